@@ -42,7 +42,7 @@ OWN: Final[Mapping[str, str]] = {
     "gateway": "Run store-and-forward routes between brokers from one file, and look after them.",
     "info": "Show the features and the state of an instance connected to URL; without a URL, the installation.",
     "context": "Save brokers under names: @NAME then stands for the broker's URL and settings in every command.",
-    "journal": "Show, read, verify, export and trim a journal of messages on disk.",
+    "journal": "Show, read, verify, repair, export, trim and purge a journal of messages on disk.",
     "monitor": "Serve a live page of the processes that publish their snapshots at a broker, until interrupted.",
     "outbox": "Relay a transactional outbox: publish the messages that committed transactions left in a database.",
     "bench": "Measure a broker: rates and latencies of publishing, receiving, both at once, or requests.",
