@@ -45,6 +45,7 @@ from messaging.instance import (
     PROTOCOL_PROPERTY,
     PROVIDER_PROPERTY,
     Messaging,
+    find_adapter,
 )
 from messaging.instance.services import _names
 from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS
@@ -260,6 +261,8 @@ def test_a_listener_that_hangs_does_not_hang_closing(
 def test_every_announced_name_is_known_to_features() -> None:
     """Scenario 97 [I], as far as this process can tell: nothing is announced that has no name here."""
     known = {value for name, value in vars(Features).items() if name.isupper()} | {GENERATE_REPLY_CHANNEL_ALIAS}
+    adapter = find_adapter("memory")
+    known |= {*adapter.publish_extensions, *adapter.subscribe_extensions}
     with messaging.connect("memory://x", services=ServiceRegistry()) as m:
         assert m.features <= known
         assert m.features == {*m.runtime.get_runtime_dto().features}

@@ -121,7 +121,7 @@ def test_an_iterator_leaves_its_unsettled_messages_to_the_next_consumer_of_the_s
     raised = {"exception": pytest.raises(ValueError, match="enough"), "invalid": pytest.raises(DecodeError)}
     with (
         raised.get(how, contextlib.nullcontext()),
-        m.subscribe("a", model=int if how == "invalid" else None, qos=1) as stream,
+        m.subscribe("a", model=int if how == "invalid" else None, on_invalid="raise", qos=1) as stream,
     ):
         publish(other, "a", [b"1", second, b"3"], qos=1)
         stream.receive(PATIENCE)

@@ -83,12 +83,12 @@ def by_block(m: Messaging, seen: list[int | None], **context: Any) -> None:
 
 
 def by_model(m: Messaging, seen: list[int | None], **context: Any) -> None:
-    observe_to_its_end(m.subscribe("a", int, queue="q", **context))
+    observe_to_its_end(m.subscribe("a", int, on_invalid="raise", queue="q", **context))
     seen.append(len(seen) + 1)
 
 
 def by_model_of_an_iterator(m: Messaging, seen: list[int | None], **context: Any) -> None:
-    with contextlib.suppress(DecodeError), m.subscribe("a", int, queue="q", **context) as stream:
+    with contextlib.suppress(DecodeError), m.subscribe("a", int, on_invalid="raise", queue="q", **context) as stream:
         stream.receive(PATIENCE)
     seen.append(len(seen) + 1)
 
@@ -103,9 +103,11 @@ def test_a_refusal_that_ends_its_stream_counts_as_one_delivery_and_its_dead_lett
     seen: list[int | None] = []
     with m.subscribe("dead") as dead:
         m.publish("a", b"poison", content_type="application/json").result(PATIENCE)
-        for _ in range(limit.get("max_deliveries", 1)):
+        # what cannot be read is not delivered again
+        deliveries = 1 if way in (by_model, by_model_of_an_iterator) else limit.get("max_deliveries", 1)
+        for _ in range(deliveries):
             way(m, seen, dead_letter_channel="dead", **limit)
-        assert seen == [*range(1, limit.get("max_deliveries", 1) + 1)]
+        assert seen == [*range(1, deliveries + 1)]
         letter = dead.receive(PATIENCE)
         assert letter.payload == b"poison"
         assert letter.context.extensions["headers"]["x-dead-letter-deliveries"] == str(len(seen))

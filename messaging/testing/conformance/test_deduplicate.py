@@ -129,14 +129,21 @@ def settle_unacknowledged(m: Messaging, backend: Backend, publisher: Messaging, 
 
 def settle_dead_lettered(m: Messaging, backend: Backend, publisher: Messaging, channel: str, **model: Any) -> None:
     dead = f"{channel}/dead"
-    with m.on(channel, rejecting, **model, **deduplicated(backend, dead_letter_channel=dead)) as handler:
+    with (
+        publisher.subscribe(dead, **backend.reliable),
+        m.on(channel, rejecting, **model, **deduplicated(backend, dead_letter_channel=dead)) as handler,
+    ):
         publish_as(publisher, backend, channel, "a")
         eventually(lambda: handler.counters.dead_lettered == 1, "the dead letter")
 
 
 def settle_by_close(m: Messaging, backend: Backend, publisher: Messaging, channel: str) -> None:
-    options = deduplicated(backend, dead_letter_channel=f"{channel}/dead")
-    with m.subscribe(channel, acknowledge="manual", **options) as stream:
+    dead = f"{channel}/dead"
+    options = deduplicated(backend, dead_letter_channel=dead)
+    with (
+        publisher.subscribe(dead, **backend.reliable),
+        m.subscribe(channel, acknowledge="manual", **options) as stream,
+    ):
         publish_as(publisher, backend, channel, "a")
         assert receive(stream, 1) == [b"a"]
     assert stream.counters.dead_lettered == 1
