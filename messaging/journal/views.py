@@ -124,7 +124,6 @@ class JournalView:
         Raises:
             JournalError: a file cannot be read.
         """
-        self._refuse_closed()
         segments = self._log.segments
         low, high = 0, len(segments)  # the segments before `low` begin before the place, those from `high` on do not
         while low < high:

@@ -575,10 +575,10 @@ def test_a_process_that_leaves_the_group_of_a_command_does_not_hold_up_its_deadl
 def is_gone(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text()
+    except (ProcessLookupError, FileNotFoundError):
         return True
-    state = Path(f"/proc/{pid}/stat")
-    return state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z"  # nobody waits for an orphan
+    return state.rpartition(")")[2].split()[0] == "Z"  # nobody waits for an orphan
 
 
 def test_a_command_does_not_see_the_terminal_nor_its_interrupts(tmp_path: Path) -> None:

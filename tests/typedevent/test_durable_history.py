@@ -525,7 +525,7 @@ def test_a_disk_that_fails_is_logged_and_counted_and_the_bus_goes_on(
     eventually(lambda: state(bus).stored == 2)
     assert handler.of("n") == [1, 2, 3, 4]
     assert bus.logged("cannot store events", "Input/output error", level=logging.ERROR)
-    assert bus.logged("events are stored again; 2 are lost so far")
+    eventually(lambda: bus.logged("events are stored again; 2 are lost so far"), "the end of the failure")
     assert numbers(replayed(bus)) == [1, 4]
 
 
