@@ -362,6 +362,7 @@ def test_acknowledgements_out_of_order_survive(tmp_path: Path, acknowledged: Seq
             cursor.acknowledge(offset)
         if how == "killed":  # what the disk has, once all is stored
             eventually(lambda: journal._cursors.is_saved, "the acknowledgements to be stored")
+            journal._cursors.save()  # returns when the thread that is storing them has done so
             shutil.copytree(folder, tmp_path / "image")
             folder = tmp_path / "image"
     rest = sorted(set(range(1000)) - set(acknowledged))
