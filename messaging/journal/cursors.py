@@ -50,19 +50,18 @@ class Cursors:
         self._storing = threading.Lock()
         #: guards everything below
         self._lock = threading.Lock()
-        stored = {name: _Ranges.parse(data) for name, data in state.passed().items()}
+        stored, positions = state.passed(), state.cursors()
         #: offsets beyond the positions that are acknowledged, or whose records are lost
-        self._passed = {name: stored.get(name, _Ranges()) for name in state.cursors()}
+        self._passed = {name: _Ranges.parse(stored.get(name, b"")) for name in positions}
         #: what earlier runs have acknowledged, which readers skip
-        self._earlier = {name: _Ranges.parse(data) for name, data in state.passed().items() if data}
+        self._earlier = {name: _Ranges.parse(data) for name, data in stored.items() if data}
         self._positions = {
-            name: self._passed[name].leave(max(log.begin, position)) for name, position in state.cursors().items()
+            name: self._passed[name].leave(max(log.begin, position)) for name, position in positions.items()
         }
         self._unsaved: set[str] = set()
         self._unsaved_drops = 0
-        #: cursors whose positions are the same, and that have acknowledged more beyond them; and since when, monotonic
-        self._unsaved_ranges: set[str] = set()
-        self.ranges_since: float | None = None
+        #: cursors whose positions are the same, and that have acknowledged more beyond them: since when, monotonic
+        self._unsaved_ranges: dict[str, float] = {}
         #: records that were dropped before their slowest cursor acknowledged them, since the journal was created
         self.dropped = state.counters().get(_DROPPED, 0)
 
@@ -101,7 +100,7 @@ class Cursors:
         del self._positions[name], self._passed[name]
         self._earlier.pop(name, None)
         self._unsaved.discard(name)
-        self._unsaved_ranges.discard(name)
+        self._unsaved_ranges.pop(name, None)
 
     def refuse_closed(self) -> None:
         """Raise :class:`ClosedError` if the journal is closed, or belongs to the parent of a forked process."""
@@ -163,10 +162,10 @@ class Cursors:
             if position > before:
                 self._move(name, position)
             else:
-                self._unsaved_ranges.add(name)
-                if self.ranges_since is not None:
+                is_first = not self._unsaved_ranges
+                self._unsaved_ranges.setdefault(name, clock.monotonic())
+                if not is_first:
                     return
-                self.ranges_since = clock.monotonic()
         self._changed()
 
     def without_earlier(self, name: str, records: list[Record]) -> list[Record]:
@@ -195,6 +194,12 @@ class Cursors:
         return not self._unsaved_ranges and self.are_positions_saved
 
     @property
+    def ranges_since(self) -> float | None:
+        """Since when there is something beyond the positions to store, monotonic; ``None`` if there is nothing."""
+        with self._lock:
+            return next(iter(self._unsaved_ranges.values()), None)
+
+    @property
     def are_positions_saved(self) -> bool:
         """Return whether every position is stored, whatever was acknowledged beyond them."""
         return not self._unsaved and not self._unsaved_drops and not self._state.is_alone
@@ -221,13 +226,12 @@ class Cursors:
 
     def _save(self, patience: float | None = None) -> None:
         with self._lock:
-            names = [*(self._unsaved | self._unsaved_ranges)]
+            names = [*(self._unsaved | self._unsaved_ranges.keys())]
             positions = {name: self._positions[name] for name in names}
             passed = {name: self._passed[name].dump(self._positions[name]) for name in names}
             drops, self._unsaved_drops = self._unsaved_drops, 0
             self._unsaved.clear()
             self._unsaved_ranges.clear()
-            self.ranges_since = None
         try:
             counted = {_DROPPED: drops} if drops else {}
             self._state.save_cursors(positions, passed=passed, drops=counted, patience=patience)
