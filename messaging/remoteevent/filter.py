@@ -16,7 +16,7 @@ from messaging.execution import Promise, workers
 from messaging.functions import plain_function
 from messaging.remoteevent.event import RemoteEvent
 from messaging.remoteevent.failures import as_failure
-from messaging.remoteevent.listener import BatchListener, WantedEvents, outcomes_of, wanted_test
+from messaging.remoteevent.listener import BatchListener, WantedEvents, WithdrawnError, outcomes_of, wanted_test
 from messaging.remoteevent.targets import Batch, as_target, settled
 from messaging.remoteevent.time_limits import TIME_LIMIT, LimitedCall, TimeLimits
 from messaging.text import SafeLog
@@ -85,7 +85,7 @@ class NotificationFilter(BatchListener):
         if batch.is_settled:
             return
         if not is_wanted and failure is None:
-            batch.settle()
+            batch.fail(WithdrawnError("the events are no longer wanted"))
             return
         if not wanted:
             self._settle(batch, is_wanted, [], failure)

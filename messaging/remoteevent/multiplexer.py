@@ -178,6 +178,9 @@ class NotificationMultiplexer(BatchListener):
         for (_index, event), outcome in zip(parts, outcomes, strict=False):
             found = None if outcome is None else disposition(outcome)
             if found is Disposition.RETRY:
+                if isinstance(outcome, WithdrawnError) and branch.lease.is_ended:
+                    seen += [None] * (len(parts) - len(seen))  # as of a listener that is gone
+                    break
                 if isinstance(outcome, WithdrawnError) or not self._is_given_up(branch):
                     seen.append(outcome)
                     break

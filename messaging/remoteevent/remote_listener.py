@@ -39,7 +39,6 @@ from messaging.remoteevent.listener import (
     EventTarget,
     Outcome,
     WantedEvents,
-    WithdrawnError,
     outcomes_of,
 )
 from messaging.remoteevent.targets import as_target, settled
@@ -257,7 +256,7 @@ class NotifyOperation:
             if not answer.done():
                 answer.listen(lambda: self._settle_later(notification, refused, answer))
                 return False
-            promise.resolve([*refused, *notification.described(answer)])
+            promise.resolve([*refused, *map(_described, outcomes_of(answer))])
         except MessagingError as error:
             promise.reject(error)
         except Exception as error:  # noqa: BLE001  # a target of the application
@@ -273,7 +272,7 @@ class NotifyOperation:
 
     def _settle_later(self, notification: _Notification, refused: list[Any], answer: Promise[list[Outcome]]) -> None:
         """Answer the request, and go on with the next one. On the thread that resolved the outcomes."""
-        notification.promise.resolve([*refused, *notification.described(answer)])
+        notification.promise.resolve([*refused, *map(_described, outcomes_of(answer))])
         following = self._next(notification.name)
         if following is not None:
             workers().submit(lambda: self._work(following))
@@ -291,12 +290,6 @@ class _Notification:
         self.deadline = deadline
         self.promise: Promise[Any] = Promise("notify a listener")
         self.promise.looked_at = True
-
-    def described(self, answer: Promise[list[Outcome]]) -> list[list[str] | None]:
-        """Return the outcomes as they travel."""
-        return [
-            _described(_gone(self.name) if isinstance(each, WithdrawnError) else each) for each in outcomes_of(answer)
-        ]
 
 
 def _decoded(body: bytes) -> tuple[list[RemoteEvent], list[Any]]:

@@ -22,7 +22,7 @@ from messaging.execution import (
     running_loop,
     workers,
 )
-from messaging.functions import is_coroutine
+from messaging.functions import check_result, is_coroutine
 from messaging.remoteevent.failures import Disposition, as_failure, disposition
 from messaging.remoteevent.listener import WithdrawnError, wanted_test
 from messaging.remoteevent.time_limits import TIME_LIMIT, LimitedCall, TimeLimits
@@ -79,7 +79,7 @@ class LocalTarget:
                 outcome = batch.refusal(event)
                 if outcome is None:
                     try:
-                        self._notify(event)
+                        check_result(self._notify(event), "a listener")
                     except Exception as error:  # noqa: BLE001  # of the listener
                         outcome = as_failure(error)
                 if not batch.note(outcome):
@@ -133,6 +133,8 @@ class Batch:
             if count and (count >= _MOST or clock.monotonic() >= until):
                 return
             if not is_wanted():
+                if not count:
+                    self.note(WithdrawnError("the events are no longer wanted"))
                 return
             yield event
 
@@ -157,7 +159,7 @@ class Batch:
 
     def settle(self) -> None:
         """Resolve the promise with the outcomes so far; idempotent."""
-        self.settle_with(self._outcomes or [WithdrawnError("the notification was cancelled")])
+        self.settle_with(self._outcomes or [DeadlineError("the notification was cancelled")])
 
     def settle_with(self, outcomes: list[Outcome]) -> None:
         """Resolve the promise with these outcomes, unless it has some."""

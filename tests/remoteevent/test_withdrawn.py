@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from messaging import Messaging
+from messaging.errors import DeadlineError
 from messaging.execution import Promise
 from messaging.leases import Landlord
 from messaging.remoteevent import (
@@ -214,3 +216,13 @@ def test_a_stub_sends_as_many_events_as_the_listener_takes_at_once(m: Messaging,
         for _ in range(5):
             stub.deliver(events(1, 256)).result(PATIENCE)
     assert sent == [32, 64, 40, 41, 40]
+
+
+def test_a_call_that_is_cancelled_counts_as_failed_rather_than_withdrawn() -> None:
+    """Otherwise its sender would try again at once, for ever, or would end its registration."""
+
+    def listen(_event: RemoteEvent) -> None:
+        raise asyncio.CancelledError
+
+    outcomes = LocalTarget(listen).deliver(events(1, 2)).result(PATIENCE)
+    assert [type(each) for each in outcomes] == [DeadlineError]

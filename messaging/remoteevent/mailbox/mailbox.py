@@ -345,7 +345,7 @@ class EventMailbox:
         check_instance("registration", registration, MailboxRegistration)
         check_instance("lease", lease, Lease)
         registration.refuse_ended()
-        if isinstance(lease, Lease) and lease.id in self._kept and self._is_own(lease):
+        if lease.id in self._kept and self._is_own(lease):
             raise ArgumentError(f"mailbox '{self.name}': the lease {lease.id} is of a registration of this mailbox")
         refuse_in_loop("the disk of a mailbox", "`await asyncio.to_thread(mailbox.renew_lease, ...)`")
         self._renewals.keep(registration.id, lease, duration)
