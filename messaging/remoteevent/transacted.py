@@ -15,6 +15,7 @@ manager calls it on worker threads. The lock guards the scopes; no code of the a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import threading
@@ -171,18 +172,22 @@ class TransactedEvents:
 
     def _look(self, now: float) -> float | None:
         """Look at the leases; return the seconds until the next look. On the loop of the engine."""
+        over: list[Transaction] = []
         with self._lock:
             watched = [each for each in self._scopes.values() if not each.is_ended and each.due < math.inf]
             for each in watched:
                 if each.due <= now and each.transaction is not None:
                     left = each.transaction.remaining
-                    each.due = now + min(left, _LONGEST) if left > 0 else math.inf
+                    each.due = now + min(left or _AGAIN, _LONGEST)
                     if not left:
-                        workers().submit(partial(self._ask, each, each.transaction))
+                        over.append(each.transaction)
+        for transaction in over:
+            with contextlib.suppress(RuntimeError):  # no thread can be started: it is asked again
+                workers().submit(partial(self._ask, transaction))
         left = min((each.due for each in watched), default=math.inf) - now
         return None if left == math.inf else left
 
-    def _ask(self, scope: _Scope, transaction: Transaction) -> None:
+    def _ask(self, transaction: Transaction) -> None:
         """Ask the manager whether a transaction whose lease is over goes on."""
         try:
             answer = transaction.ask_state()
@@ -194,24 +199,14 @@ class TransactedEvents:
             error = answer.exception(0)
             state = None if error is not None else answer.result(0)
             if state is not None and state not in (TransactionState.COMMITTED, TransactionState.ABORTED):
-                self._watch(scope, _AGAIN)
                 return
             logger.info(
                 "generator '%s': the lease of transaction %s has ended: %s; its registrations end",
                 self._publisher.source, transaction.id, error or f"it is {state.name.lower() if state else 'unknown'}",
             )  # fmt: skip
-            workers().submit(lambda: self._abandon(transaction.id))
+            workers().submit(partial(self._end, transaction.id, unless_prepared=True))
 
         answer.listen(answered)
-
-    def _abandon(self, transaction_id: str) -> None:
-        """Drop a transaction that is not prepared."""
-        with self._lock:
-            scope = self._scopes.get(transaction_id)
-            if scope is None or scope.is_ended:
-                return
-            scope.is_ended = True
-        self._end(transaction_id)
 
     # --- registering and generating
 
@@ -348,19 +343,17 @@ class TransactedEvents:
         self._prepared.keep_transaction(transaction_id, None)
         self._end(transaction_id)
 
-    def _end(self, transaction_id: str) -> None:
+    def _end(self, transaction_id: str, *, unless_prepared: bool = False) -> None:
         """End the registrations of a transaction (EV.2.4)."""
         with self._lock:
             scope = self._scopes.get(transaction_id)
-            if scope is None:
+            if scope is None or (unless_prepared and scope.is_ended):
                 return
             scope.is_ended = True
+            del self._scopes[transaction_id]  # a later `prepare` finds no transaction
             interests = [each for kind in scope.kinds.values() for each in kind.interests]
         for each in interests:
             release(each.lease)
-        with self._lock:
-            if self._scopes.get(transaction_id) is scope:
-                del self._scopes[transaction_id]
 
     def close(self) -> None:
         """Stop all deliveries."""
