@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ArgumentError, DecodeError, LeaseMapError, MessagingError, check_mapping
 from messaging.execution import Promise, workers
-from messaging.leases.lease import ANY, Lease, check_duration
+from messaging.leases.lease import ANY, Lease, check_duration, check_leases, check_requests
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -76,20 +76,14 @@ def renew_all(leases: Mapping[Lease, float] | Iterable[Lease]) -> Promise[None]:
         ArgumentError: a lease or a duration is not as described.
     """
     pairs = [*leases.items()] if isinstance(leases, Mapping) else [(each, ANY) for each in leases]
-    asked = [(_checked(lease), check_duration(duration)) for lease, duration in pairs]
+    asked = check_requests(pairs)
     return _all(asked, lambda grantor, part: grantor.renew_all(part), "renewed")
 
 
 def cancel_all(leases: Iterable[Lease]) -> Promise[None]:
     """Cancel leases, also of several grantors; otherwise as :func:`renew_all`."""
-    asked = [(_checked(lease), ANY) for lease in leases]
+    asked = [(lease, ANY) for lease in check_leases(leases)]
     return _all(asked, lambda grantor, part: grantor.cancel_all([lease for lease, _ in part]), "cancelled")
-
-
-def _checked(lease: Any) -> Lease:
-    if not isinstance(lease, Lease):
-        raise ArgumentError(f"a lease is needed, not {type(lease).__name__}")
-    return lease
 
 
 def ask_each(ask: Callable[[], Any], count: int, note: Callable[[list[Any], bool], object]) -> None:
@@ -153,6 +147,9 @@ def _all(asked: list[tuple[Lease, float]], ask: Any, done: str) -> Promise[None]
         if len(groups) == 1:
             asking()
         else:  # one that blocks delays no other one
-            workers().submit(asking)
+            try:
+                workers().submit(asking)
+            except RuntimeError:  # no thread can be started
+                asking()
     note([], [])
     return promise
