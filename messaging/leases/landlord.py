@@ -33,7 +33,7 @@ from messaging.errors import (
 )
 from messaging.execution import Promise, Serial, clock, engine, seconds
 from messaging.forking import LiveObjects
-from messaging.functions import check_procedure
+from messaging.functions import check_procedure, check_result
 from messaging.leases.clock import Clock, lease_time
 from messaging.leases.granted import GrantedLease, LeaseEnd, LeaseInfo
 from messaging.leases.lease import ANY, Lease, brief, check_duration, check_leases, check_requests
@@ -382,7 +382,7 @@ class Landlord:
 
     def _contained(self, callback: Callable[[Any], object], argument: Any) -> None:
         try:
-            callback(argument)
+            check_result(callback(argument), "a callback of a lease")
         except Exception:
             logger.exception("landlord '%s': a callback failed", self.name)
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from messaging.errors import ArgumentError
 from messaging.execution import Promise, clock, engine, workers
+from messaging.functions import check_procedure
 
 #: part of the time that is left for closing that is waited for replies: the rest is for sending them
 _PART: Final = 0.5
@@ -43,8 +44,8 @@ class DeferredReply:
     def __init__(self, promise: Promise[Any], read: Callable[[Promise[Any]], Any] | None = None) -> None:
         if not isinstance(promise, Promise):
             raise ArgumentError(f"a promise of the reply is needed, not {type(promise).__name__}")
-        if read is not None and not callable(read):
-            raise ArgumentError(f"what reads the promise must be callable, not {type(read).__name__}")
+        if read is not None:
+            check_procedure(read, "what reads the promise")
         self.promise = promise
         self._read = read
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.execution import Promise, clock, workers
+from messaging.functions import check_result
 from messaging.remoteevent.failures import as_failure
 from messaging.remoteevent.transactions.participant import TransactionState, Vote
 
@@ -103,7 +104,7 @@ def ask(participant: Any, operation: str, transaction_id: str) -> Promise[Any]:
 
     def run() -> None:
         try:
-            found = getattr(participant, operation)(transaction_id)
+            found = check_result(getattr(participant, operation)(transaction_id), f"{operation} of a participant")
         except Exception as error:  # noqa: BLE001  # of the participant
             promise.reject(as_failure(error))
             return
