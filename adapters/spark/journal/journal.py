@@ -264,9 +264,15 @@ class Journal(Generic[L]):
 
     def close(self) -> None:
         """Note the ends of the partitions, close the logs and release the lock. Idempotent."""
-        ends = {str(log.partition): log.end for log in self.logs if isinstance(log, LogWriter)}
+        noted = self.meta.ends  # a journal that lost rows is refused, and must be the next time, too
+        ends = {
+            key: max(log.end, noted.get(key, 0))
+            for log in self.logs
+            if isinstance(log, LogWriter)
+            for key in [str(log.partition)]
+        }
         with self._lock:
-            if self._is_open and ends != self.meta.ends:
+            if self._is_open and ends and ends != noted:
                 with contextlib.suppress(JournalError):  # a lower end is as right, and detects less
                     self._change(ends=ends)
             self._is_open = False
