@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 
 from adapters.spark.columns import JOURNAL
-from adapters.spark.errors import OPTION, DataLossError, JournalCorruptError, JournalUnreadableError
+from adapters.spark.errors import OPTION, DataLossError, JournalCorruptError, JournalError, JournalUnreadableError
 from messaging.journal import log
 from messaging.journal.folders import journal_errors
 from messaging.journal.frames import scan
@@ -185,8 +185,11 @@ class LogWriter(log.LogWriter, Log):
             JournalError: the write failed. Nothing was added.
         """
         if batch.num_rows:
-            self._needs_room = True
-            self.append_frame(batch.num_rows, [batch.serialize()])
+            try:
+                self.append_frame(batch.num_rows, [batch.serialize()])
+            except JournalError:
+                self._needs_room = True
+                raise
             self._needs_room = False
 
     def skip_to(self, offset: int) -> None:

@@ -35,7 +35,7 @@ from adapters.spark.journal.log import Log, Span, read
 from adapters.spark.option_values import EARLIEST, LATEST
 from adapters.spark.read.group import check_sessions, join_group
 from adapters.spark.read.group_lock import lock_group
-from adapters.spark.read.receiver import BATCH_BYTES, Receiver, segment_share
+from adapters.spark.read.receiver import Receiver, segment_share, write_bytes
 from adapters.spark.read.receiver_settings import broker_sessions
 from adapters.spark.read.rows import Columns, TaskReader
 from messaging.errors import MessagingError
@@ -203,7 +203,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
         opened = Journal.open(
             options.required_journal, source, adopt=options.adopt_journal,
             check=lambda meta: check_sessions(options, options.required_journal, meta),
-            segment_bytes=segment_share(options) - min(BATCH_BYTES, segment_share(options) // 2),
+            segment_bytes=segment_share(options) - write_bytes(options),
         )  # fmt: skip
         try:
             # Refusals come before the first receiver connects, so that they have no effect at the broker, and before a

@@ -37,6 +37,8 @@ from messaging.errors import ClosedError, SubscriptionRefusedError, TakenOverErr
 from messaging.execution import Flag, Waiters, start_thread
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from adapters.spark.journal.log import LogWriter
     from adapters.spark.options import ReadOptions
     from messaging.connection import ConnectionState
@@ -66,6 +68,11 @@ def segment_share(options: ReadOptions) -> int:
     return max(1, min(SEGMENT_BYTES, options.journal_bytes // options.receivers // 4))
 
 
+def write_bytes(options: ReadOptions) -> int:
+    """Return the bytes of one write of a partition; a single message may be larger."""
+    return min(BATCH_BYTES, segment_share(options) // 2)
+
+
 class Receiver:
     """Receives messages and stores them, see the module. Call :meth:`start` and :meth:`stop` once, from one thread.
 
@@ -86,7 +93,9 @@ class Receiver:
         #: bytes that may wait in the journal
         self._journal_bytes = options.journal_bytes // options.receivers
         #: bytes of one write; a single message may be larger
-        self._write_bytes = min(BATCH_BYTES, segment_share(options) // 2)
+        self._write_bytes = write_bytes(options)
+        #: payloads of one write: the rest of a row seldom has more bytes
+        self._gathered_bytes = max(1, self._write_bytes // 2)
         #: whether the next message waits for room within these bytes
         self._needs_room = False
         #: how long the first message waits for others, in seconds
@@ -291,11 +300,11 @@ class Receiver:
         if self._stopping:
             return None
         if self._linger:
-            self._changed.wait_for(lambda: self._stopping or self.pending_bytes >= BATCH_BYTES, self._linger)
+            self._changed.wait_for(lambda: self._stopping or self.pending_bytes >= self._gathered_bytes, self._linger)
         with self._lock:
             batch: list[Message] = []
             size = 0
-            while self._pending and len(batch) < BATCH_ROWS and size < self._write_bytes:
+            while self._pending and len(batch) < BATCH_ROWS and size < self._gathered_bytes:
                 message = self._pending.popleft()
                 batch.append(message)
                 size += len(message.payload)
@@ -315,15 +324,17 @@ class Receiver:
         """Append ``batch`` in as few writes as the bounds and the disk have room for, and acknowledge each of them."""
         fresh = self.redeliveries.without_stored(batch) if self._options.deduplicate else batch
         missing = {id(message) for message in fresh}
-        done, count = 0, len(batch)
+        # this thread alone appends: the offsets stay right, however often a part is tried
+        rows = batch_of(fresh, self.partition, self._log.end, time.time_ns() // 1000)
+        done, stored, count = 0, 0, len(batch)
         pause = _RETRY_FIRST
         while done < len(batch):
             part = batch[done : done + count]
-            stored = self._append([message for message in part if id(message) in missing])
-            if stored:
+            new = sum(id(message) in missing for message in part)
+            if self._append(rows.slice(stored, new)):
                 for message in part:
                     message.acknowledge()
-                done, count, pause = done + len(part), 2 * count, _RETRY_FIRST
+                done, stored, count, pause = done + len(part), stored + new, 2 * count, _RETRY_FIRST
             elif len(part) > 1:
                 count = len(part) // 2  # there may be room for fewer
             else:
@@ -336,22 +347,21 @@ class Receiver:
         """Return whether a commit has made room for a message that waits for it."""
         return self._blocked is None and not self.is_full
 
-    def _append(self, messages: list[Message]) -> bool:
-        """Append messages in one write; return ``False`` if it has too many bytes, or there is no room for it now."""
-        if not messages:
+    def _append(self, rows: pa.RecordBatch) -> bool:
+        """Append rows in one write; return ``False`` if it has too many bytes, or there is no room for it now."""
+        if not rows.num_rows:
             return True
-        rows = batch_of(messages, self.partition, self._log.end, time.time_ns() // 1000)
         size, backlog = rows.nbytes, self._log.backlog
-        if len(messages) > 1 and size > self._write_bytes:
+        if rows.num_rows > 1 and size > self._write_bytes:
             return False
         if backlog and backlog + size > self._journal_bytes:
-            self._needs_room = len(messages) == 1
+            self._needs_room = rows.num_rows == 1
             self._changed.wake()
             return False
         try:
             self._log.append(rows)
         except JournalFullError as error:
-            if len(messages) == 1:
+            if rows.num_rows == 1:
                 with self._lock:
                     if self._blocked is None:
                         logger.warning("receiver of partition %d: waits for room: %s", self.partition, error)
