@@ -46,7 +46,7 @@ class Wanted:
 
     def of(self, data: Callable[[], Any]) -> frozenset[str]:
         """Return the members that want one event; ``data`` returns its data, if there are filters."""
-        values = data()
+        values = data() if self.filtered else None
         if not isinstance(values, dict):
             return self.members
         return self.members | {

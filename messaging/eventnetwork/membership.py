@@ -370,7 +370,9 @@ class Membership:
                 self._pong(announcement)
                 return
         member.heard = now
-        member.answers |= announcement.answers or announcement.kind in ("ping", "pong")
+        if not member.answers and (announcement.answers or announcement.kind in ("ping", "pong")):
+            member.answers = True
+            self._listener.joined(member)  # again: an `announced` that is pending waits for it from now on
         self._report(member, announcement.problems)
         if announcement.inbox is not None:
             member.inbox = announcement.inbox
