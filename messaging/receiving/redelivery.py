@@ -319,12 +319,12 @@ class Redelivery:
 
     def _hand_back(self, incoming: Incoming, deliveries: int) -> None:
         """Redeliver a message whose dead letter has no route, after a delay that grows with its deliveries."""
+        self._handed_back(incoming)
         if self._adapter.is_stale(incoming.token):
             return  # the broker redelivers it by itself, or it is gone
         if self._adapter.capabilities.can_reject and incoming.delivery_count is None:
             self.rejections[_key(incoming)] = deliveries
         beyond = max(0, deliveries - (self._options.max_deliveries or 1))
-        self._handed_back(incoming)
         delay = min(_FIRST_RETRY * 2.0 ** min(beyond, 16), _LONGEST_RETRY)
         self._delay(delay, incoming, deliveries, self._owner.proceed)
 
