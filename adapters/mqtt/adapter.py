@@ -171,6 +171,8 @@ class MqttAdapter(Adapter):
             await link.close(self._login.end())
             self.lost(link, ConnectionLostError(str(denied)))
             raise denied
+        asks_session = settings.persistent and self._opened_before
+        self.grants.resumed(self._target, asked=asks_session, granted=connack.session_present)
         self._lost = events.lost
         self._opened_before = True
         resumed = not self._unsubscribed
@@ -191,8 +193,6 @@ class MqttAdapter(Adapter):
         await_claims = connack.session_present and (is_old or not self._opened_before)
         if is_old:
             connack = dataclasses.replace(connack, session_present=False)
-        asks_session = self.settings.persistent and self._opened_before
-        self.grants.resumed(self._target, asked=asks_session, granted=connack.session_present)
         self._router.connected(is_resumed=connack.session_present)
         if not connack.session_present or self._unsubscribed:
             self._router.reset()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import threading
 from typing import TYPE_CHECKING
 
@@ -41,20 +40,20 @@ class Dialer:
         """
         target = self._target
         try:
-            context = target.tls.context() if target.tls is not None else None
+            tls = target.tls
+            context = None if tls is None else tls.context()
             web = target.web(target.host, target.port) if target.web is not None else None
             sock = self._reached()
             # without it, a small packet waits up to 40 ms for the acknowledgement of the one before
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if context is not None and target.tls is not None:
+            if tls is not None and context is not None:
                 # takes over the descriptor of the plain socket
-                name = target.tls.name_of(target.host)
-                sock = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+                name = tls.name_of(target.host)
+                secured = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+                sock = secured
                 self._own(sock)
-            if isinstance(sock, ssl.SSLSocket):
-                sock.do_handshake()
-                if target.tls is not None:
-                    target.tls.made(sock)
+                secured.do_handshake()
+                tls.made(secured)
             if web is not None:
                 web.handshake(sock)
             sock.setblocking(False)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from messaging.adapter import TakesLastWill
-from messaging.errors import ConnectionLostError, MessagingError
-from messaging.execution import of_library
+from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
+from messaging.execution import clock, of_library
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -89,7 +89,14 @@ class Presence:
         except MessagingError as error:  # the broker lacks a feature that its protocol has
             logger.warning("%s is not published: %s", title, error)
         else:
-            await of_library(self._adapter.publish([message]))
+            seconds = self._adapter.settings.connect_timeout
+            try:
+                async with clock.timeout(seconds):
+                    await of_library(self._adapter.publish([message]))
+            except TimeoutError:
+                message.fail(DeadlineError(f"{title} was not taken within {seconds:g} s"))
+            except MessagingError as error:
+                message.fail(error)
 
     def _title(self, what: str) -> str:
         return f"{self._adapter.url.scheme} '{self._adapter.name}': {what}"

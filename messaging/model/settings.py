@@ -82,12 +82,12 @@ LocalPath = Annotated[Path, BeforeValidator(_path)]
 
 #: settings that say where passwords come from, by precedence among environment variables; at most one may be given
 PASSWORD_SOURCES: Final = ("credentials", "password", "password_command", "password_file")
-#: settings that run code, or are objects
-_NOT_IN_URLS: Final = ("credentials", "password_command", "ssl_context", "ws_headers")
 
 
 class Settings(BaseSettings):
     """Settings common to all adapters. Immutable.
+
+    Settings with ``exclude`` run code or are objects: they are keywords, and refused in a URL.
 
     Raises:
         InvalidOptionError: a value is not accepted; the text omits it, because any value may be a secret.
@@ -313,8 +313,8 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
             given[option] = given[
                 option
             ].get_secret_value()  # concealed because of its name, but text in its adapter's settings
-    for option in _NOT_IN_URLS:
-        if option in url.options:
+    for option in url.options:
+        if kind.model_fields[option].exclude:
             raise InvalidOptionError(
                 option, f"option {option!r}: not in a URL, which may come from elsewhere; it is a keyword of connect()"
             )
