@@ -26,7 +26,7 @@ from messaging.errors import ConfigurationError, MissingExtraError, check_path
 from messaging.gateway.checks import check_into
 from messaging.gateway.positions import toml_positions
 from messaging.gateway.problems import KeyPath, Position, Positions, Problem, Problems
-from messaging.gateway.settings import FILE_OPTIONS, FOLDER_OPTIONS, GatewaySettings
+from messaging.gateway.settings import PATH_OPTIONS, GatewaySettings
 from messaging.text import did_you_mean
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ _TOML_PLACE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of docum
 _VARIABLE: Final = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}|(\$\{[^}]*\}?)")
 _WHOLE_VARIABLE: Final = re.compile(r"\$\{[^{}]*\}")
 #: settings with a path that is relative to the file
-_PATHS: Final = (("data",), *(("instances", None, each) for each in (*FILE_OPTIONS, *FOLDER_OPTIONS)))
+_PATHS: Final = (("data",), *(("instances", None, each) for each in PATH_OPTIONS))
 #: the same in the query of a URL
-_URL_PATH: Final = re.compile(rf"(?<=[?&])({'|'.join((*FILE_OPTIONS, *FOLDER_OPTIONS))})=([^&#]+)")
+_URL_PATH: Final = re.compile(rf"(?<=[?&])({'|'.join(PATH_OPTIONS)})=([^&#]+)")
 _KINDS: Final[Mapping[str, str]] = {
     "bool_type": "true or false", "int_type": "a whole number", "float_type": "a number", "string_type": "a text",
     "list_type": "an array", "dict_type": "a table", "model_type": "a table", "model_attributes_type": "a table",

@@ -29,6 +29,7 @@ from messaging.model import MAX_PREFETCH, parse_host, parse_url
 #: settings of instances that name a file, or a folder
 FILE_OPTIONS: Final = ("password_file", "cafile", "certfile", "keyfile")
 FOLDER_OPTIONS: Final = ("inbox_path", "outbox_path")
+PATH_OPTIONS: Final = (*FILE_OPTIONS, *FOLDER_OPTIONS, "capath")
 #: seconds of each unit of a duration
 _DURATIONS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 #: bytes of each unit of a size
