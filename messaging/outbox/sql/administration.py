@@ -211,7 +211,7 @@ def delete_sent_rows(connection: Connection, tables: OutboxTables, older_than: f
 
 def _check_limit(limit: object) -> None:
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= _MOST_ROWS:
-        raise ArgumentError(f"limit must be an int from 0 to {_MOST_ROWS}, not {type(limit).__name__}")
+        raise ArgumentError(f"limit must be an int from 0 to {_MOST_ROWS}, not {limit!r:.80}")
 
 
 def _among(outbox: Any, ids: Iterable[int] | None) -> tuple[Any, ...]:
