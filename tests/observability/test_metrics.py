@@ -50,7 +50,7 @@ def test_metrics_equal_the_dtos_after_many_messages(count: int) -> None:
             m.publish(f"a/{number % 7}", b"x")
         m.publish("b", b"last").result(3 * PATIENCE)
         eventually(
-            lambda: m.runtime.get_runtime_dto().subscriptions[0].counters.received == count, patience=3 * PATIENCE
+            lambda: m.runtime.get_runtime_dto().subscriptions[0].counters.acknowledged == count, patience=3 * PATIENCE
         )
         eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0)
         found, dto = samples(services), m.runtime.get_runtime_dto()
