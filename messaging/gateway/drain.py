@@ -60,6 +60,10 @@ _BURST: Final = 256
 _PERMANENT: Final = (ArgumentError, UnsupportedFeatureError, CodecError)
 
 
+#: part of a token that may be missing: a wait for less may be too short for the clock to move
+_ROUNDING: Final = 0.001
+
+
 class TokenBucket:
     """Limits a rate. For one thread.
 
@@ -84,7 +88,7 @@ class TokenBucket:
         now = clock.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
         self._at = now
-        return int(self._tokens)
+        return int(self._tokens + _ROUNDING)
 
     def take(self, count: int) -> None:
         """Remove tokens."""

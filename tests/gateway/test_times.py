@@ -7,9 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from messaging.execution import clock
 from messaging.gateway import Gateway
+from messaging.gateway.drain import TokenBucket
 from messaging.testing.clock import VirtualClock
+from messaging.testing.tables import table
 from tests.gateway.kit import Broker, route, settings, unique
 
 
@@ -53,6 +57,22 @@ def test_messages_are_published_at_the_rate_of_their_route(virtual_clock: Virtua
         virtual_clock.until(lambda: len(b.received) == 60, within=60.0)
         assert 24.0 <= clock.monotonic() - begun <= 26.0
     assert b.payloads == [b"%d" % number for number in range(60)]
+
+
+@table("rate", [0.1, 2.0, 3.0, 70.0, 1e6])
+def test_a_wait_for_a_token_is_long_enough_whatever_the_clock_shows(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait that does not move the clock would be repeated for ever."""
+    for uptime in (0.3, 12_780.123456, 16_383.7, 3e6 + 0.1):
+        now = uptime
+        monkeypatch.setattr(clock, "monotonic", lambda: now)  # noqa: B023  # called within this turn
+        bucket = TokenBucket(rate, 1.0)
+        for _ in range(1000):
+            assert bucket.available() >= 1
+            bucket.take(1)
+            now += bucket.wait()
+        assert now - uptime == pytest.approx(1000 / rate, rel=0.01)
 
 
 def test_one_message_of_a_channel_passes_in_an_interval(virtual_clock: VirtualClock, tmp_path: Path) -> None:
