@@ -2,11 +2,13 @@
 
 ``python -m tests.faults.kills --kills 300 --protocol all --seed 7`` (or ``make kills``). A publisher with a durable
 outbox and a consumer with an inbox run in processes of their own. One of them, or the broker, gets SIGKILL at a random
-time and is started again. At the end the outbox is emptied, and the ledgers are compared:
+time and is started again. A device on MQTT 3.1.1, whose messages have no ids, publishes beside them all the while. At
+the end the outbox is emptied, and the ledgers are compared:
 
-- every message whose promise ``stored`` resolved was received, in order;
+- every message whose promise ``stored`` resolved, or that the broker confirmed to the device, was received, in order;
 - a second receiver, without inbox, got no more duplicates than the windows of publisher and consumer allow;
-- the consumer handled no message twice, unless it was killed between the effect and the stored id.
+- the consumer handled each of them, and none with an id twice, unless it was killed between the effect and the stored
+  id.
 
 Ends with status 1, and says why, if that is not so.
 """
@@ -22,18 +24,21 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import messaging
 from messaging.publishing.durable import WINDOW
 from messaging.testing.brokers import Broker, Mosquitto, RabbitMQ
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.faults import command
-from tests.faults.ledger import Arrivals, PublisherLog, Stamp, Verdict, compare, decode, encode, read_log
+from tests.faults.ledger import Arrivals, History, PublisherLog, Stamp, Verdict, compare, decode, encode, read_log
 from tests.faults.scenario import QUICK, Victim
 
 RUN: Final = "kills"
 CHANNEL: Final = "kills/all"
+#: the two publishers, as they are named in payloads
+OUTBOX: Final = "outbox"
+DEVICE: Final = "device"
 _BATCH: Final = 20
 _PACE: Final = 0.01
 #: time for the outbox to be emptied, and for all messages to arrive, seconds
@@ -62,7 +67,7 @@ class Protocol:
     def broker(self) -> Broker:
         """Return a broker that keeps what it has confirmed, as far as it can."""
         if self.name == "amqp":
-            return RabbitMQ()
+            return RabbitMQ(plugins=["rabbitmq_mqtt"])
         return Mosquitto(
             ["autosave_on_changes false", "autosave_interval 1", "max_queued_messages 0"], persistence=True
         )
@@ -70,6 +75,10 @@ class Protocol:
     def subscription(self, name: str) -> dict[str, Any]:
         """Return the extensions of a subscription that outlives its consumer."""
         return {**self.subscribe, "queue": name} if self.has_queues else {**self.subscribe, "keep_subscription": True}
+
+    def device_url(self, broker: Broker) -> str:
+        """Return where the device connects."""
+        return f"{broker.mqtt_url if isinstance(broker, RabbitMQ) else broker.url}?version=3.1.1"
 
     def instance(self, name: str) -> dict[str, Any]:
         """Return the settings of a receiver."""
@@ -90,7 +99,7 @@ PROTOCOLS: Final = {
 def publisher(name: str, url: str, folder: str, log: str, first: str) -> None:
     """Publish until killed; note what is stored."""
     protocol = PROTOCOLS[name]
-    settings = {"version": "5"} if name == "mqtt" else {}
+    settings: dict[str, Any] = {"version": "5"} if name == "mqtt" else {}
     m = messaging.connect(url, outbox_path=folder, retry_connect=True, timeout=600.0, **settings, **QUICK)
     with PublisherLog(Path(log)) as ledger:
         sys.stdout.write("up\n")
@@ -99,7 +108,7 @@ def publisher(name: str, url: str, folder: str, log: str, first: str) -> None:
             sequences = range(start, start + _BATCH)
             ledger.attempt(sequences)
             promises = [
-                m.publish(CHANNEL, encode(Stamp(RUN, "p", sequence)), store_and_forward=True, **protocol.publish)
+                m.publish(CHANNEL, encode(Stamp(RUN, OUTBOX, sequence)), store_and_forward=True, **protocol.publish)
                 for sequence in sequences
             ]
             for sequence, promise in zip(sequences, promises, strict=True):
@@ -115,13 +124,51 @@ def consumer(name: str, url: str, folder: str, effects: str, incarnation: str) -
 
     def handle(payload: bytes) -> None:
         stamp, _ = decode(payload)
-        os.write(file, f"{incarnation} {stamp.sequence}\n".encode())
+        os.write(file, f"{incarnation} {stamp.publisher} {stamp.sequence}\n".encode())
 
     m = messaging.connect(url, inbox_path=folder, **protocol.instance("consumer"))
     m.on(CHANNEL, handle, model=bytes, deduplicate=True, **protocol.subscription("consumer"))
     sys.stdout.write("up\n")
     sys.stdout.flush()
     threading.Event().wait()
+
+
+# --- the device
+
+
+class Device:
+    """Publishes messages without ids until it is stopped, in a thread of its own."""
+
+    def __init__(self, protocol: Protocol, broker: Broker, log: Path) -> None:
+        self._protocol = protocol
+        self._m = messaging.connect(protocol.device_url(broker), timeout=SETTLING, keepalive=2, **QUICK)
+        self._log = PublisherLog(log)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="device")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(SETTLING)
+        self._m.close(PATIENCE)
+        self._log.close()
+
+    def _run(self) -> None:
+        for start in itertools.count(step=_BATCH):
+            if self._stop.is_set():
+                return
+            sequences = range(start, start + _BATCH)
+            self._log.attempt(sequences)
+            promises = [self._m.publish(CHANNEL, encode(Stamp(RUN, DEVICE, each)), qos=1) for each in sequences]
+            for sequence, promise in zip(sequences, promises, strict=True):
+                if (error := promise.exception(SETTLING)) is None:
+                    self._log.confirm(sequence)
+                else:
+                    self._log.fail(sequence, error)
+            self._stop.wait(5 * _PACE)
 
 
 # --- the run
@@ -154,6 +201,7 @@ class Run:
         self.random = random.Random(seed)
         self.folder = folder
         self.log = folder / "publisher.log"
+        self.device_log = folder / "device.log"
         self.effects = folder / "effects"
         self.effects.touch()
         self.log.touch()
@@ -190,24 +238,25 @@ class Run:
     def _kill(self, broker: Broker, kills: int) -> None:
         victims = {kind: self._victim(kind, broker.url).__enter__() for kind in ("consumer", "publisher")}
         try:
-            for _ in range(kills):
-                time.sleep(self.random.uniform(*_LIFE))  # sleeps: a random moment
-                # a broker takes seconds to return: mostly the processes
-                kind = self.random.choices(["publisher", "consumer", "broker"], [10, 10, 1])[0]
-                self.kills[kind] += 1
-                if kind == "broker":
-                    self.broker_kills.append(time.monotonic())
-                    broker.kill()
-                    broker.start()
-                else:
-                    victims[kind].__exit__()
-                    victims[kind] = self._victim(kind, broker.url).__enter__()
+            with Device(self.protocol, broker, self.device_log):
+                for _ in range(kills):
+                    time.sleep(self.random.uniform(*_LIFE))  # sleeps: a random moment
+                    # a broker takes seconds to return: mostly the processes
+                    kind = self.random.choices(["publisher", "consumer", "broker"], [10, 10, 1])[0]
+                    self.kills[kind] += 1
+                    if kind == "broker":
+                        self.broker_kills.append(time.monotonic())
+                        broker.kill()
+                        broker.start()
+                    else:
+                        victims[kind].__exit__()
+                        victims[kind] = self._victim(kind, broker.url).__enter__()
         finally:
             for victim in victims.values():
                 victim.__exit__()
 
     def _finish(self, broker: Broker) -> Outcome:
-        settings = {"version": "5"} if self.protocol.name == "mqtt" else {}
+        settings: dict[str, Any] = {"version": "5"} if self.protocol.name == "mqtt" else {}
         with (
             self._victim("consumer", broker.url),
             messaging.connect(broker.url, outbox_path=self.folder / "publisher", **settings, **QUICK) as m,
@@ -216,32 +265,37 @@ class Run:
             eventually(lambda: dto().publisher.pending == 0, "the outbox to be empty", patience=SETTLING)
             wanted = self._wanted()
             eventually(
-                lambda: wanted <= {stamp.sequence for stamp in self.arrivals.stamps} and wanted <= set(self._handled()),
-                lambda: f"{len(wanted)} messages, {len(self.arrivals.stamps)} arrived",
+                lambda: wanted <= set(self.arrivals.stamps) and wanted <= set(self._handled()),
+                lambda: (
+                    f"{len(wanted)} messages; did not arrive: {sorted(wanted - set(self.arrivals.stamps))[:10]}, "
+                    f"were not handled: {sorted(wanted - set(self._handled()))[:10]}"
+                ),
                 patience=SETTLING,
             )
         return self._compare()
 
-    def _wanted(self) -> set[int]:
+    def _histories(self) -> dict[str, History]:
+        return {OUTBOX: read_log(self.log), DEVICE: read_log(self.device_log)}
+
+    def _wanted(self) -> set[Stamp]:
         """The accepted messages; mosquitto may have lost those that it confirmed just before it was killed."""
-        confirmed = read_log(self.log).confirmed
-        if self.protocol.name == "amqp":
-            return set(confirmed)
         return {
-            sequence
-            for sequence, at in confirmed.items()
-            if not any(at - _UNSAVED < killed < at + 2 * _UNSAVED for killed in self.broker_kills)
+            Stamp(RUN, publisher, sequence)
+            for publisher, history in self._histories().items()
+            for sequence, at in history.confirmed.items()
+            if self.protocol.name == "amqp"
+            or not any(at - _UNSAVED < killed < at + 2 * _UNSAVED for killed in self.broker_kills)
         }
 
-    def _handled(self) -> list[int]:
-        return [int(line.split()[1]) for line in self.effects.read_text().splitlines()]
+    def _handled(self) -> list[Stamp]:
+        lines = (line.split() for line in self.effects.read_text().splitlines())
+        return [Stamp(RUN, publisher, int(sequence)) for _, publisher, sequence in lines]
 
     def _compare(self) -> Outcome:
-        history = read_log(self.log)
-        verdict = compare({"p": history}, self.arrivals)
+        verdict = compare(self._histories(), self.arrivals)
         problems: list[str] = []
         wanted = self._wanted()
-        lost = [stamp for stamp in verdict.lost if stamp.sequence in wanted]
+        lost = [stamp for stamp in verdict.lost if stamp in wanted]
         if lost:
             problems.append(f"{len(lost)} accepted messages are lost: {lost[:10]}")
         if verdict.unexpected:
@@ -258,12 +312,11 @@ class Run:
         return Outcome(self.kills, verdict, len(self._handled()), twice, over, problems)
 
     def _twice(self, problems: list[str]) -> tuple[int, int]:
-        """Count the messages that were handled twice, by one process and by two."""
+        """Count the messages with ids that were handled twice, by one process and by two."""
         seen: dict[int, tuple[str, int]] = {}
-        ends: Counter[str] = Counter()
-        lines = [line.split() for line in self.effects.read_text().splitlines()]
-        for incarnation, _ in lines:
-            ends[incarnation] += 1
+        split = (line.split() for line in self.effects.read_text().splitlines())
+        lines = [(incarnation, sequence) for incarnation, publisher, sequence in split if publisher == OUTBOX]
+        ends = Counter(incarnation for incarnation, _ in lines)
         places: Counter[str] = Counter()
         twice = over = 0
         for incarnation, text in lines:
