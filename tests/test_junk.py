@@ -552,15 +552,21 @@ def constructors_and_functions(package: str) -> Iterator[tuple[str, Callable[...
         yield f"{package}.{name}", found
 
 
-@table("package", PACKAGES)
-def test_constructors_and_functions(package: str) -> None:
+@pytest.fixture
+def good() -> Iterator[dict[str, Any]]:
+    """Good arguments, by the names of their parameters."""
     with World() as world:
-        found = [
-            problem
-            for name, function in constructors_and_functions(package)
-            for parameter, call in variants(function, world.good)
-            for problem in wrong(f"{name}({parameter})", call)
-        ]
+        yield world.good
+
+
+@table("package", PACKAGES)
+def test_constructors_and_functions(package: str, good: dict[str, Any]) -> None:
+    found = [
+        problem
+        for name, function in constructors_and_functions(package)
+        for parameter, call in variants(function, good)
+        for problem in wrong(f"{name}({parameter})", call)
+    ]
     assert not found, listed(found)
 
 

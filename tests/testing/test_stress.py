@@ -115,6 +115,7 @@ def test_the_load_ends_with_a_process_that_is_killed() -> None:
     eventually(lambda: gone(int(done.stdout)))
 
 
+@pytest.mark.slow  # half of its runs load both cores
 def test_a_test_that_fails_now_and_then_is_listed_and_its_output_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
