@@ -23,6 +23,21 @@ _RESOLUTION: Final = 1.0
 _first = itemgetter(0)
 
 
+class AgeClock:
+    """The time that ages are counted against: the wall clock, but for a clock that is set forward while it is in use.
+
+    What was stored before the wall clock was set (a machine without a battery for its clock sets it after its start) is
+    no older for that. Any thread.
+    """
+
+    def __init__(self) -> None:
+        self._ahead = clock.wall() - clock.boot()
+
+    def now(self) -> float:
+        """Return the seconds since the epoch."""
+        return min(clock.wall(), clock.boot() + self._ahead)
+
+
 class RecordAges:
     """When the records of a journal were stored. :meth:`age_of` is for any thread.
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from messaging.errors import JournalError
 from messaging.execution import clock
 from messaging.journal.database import Database
 from messaging.journal.records import Record, decode_records
 
+#: counter: microseconds that :meth:`State.seen_time` is ahead of the wall clock
+_SEEN_AHEAD: Final = "seen.ahead"
 _COUNT: Final = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value=value+excluded.value"
 
 
@@ -49,6 +53,8 @@ class State:
 
     def __init__(self, folder: Path, *, option: str | None = None, writable: bool = True) -> None:
         self._database = Database(folder, option=option, writable=writable)
+        #: seconds that the time of ids is ahead of the wall clock, see :meth:`open_seen`
+        self._seen_ahead = 0.0
 
     @property
     def is_alone(self) -> bool:
@@ -150,6 +156,29 @@ class State:
 
     # --- ids seen before
 
+    def open_seen(self) -> None:
+        """Go on with the time by which the ages of ids are counted. To be called before ids are added.
+
+        That time never goes back, so no id looks older than it is. While the wall clock is behind the newest id, time
+        passes from that id on: either the clock is wrong now, or it was ahead then. Once the wall clock has caught up
+        with the newest id, it is the time again.
+
+        Raises:
+            JournalError: the database cannot be read.
+        """
+        latest = self._database.query("SELECT max(at) FROM seen")[0][0] or 0.0
+        row = self._database.query("SELECT value FROM counters WHERE name=?", _SEEN_AHEAD)
+        before = row[0][0] if row else 0
+        behind = max(0.0, latest - clock.wall())
+        self._seen_ahead = max(behind, before / 1e6) if behind else 0.0
+        if (ahead := int(self._seen_ahead * 1e6)) != before:
+            with suppress(JournalError), self._database.change() as connection:  # without it, ids are kept for longer
+                connection.execute("REPLACE INTO counters VALUES (?, ?)", (_SEEN_AHEAD, ahead))
+
+    def seen_time(self) -> float:
+        """Return the time by which the ages of ids are counted, seconds since the epoch."""
+        return clock.wall() + self._seen_ahead
+
     def add_seen(self, ids: Sequence[tuple[str, str]]) -> None:
         """Store pairs of channel and message id as seen now.
 
@@ -159,26 +188,23 @@ class State:
         with self._database.change() as connection:
             # not before the latest one: the oldest are forgotten first, also after the clock was set back
             latest = connection.execute("SELECT max(at) FROM seen").fetchone()[0]
-            now = max(clock.wall(), latest or 0.0)
+            now = max(self.seen_time(), latest or 0.0)
             connection.executemany(
                 "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at=excluded.at",
                 [(*each, now) for each in ids],
             )
 
-    def forget_seen(self, *, oldest: float, most: int, latest: float | None = None) -> None:
+    def forget_seen(self, *, oldest: float, most: int) -> None:
         """Forget the ids seen before ``oldest``, and the oldest ones over ``most``. Looks at every id.
 
         Args:
-            oldest: seconds since the epoch.
+            oldest: seconds since the epoch, by :meth:`seen_time`.
             most: number of ids that are kept.
-            latest: ids seen after that, by a clock that was set back since, count as seen then.
 
         Raises:
             JournalError: nothing was forgotten.
         """
         with self._database.change() as connection:
-            if latest is not None:
-                connection.execute("UPDATE seen SET at=? WHERE at > ?", (latest, latest))
             connection.execute("DELETE FROM seen WHERE at < ?", (oldest,))
             excess = connection.execute("SELECT count(*) FROM seen").fetchone()[0] - most
             if excess > 0:

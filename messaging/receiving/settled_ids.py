@@ -1,7 +1,7 @@
 """The ids of settled messages, in memory and on the disk (extension ``deduplicate``).
 
 The age of an id is monotonic time while the process runs, so a clock that is set does not change the window. The disk
-has the time of the wall clock.
+has the time of the wall clock, which never goes back there: see ``State.open_seen``.
 """
 
 from __future__ import annotations
@@ -101,8 +101,9 @@ class SettledIds:
                 files.write(_META, [json.dumps({"subscription": name}).encode()])
             state = State(path, option=_OPTION)
             stack.callback(state.close)
-            now, monotonic = clock.wall(), clock.monotonic()
-            self._forget(state, now, latest=now)
+            state.open_seen()
+            now, monotonic = state.seen_time(), clock.monotonic()
+            self._forget(state)
             for channel, message_id, at in state.seen(oldest=now - self.window)[-self._most :]:
                 self._ids[channel, message_id] = monotonic - max(0.0, now - at)
             stack.pop_all()
@@ -157,11 +158,11 @@ class SettledIds:
         self._retry_at = None
         if self._stored >= max(1, self._most // _FORGET_STEPS):
             self._stored = 0
-            self._forget(state, clock.wall())
+            self._forget(state)
 
-    def _forget(self, state: State, now: float, *, latest: float | None = None) -> None:
+    def _forget(self, state: State) -> None:
         try:
-            state.forget_seen(oldest=now - self.window, most=self._most, latest=latest)
+            state.forget_seen(oldest=state.seen_time() - self.window, most=self._most)
         except MessagingError as error:
             logger.warning("%s; old ids are forgotten later", error)
 

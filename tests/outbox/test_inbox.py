@@ -133,6 +133,27 @@ def test_the_age_of_an_id_is_by_the_clock_of_the_database(postgres: Engine, monk
         assert inbox.cleanup(connection) == 2
 
 
+@table("back", [timedelta(minutes=5), timedelta(days=1), timedelta(days=20_000)])
+def test_a_clock_that_was_back_for_one_run_makes_no_later_run_handle_a_message_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, back: timedelta
+) -> None:
+    new = []
+    before = timedelta()
+    for by, ids in ((before, "a"), (-back, "b"), (timedelta(seconds=10), "ab"), (timedelta(seconds=200), "ab")):
+        monkeypatch.setattr(clock, "now", lambda by=by: datetime.now(UTC) + by)
+        inbox = Inbox(f"back {back}", retention=100)
+        with engine.begin() as connection:
+            if engine.dialect.name == "postgresql":  # the clock of its server cannot be set: the rows move instead
+                moved = {"seconds": (before - by).total_seconds()}
+                connection.execute(
+                    text("UPDATE messaging_inbox SET handled = handled + make_interval(secs => :seconds)"), moved
+                )
+            inbox.cleanup(connection)
+            new.append("".join(each for each in ids if inbox.process_once(connection, each)))
+        before = by
+    assert new == ["a", "b", "", "ab"]
+
+
 def test_old_ids_are_forgotten_from_time_to_time(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_module, "_CLEANUP_INTERVAL", 0.0)
     inbox = Inbox(retention=30)

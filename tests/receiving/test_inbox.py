@@ -255,6 +255,23 @@ def test_ids_that_were_stored_while_the_clock_was_ahead_expire(tmp_path: Path, m
     assert received == [b"a", b"last-0.0", b"a"]
 
 
+@table("back", [60.0, 86400.0, 50 * 365 * 86400.0])
+@table("window", [1000.0, 7 * 86400.0])
+def test_a_clock_that_was_back_for_one_run_makes_no_later_run_handle_a_message_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: float, window: float
+) -> None:
+    wall = clock.wall
+    received = []
+    for step, ids in ((0.0, "a"), (-back, "b"), (10.0, "ab"), (20.0, "ab"), (2 * window, "ab")):
+        monkeypatch.setattr(clock, "wall", lambda step=step: wall() + step)
+        with inbox(tmp_path, deduplicate=window) as (m, stream):
+            publish(m, *ids, f"last-{step}")
+            received.append("")
+            while not (payload := stream.receive(PATIENCE).payload.decode()).startswith("last"):
+                received[-1] += payload
+    assert received == ["a", "b", "", "", "ab"]
+
+
 def test_a_forked_child_does_not_hold_the_inbox(tmp_path: Path) -> None:
     with messaging.connect("memory://inbox", inbox_path=tmp_path) as m:
         with m.subscribe("c", qos="1", deduplicate=True):

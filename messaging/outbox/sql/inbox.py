@@ -2,16 +2,19 @@
 
 The row of a message is written in the transaction of the consumer. The effect of the message and the knowledge that it
 was handled are committed together, or neither is.
+
+The time of a row is never before that of an older one: an id that was noted while the clock was behind is kept as long
+as the others. After the clock was ahead, rows stay until it has caught up, and the retention after that.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, overload
 
-from sqlalchemy import delete, func, select, tuple_
+from sqlalchemy import ColumnElement, delete, func, literal, select, tuple_
 
 from messaging.errors import ArgumentError, check_instance
 from messaging.execution import clock, seconds
@@ -105,10 +108,16 @@ class Inbox:
         if self._is_cleanup_due():
             self._cleanup(connection, _CLEANUP_LIMIT)
         inbox = self._tables.inbox
-        # by the clock of the database: those of the consumers may differ
-        now = func.clock_timestamp() if connection.dialect.name == "postgresql" else database_now(connection)
+        # by the clock of the database: those of the consumers may differ. A clock that was set back makes no id older
+        latest = select(func.max(inbox.c.handled)).where(inbox.c.consumer == self.consumer).scalar_subquery()
+        handled: ColumnElement[datetime]
+        if connection.dialect.name == "postgresql":
+            handled = func.greatest(func.clock_timestamp(), latest)  # without NULL
+        else:
+            now = literal(database_now(connection), inbox.c.handled.type)
+            handled = func.max(now, func.coalesce(latest, now))
         note = insert_or_ignore(connection.dialect, inbox).values(
-            consumer=self.consumer, message_id=message_id, handled=now
+            consumer=self.consumer, message_id=message_id, handled=handled
         )
         noted = connection.execute(note.returning(inbox.c.message_id))
         return noted.first() is not None
