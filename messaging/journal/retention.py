@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.errors import JournalError, JournalFullError
 from messaging.execution import clock
+from messaging.journal.ages import AgeClock
 from messaging.journal.reader import time_at, time_of
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Retention:
         #: records that were dropped, since the journal was created
         self.dropped = cursors.dropped
         self._next_look = 0.0
+        self._ages = AgeClock()
         self._first_of_run = log.end
 
     # --- room
@@ -185,7 +187,7 @@ class Retention:
         if self._max_age is None or (now := clock.monotonic()) < self._next_look:
             return
         self._next_look = now + max(_AGE_PAUSE, self._max_age / _AGE_LOOKS)
-        log, wall = self._log, clock.wall()
+        log, wall = self._log, self._ages.now()
         for segment in log.segments:
             if segment.seen is None:
                 segment.seen = now

@@ -36,6 +36,7 @@ from messaging.errors import (
 )
 from messaging.execution import clock, may_block, workers
 from messaging.journal import Journal, Record
+from messaging.journal.ages import AgeClock
 from messaging.publishing.backlog import LOAD, Backlog
 from messaging.publishing.dead_letters import DeadLetters
 from messaging.publishing.intake import Intake
@@ -152,6 +153,7 @@ class DurableOutbox:
         self._lost = -1
         #: publications of messages that are only on disk
         self._spilled = Spilled()
+        self._ages = AgeClock()
         self._is_started = False
         self._is_closed = False
         #: messages that expired, were dropped or refused without being sent
@@ -301,7 +303,7 @@ class DurableOutbox:
         publication.is_stored = True
         publication.looked_at = True
         if plan.options.time_to_live is not None:
-            publication.age(clock.wall() - record.timestamp)
+            publication.age(self._ages.now() - record.timestamp)
         return publication
 
     # --- the outbox of its publications: see ``Publications``

@@ -83,6 +83,17 @@ def test_one_message_of_a_channel_passes_in_an_interval(virtual_clock: VirtualCl
         assert len(b.payloads) in (5, 6)
 
 
+def test_a_clock_that_is_set_forward_drops_no_stored_message(virtual_clock: VirtualClock, tmp_path: Path) -> None:
+    slow = {"messages": 1 / 10, "burst": 1}
+    with running(virtual_clock, tmp_path, buffer={"max_age": "60 s"}, rate=slow) as (a, b, gateway):
+        a.send("in/1", b"1", b"2", b"3")
+        virtual_clock.until(lambda: gateway.route("r").report().buffer.depth == 2)
+        virtual_clock.shift_wall(86_400.0)
+        virtual_clock.advance(25.0)
+        assert b.payloads == [b"1", b"2", b"3"]
+        assert gateway.route("r").report().buffer.dropped == 0
+
+
 def test_stored_messages_that_are_too_old_are_dropped_and_counted(virtual_clock: VirtualClock, tmp_path: Path) -> None:
     """The route publishes one message at once, and the next one in two hours."""
     slow = {"messages": 1 / 7200, "burst": 1}

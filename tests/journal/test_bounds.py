@@ -182,6 +182,18 @@ def test_a_record_is_dropped_within_a_tenth_of_its_age(virtual_clock: VirtualClo
         journal.close()
 
 
+def test_a_clock_that_is_set_forward_drops_no_record_early(virtual_clock: VirtualClock, tmp_path: Path) -> None:
+    """As on a machine whose clock begins at 1970, and gets the right time from the network."""
+    with Journal.open(str(tmp_path / "journal"), max_age=600.0) as journal:
+        journal.append("a", b"x")
+        virtual_clock.shift_wall(50 * 365 * 86_400.0)
+        journal.append("a", b"y")
+        virtual_clock.advance(500.0)
+        assert (journal.begin, journal.dropped) == (0, 0)
+        virtual_clock.advance(250.0)
+        eventually(lambda: journal.begin == 2, "the records to be dropped")
+
+
 def test_a_clock_that_was_wrong_keeps_no_records_and_drops_none_early(opened: Open) -> None:
     now = time.time()
     journal = opened(max_age=3600, segment_bytes=1)

@@ -66,6 +66,21 @@ def test_a_time_to_live_counts_from_publish(
 
 
 @BOTH
+def test_a_clock_that_is_set_forward_lets_no_message_expire(
+    virtual_clock: VirtualClock, broker: FakeBroker, connect: Connect, outbox: dict[str, Any]
+) -> None:
+    m = connect(broker, **outbox, timeout=1000.0)
+    stored = {"store_and_forward": True} if outbox else {}
+    broker.go_down()
+    for number in range(30):  # without a reference to the promise
+        m.publish("a", b"%d" % number, time_to_live=60.0, **stored)
+    eventually(lambda: is_accepted(m, 30))
+    virtual_clock.shift_wall(86_400.0)
+    broker.gates["open"].open()
+    eventually(lambda: len(broker.payloads) == 30, "all messages")
+
+
+@BOTH
 def test_a_time_to_live_reaches_the_broker_as_it_was_given_if_nothing_waits(
     virtual_clock: VirtualClock, broker: FakeBroker, connect: Connect, outbox: dict[str, Any]
 ) -> None:
