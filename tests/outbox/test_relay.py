@@ -13,7 +13,14 @@ from sqlalchemy import Engine, select
 
 import messaging
 from messaging import Messaging
-from messaging.errors import ArgumentError, ClosedError, ConfigurationError, DatabaseError, WouldBlockError
+from messaging.errors import (
+    ArgumentError,
+    ClosedError,
+    ConfigurationError,
+    DatabaseError,
+    DeadlineError,
+    WouldBlockError,
+)
 from messaging.outbox.sql import OutboxTables, Relay, create_tables, delete_sent, enqueue
 from messaging.outbox.sql.tables import DEFAULT_TABLES
 from messaging.testing.brokers import Mosquitto
@@ -229,6 +236,26 @@ def test_the_broker_must_be_reachable_at_the_start(engine: Engine, refusing_port
         Relay(engine, f"mqtt://127.0.0.1:{refusing_port}?connect_timeout=2").start()
 
 
+def test_a_relay_that_may_start_offline_publishes_when_the_broker_is_there(engine: Engine) -> None:
+    put(engine, 1)
+    with Mosquitto() as broker:
+        broker.kill()
+        with Relay(engine, f"{broker.url}?start_offline=true&reconnect_max=0.1", poll_interval=0.05) as relay:
+            assert relay.is_running
+            assert status(engine).pending == 1
+            broker.start()
+            eventually(lambda: status(engine).pending == 0)
+            assert relay.counters.published == 1
+
+
+@table("setting", ["start_offline", "retry_connect"])
+def test_a_drain_does_not_wait_for_a_broker_without_end(engine: Engine, refusing_port: int, setting: str) -> None:
+    relay = Relay(engine, f"mqtt://127.0.0.1:{refusing_port}?{setting}=true", confirm_timeout=0.2)
+    with pytest.raises(DeadlineError, match="no connection to the broker"):
+        relay.drain()
+    assert not relay.is_running
+
+
 def test_a_relay_whose_instance_was_closed_ends_with_an_error(engine: Engine) -> None:
     m = messaging.connect("memory://closed")
     with Relay(engine, m) as relay:
@@ -243,6 +270,29 @@ def test_a_blocking_start_in_an_event_loop_is_refused(engine: Engine, m: Messagi
             Relay(engine, m).start()
 
     asyncio.run(main())
+
+
+def test_a_blocking_stop_in_an_event_loop_is_refused_before_anything_is_done(
+    engine: Engine, m: Messaging, received: Received
+) -> None:
+    relay = Relay(engine, m, poll_interval=0.05)
+    relay.start()
+
+    async def main() -> None:
+        with pytest.raises(WouldBlockError, match="astop"):
+            relay.stop()
+        with pytest.raises(WouldBlockError, match="astop"):
+            relay.wait(0)
+        with pytest.raises(ArgumentError):
+            await relay.astop("soon")  # type: ignore[arg-type]
+        await asyncio.to_thread(put, engine, 1)
+        await asyncio.to_thread(received.wait, 1)  # it goes on
+        await relay.astop()
+        relay.stop()  # nothing to wait for
+
+    asyncio.run(main())
+    assert not relay.is_running
+    assert relay.wait(0)
 
 
 def test_lease_rows_of_relays_are_given_back(engine: Engine, m: Messaging, received: Received) -> None:

@@ -180,7 +180,9 @@ class Relay:
         Raises:
             ConfigurationError: the tables are missing, or have another version.
             DatabaseError: the database cannot be reached. A relay that runs waits for it instead.
-            ConnectFailedError: the broker cannot be reached; the setting ``retry_connect`` waits for it instead.
+            ConnectFailedError: the broker cannot be reached, as with :func:`~messaging.connect`. With the setting
+                ``retry_connect`` this waits until it can be; with ``start_offline`` the relay starts without it, and
+                publishes when it is there. A given instance may be without a connection, too.
             ArgumentError: the database is an ``AsyncEngine``, which needs ``async with``.
             WouldBlockError: the thread runs an event loop, which needs ``async with``, too.
         """
@@ -192,7 +194,8 @@ class Relay:
         Rows wait for a later call that another relay holds, or whose key waits after a refusal.
 
         Raises:
-            MessagingError: as :meth:`start`; besides, the database or the broker failed, so that rows are left.
+            MessagingError: as :meth:`start`; besides, the database or the broker failed, so that rows are left. A
+                broker that may be away at the start is waited for during ``confirm_timeout``.
         """
         self._begin(until_idle=True)
         try:
@@ -210,7 +213,7 @@ class Relay:
         """
         if self._thread_ended is None:
             return True
-        refuse_in_loop("the end of a relay", "`async with` ends it")
+        refuse_in_loop("the end of a relay", "`await` astop()")
         ended = self._thread_ended.wait(timeout)
         if ended and self._failure is not None:
             raise self._failure
@@ -222,11 +225,19 @@ class Relay:
         Args:
             timeout: seconds; by default ``confirm_timeout`` and some more. Rows whose confirmation does not come by
                 then stay in the outbox and are published again later.
+
+        Raises:
+            WouldBlockError: the thread runs an event loop, which needs :meth:`astop`. The relay goes on.
         """
+        if self._thread_ended is not None and not self._thread_ended.is_set():
+            refuse_in_loop("the end of a relay", "`await` astop()")
+        self._stop_thread(timeout)
+
+    def _stop_thread(self, timeout: float | None) -> None:
         if (run := self._run) is None or self._thread_ended is None:
             return
-        run.call(run.stop)
         patience = self._confirm_timeout + _GRACE if timeout is None else seconds(timeout)
+        run.call(run.stop)
         if not self._thread_ended.wait(patience):
             run.call(run.cancel)
             if not self._thread_ended.wait(_GRACE):
@@ -313,15 +324,18 @@ class Relay:
             self._task.result()
 
     async def astop(self, timeout: float | None = None) -> None:
-        """Stop a relay of the running event loop, as :meth:`stop`.
+        """Stop the relay, as :meth:`stop`, without blocking the running event loop.
 
         Raises:
-            MessagingError: the relay had ended by itself, because of this error.
+            MessagingError: a relay of the running event loop had ended by itself, because of this error.
         """
-        if (run := self._run) is None or (task := self._task) is None:
+        if (run := self._run) is None:
             return
-        run.stop()
+        if (task := self._task) is None:
+            await asyncio.to_thread(self._stop_thread, timeout)
+            return
         patience = self._confirm_timeout + _GRACE if timeout is None else seconds(timeout)
+        run.stop()
         done, _ = await clock.wait((task,), timeout=patience)
         if not done:
             task.cancel()

@@ -140,19 +140,27 @@ class Run:
     async def _is_ready(self, instance: Messaging) -> bool:
         """Wait until the instance is connected; return ``False`` if the run is to stop before.
 
+        An instance that starts offline is waited for by a run until idle only, for as long as for a confirmation.
+
         Raises:
             MessagingError: it cannot connect.
         """
+        if instance.starts_offline and not self._state.until_idle:
+            return True
 
         async def connected() -> None:
             await instance.ready
 
         waits = asyncio.create_task(connected()), asyncio.create_task(self._state.stopped.wait())
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            patience = self._policy.confirm_timeout if self._state.until_idle else None
+            await clock.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             if waits[0].done():
                 waits[0].result()
-            return waits[0].done()
+                return True
+            if not self._state.is_stopping:
+                raise DeadlineError(f"outbox relay '{self._state.name}': no connection to the broker")
+            return False
         finally:
             for each in waits:
                 each.cancel()
