@@ -17,7 +17,8 @@ from messaging.errors import (
     PublishRefusedError,
 )
 from messaging.testing.clock import VirtualClock
-from messaging.testing.waiting import PATIENCE, eventually, results
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually, in_thread, results
 from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import Connect
 
@@ -63,6 +64,44 @@ def test_a_time_to_live_counts_from_publish(
     broker.confirm()
     results([long, identified])
     assert b"short" not in broker.payloads
+
+
+@BOTH
+@table("kind_of_request", ["request", "given reply channel", "many"])
+def test_the_time_to_live_of_a_request_counts_from_the_call(
+    virtual_clock: VirtualClock,
+    broker: FakeBroker,
+    connect: Connect,
+    outbox: dict[str, Any],
+    tmp_path: Path,
+    kind_of_request: str,
+) -> None:
+    if outbox:
+        outbox["outbox_path"] = tmp_path / kind_of_request
+    m = connect(broker, **outbox, timeout=100.0)
+    broker.go_down()
+    broker.held.clear()
+
+    def request(payload: bytes, time_to_live: float) -> Any:
+        if kind_of_request == "many":
+            return in_thread(list, m.request_many("a", payload, time_to_live=time_to_live))
+        given = {} if kind_of_request == "request" else {"reply_to": "answers"}
+        return m.request("a", payload, time_to_live=time_to_live, **given)
+
+    short, long = request(b"short", 5.0), request(b"long", 60.0)
+    virtual_clock.advance(10.0)
+    broker.hold = True
+    broker.gates["open"].open()
+    with pytest.raises(DeadlineError, match="time to live"):
+        short.result(PATIENCE)
+    eventually(lambda: broker.held)
+    (sent,) = broker.held
+    assert sent.payload == b"long"
+    left = sent.plan.options.time_to_live
+    assert left is not None
+    assert 45.0 < left < 50.001
+    m.close(0)
+    long.exception(PATIENCE)  # however it ends
 
 
 @BOTH

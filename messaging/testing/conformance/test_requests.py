@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -457,3 +459,24 @@ def test_a_slow_consumer_holds_replies_back(m: Messaging, responder: Messaging, 
         first = stream.receive(PATIENCE).value()
         made.wait_for(10)
         assert [first, *(message.value() for message in stream)] == list(range(500))
+
+
+@feature(Features.REPLY_TO, Features.EXTENSION_TIME_TO_LIVE)
+@table("outbox", ["memory", "disk"])
+def test_a_request_whose_time_to_live_ended_before_it_was_sent_is_not_sent(
+    backend: Backend, tmp_path: Path, outbox: str
+) -> None:
+    m, link = backend.connect_severable(**({"outbox_path": tmp_path / "outbox"} if outbox == "disk" else {}))
+    channel = backend.channel()
+    handled: Recorder[bytes] = Recorder()
+    with backend.connect().reply(channel, lambda payload: handled(payload) or b"!"):
+        link.down()
+        short = m.request(channel, b"short", time_to_live=0.1)
+        asked = time.monotonic()
+        long = m.request(channel, b"long", time_to_live=60.0)
+        eventually(lambda: time.monotonic() > asked + 0.1, "the request to expire")
+        link.up()
+        with pytest.raises(DeadlineError, match="time to live"):
+            short.result(PATIENCE)
+        assert long.result(PATIENCE).payload == b"!"
+    assert handled == [b"long"]
