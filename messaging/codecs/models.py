@@ -10,7 +10,7 @@ import logging
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from messaging.bounded import BoundedCache
@@ -149,11 +149,15 @@ def _compiled_model(model: Any) -> _Compiled:
         adapter: Any = _adapter(model)
         compiled = _Compiled(model, adapter.validator, risks_of(adapter.core_schema))
     except Exception as error:
-        raise DecodeError(
-            f"{shorten(repr(model))} is no type pydantic can validate: {type(error).__name__}: {shorten(str(error))}"
-        ) from error
+        raise DecodeError(f"{shorten(repr(model))} is no type pydantic can validate: {reason_of(error)}") from error
     _validators[id(model)] = compiled
     return compiled
+
+
+def reason_of(error: Exception) -> str:
+    """Return why pydantic cannot validate a type, in one line."""
+    text = error.message if isinstance(error, PydanticUserError) else str(error)
+    return f"{type(error).__name__}: {shorten(' '.join(text.split()))}"
 
 
 def _adapter(model: Any) -> TypeAdapter[Any]:

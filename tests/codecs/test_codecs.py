@@ -12,6 +12,7 @@ import struct
 import sys
 import threading
 import tracemalloc
+import typing
 import uuid
 import zlib
 from collections import deque
@@ -20,10 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, StrEnum
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, Optional, Required, TypeVar
 
 import cbor2
 import msgpack  # type: ignore[import-untyped]
@@ -32,10 +33,12 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, RootModel, SecretStr
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import TypedDict
 
 import messaging.codecs
 from messaging.codecs import Codec, codec_for, decode, encode, register_codec
+from messaging.codecs import models as codecs_models
 from messaging.codecs.builtin import MAX_DEPTH, MAX_FREE_KEYS, JsonCodec, TextCodec
 from messaging.codecs.mediatype import parse_media_type
 from messaging.codecs.registry import Codecs
@@ -1213,3 +1216,103 @@ def test_any_value_fits_a_model_or_is_a_decode_error(obj: Any, model: Any) -> No
             read(payload, content_type, list[model])
         except DecodeError as error:
             assert len(str(error)) < 2000  # noqa: PT017 - either outcome is right
+
+
+# --- kinds of models that the page names
+
+
+class OldDict(typing.TypedDict):
+    n: int
+
+
+class Numbers(NamedTuple):
+    n: int
+    text: str = "x"
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+class Shade(StrEnum):
+    DARK = "dark"
+
+
+V = TypeVar("V")
+
+
+class Box(BaseModel, Generic[V]):
+    n: V
+
+
+class Several(RootModel[list[int]]):
+    pass
+
+
+@dataclass
+class Plain:
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    n: int
+
+
+@dataclass
+class GenericBox(Generic[V]):
+    n: V
+
+
+@pydantic_dataclass
+class Checked:
+    n: int
+
+
+class PartlyRequired(TypedDict, total=False):
+    n: Required[int]
+    more: str
+
+
+@dataclass
+class Nested:
+    box: Box[int]
+    numbers: Numbers
+    colours: list[Colour]
+    part: PartlyRequired
+
+
+Identity = NewType("Identity", int)
+MODELS: list[tuple[Any, Any]] = [
+    (Box[int], Box(n=1)), (Several, Several([1, 2])), (Plain, Plain(1)), (Frozen, Frozen(1)), (Checked, Checked(1)),
+    (GenericBox[int], GenericBox(1)), (Numbers, Numbers(1)), (PartlyRequired, {"n": 1}), (Colour, Colour.RED),
+    (Level, Level.HIGH), (Shade, Shade.DARK), (list[Plain], [Plain(1)]), (dict[str, Box[int]], {"a": Box(n=1)}),
+    (tuple[int, str], (1, "a")), (set[int], {1, 2}), (Plain | str, Plain(1)), (Plain | None, None),
+    (Literal["a", "b"], "b"), (Annotated[int, Field(gt=0)], 1), (Identity, 7), (int, 1), (float, 1.5), (bool, True),
+    (datetime, datetime(2026, 1, 1, tzinfo=UTC)), (uuid.UUID, uuid.UUID(int=7)), (Decimal, Decimal("1.50")),
+    (Nested, Nested(Box(n=1), Numbers(2), [Colour.RED], {"n": 3})),
+    (list[PartlyRequired], [{"n": 1, "more": "x"}]),
+]  # fmt: skip
+
+
+@table("model, value", MODELS)
+@table("content_type", OBJECT_TYPES)
+def test_each_kind_of_model_that_the_page_names_travels(model: Any, value: Any, content_type: str) -> None:
+    codecs_models.check_model(model)
+    payload, told = encode(value, content_type)
+    assert decode(payload, MessageContext("a", content_type=told), model) == value
+
+
+@table("model", [OldDict, list[OldDict], OldDict | None])
+def test_a_typed_dict_of_the_standard_library_works_or_is_refused_with_the_reason(model: Any) -> None:
+    """It works from Python 3.12 on."""
+    if sys.version_info >= (3, 12):
+        codecs_models.check_model(model)
+        return
+    with pytest.raises(ArgumentError, match=r"typing_extensions\.TypedDict") as caught:
+        codecs_models.check_model(model)
+    assert "\n" not in str(caught.value)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
+from messaging.codecs.models import reason_of
 from messaging.errors import ArgumentError, ConfigurationError, DecodeError, MessagingError
 from messaging.functions import plain_function
 from messaging.gateway.pipeline.draft import Draft
@@ -247,7 +248,7 @@ def _model(path: str) -> Step:
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(kind)
     except (PydanticUserError, TypeError, AttributeError, NameError, ValueError) as error:
-        raise ArgumentError(f"{path!r} is no type that pydantic can validate: {type(error).__name__}") from None
+        raise ArgumentError(f"{path!r} is no type that pydantic can validate: {reason_of(error)}") from None
 
     def change(value: Any, _: Draft) -> Any:
         try:
