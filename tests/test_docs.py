@@ -92,6 +92,7 @@ PRINTED: dict[str, tuple[tuple[str, ...], list[str]]] = {
         [
             "sensors/attic {'celsius': 21.5}\n",
             "21.5 °C\n",
+            "orders/new order-7 north orders/answers\n{'id': 7} b'{\"id\":7}'\n",
             "{'celsius': 21.5}\n",
             "21.5\n",
             "6\n",

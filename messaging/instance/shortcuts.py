@@ -25,6 +25,7 @@ from messaging.receiving import MessageHandler
 from messaging.replyto import (
     CHANNEL,
     CONCURRENCY,
+    EXPECTED,
     EXTENSIONS,
     REPLY_CHANNEL,
     TARGET,
@@ -33,6 +34,7 @@ from messaging.replyto import (
     ReplyToSingleSubscriptionHandler,
     TypedHandler,
     channel_list,
+    expected_errors,
 )
 from messaging.services import SERVICE_RANKING, escaped
 
@@ -98,6 +100,7 @@ class ReplyArguments(ReplyKeywords, total=False):
     many: bool | None
     reply_channel: str | None
     concurrency: int | None
+    expected: type[Exception] | tuple[type[Exception], ...]
     ranking: int
 
 
@@ -231,6 +234,7 @@ class Shortcuts:
         many: bool | None = None,
         reply_channel: str | None = None,
         concurrency: int | None = None,
+        expected: type[Exception] | tuple[type[Exception], ...] = (),
         ranking: int = 0,
         **extensions: Unpack[ReplyKeywords],
     ) -> Any:
@@ -249,6 +253,9 @@ class Shortcuts:
             many: whether what it returns is many replies, to be iterated; found out if not given.
             reply_channel: only requests that name it.
             concurrency: how many requests it works on at a time: 8 in threads, 64 as a coroutine function.
+            expected: exceptions that are answers rather than failures, such as ``KeyError`` or
+                ``(KeyError, ValueError)``: the requester gets them as any other, and the log has a line at level INFO
+                without a traceback.
             ranking: of several handlers of a channel, the highest has the requests.
             **extensions: of the subscription, in snake case, such as ``queue="workers"``: responders that share the
                 requests between them.
@@ -272,7 +279,7 @@ class Shortcuts:
             def decorate(function: F) -> F:
                 self.reply(
                     channel, function, content_type=content_type, many=many, reply_channel=reply_channel,
-                    concurrency=concurrency, ranking=ranking, **extensions,
+                    concurrency=concurrency, expected=expected, ranking=ranking, **extensions,
                 )  # fmt: skip
                 return function
 
@@ -290,6 +297,7 @@ class Shortcuts:
             CHANNEL: several,
             EXTENSIONS: keys,
             SERVICE_RANKING: ranking,
+            EXPECTED: expected_errors(expected, "expected"),
         }
         if reply_channel is not None:
             properties[REPLY_CHANNEL] = check_name(reply_channel)

@@ -9,6 +9,7 @@ from messaging.replyto.deferred import DeferredReply
 from messaging.replyto.handlers import (
     CHANNEL,
     CONCURRENCY,
+    EXPECTED,
     EXTENSIONS,
     REPLY_CHANNEL,
     TARGET,
@@ -26,12 +27,14 @@ from messaging.replyto.registration import ReplyRegistration as ReplyRegistratio
 from messaging.replyto.replies import Replies as Replies
 from messaging.replyto.requests import Requests as Requests
 from messaging.replyto.terms import channel_list as channel_list
+from messaging.replyto.terms import expected_errors as expected_errors
 from messaging.replyto.typed import TypedHandler as TypedHandler
 from messaging.replyto.whiteboard import ReplyToWhiteboard as ReplyToWhiteboard
 
 __all__ = [
     "CHANNEL",
     "CONCURRENCY",
+    "EXPECTED",
     "EXTENSIONS",
     "REPLY_CHANNEL",
     "TARGET",

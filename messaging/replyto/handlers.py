@@ -29,6 +29,9 @@ REPLY_CHANNEL: Final = "osgi.messaging.replyToSubscription.replyChannel"
 CONCURRENCY: Final = "osgi.messaging.replyToSubscription.concurrency"
 #: extensions of the subscription to each channel, such as ``{"queue": "workers"}``; not in the RFC
 EXTENSIONS: Final = "osgi.messaging.replyToSubscription.extensions"
+#: exceptions that are answers rather than failures: a class, or a tuple of classes. The requester gets them as any
+#: other exception; the log has a line without a traceback, at level INFO; not in the RFC
+EXPECTED: Final = "osgi.messaging.replyToSubscription.expected"
 
 
 class ReplyToSubscriptionHandler(Protocol):

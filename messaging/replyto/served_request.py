@@ -75,6 +75,7 @@ class ServedRequest:
         "_stopper",
         "after",
         "correlation_id",
+        "expected",
         "has_begun",
         "is_ending",
         "is_over",
@@ -108,6 +109,8 @@ class ServedRequest:
         self.was_cancelled = False
         #: whether some of many replies were sent: another handler would start again with the first
         self.has_begun = False
+        #: exceptions of the handler that are logged without a traceback
+        self.expected: tuple[type[Exception], ...] = ()
         self._replies = replies
         #: whether the last reply was sent
         self._is_answered = False
@@ -189,6 +192,11 @@ class ServedRequest:
         connection = self._replies.connection
         if isinstance(error, ClosedError) and (connection.endings.is_closing or connection.state == "closed"):
             logger.info("%s: a reply on %r came too late: the instance is closed", self._name, self.reply_to)
+        elif isinstance(error, self.expected):
+            logger.info(
+                "%s: the handler of %r answered with an expected error: %s: %s",
+                self._name, self.request.context.channel, type(error).__name__, _text(error),
+            )  # fmt: skip
         elif isinstance(error, ReplyError):  # the log of the other responder has the traceback
             logger.warning("the handler of %r failed: it passed on %s", self.request.context.channel, error)
         else:

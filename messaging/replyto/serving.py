@@ -34,17 +34,20 @@ class RequestHandler(Handler):
         loop: the event loop it was registered on, if any.
     """
 
-    __slots__ = ("kind", "takes_builder")
+    __slots__ = ("expected", "kind", "takes_builder")
 
     def __init__(self, kind: str, service: Any, loop: asyncio.AbstractEventLoop | None) -> None:
         method = getattr(service, "handle_responses" if kind == MANY else "handle_response", None)
         call = method if callable(method) else service
         super().__init__(call, loop, is_coroutine(call) or bool(getattr(service, "is_async", False)))
         self.kind = kind
+        #: exceptions that are logged without a traceback, by the terms of the handler
+        self.expected: tuple[type[Exception], ...] = ()
         self.takes_builder = kind != PLAIN and not getattr(service, "makes_content", False)
 
     def start(self, task: ServedRequest) -> Any:
         """See ``Handler.start``."""
+        task.expected = self.expected
         if self.takes_builder:
             return self.call(task.request, _builder(task))
         return self.call(task.request)

@@ -40,6 +40,20 @@ def channel_list(value: object, what: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(channels.check_pattern(each) for each in several))  # type: ignore[arg-type]  # it checks
 
 
+def expected_errors(value: object, what: str) -> tuple[type[Exception], ...]:
+    """Return the classes of exceptions that ``value`` names: one, or a tuple of them.
+
+    Raises:
+        ArgumentError: ``value`` is neither. ``what`` is its name in the error.
+    """
+    several = value if isinstance(value, tuple) else (value,)
+    for each in several:
+        if not (isinstance(each, type) and issubclass(each, Exception)):
+            found = each.__name__ if isinstance(each, type) else type(each).__name__
+            raise ArgumentError(f"{what} must be a class of exceptions or a tuple of them, not {found}")
+    return several
+
+
 @dataclass(frozen=True, slots=True)
 class HandlerTerms:
     """The properties of a request handler, checked."""
@@ -48,6 +62,7 @@ class HandlerTerms:
     reply_channel: str | None
     concurrency: int | None
     extensions: Mapping[str, Any]
+    expected: tuple[type[Exception], ...]
 
 
 def mistaken_key(properties: Mapping[str, Any]) -> str | None:
@@ -78,7 +93,8 @@ def read_terms(properties: Mapping[str, Any]) -> HandlerTerms:
     extensions = properties.get(handlers.EXTENSIONS)
     if extensions is not None and not isinstance(extensions, Mapping):
         raise ArgumentError(f"{handlers.EXTENSIONS} must be a mapping, not {type(extensions).__name__}")
-    return HandlerTerms(several, reply_channel, concurrency, dict(extensions or {}))
+    expected = expected_errors(properties.get(handlers.EXPECTED, ()), handlers.EXPECTED)
+    return HandlerTerms(several, reply_channel, concurrency, dict(extensions or {}), expected)
 
 
 @dataclass(frozen=True, slots=True)

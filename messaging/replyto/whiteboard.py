@@ -125,7 +125,10 @@ class ReplyToWhiteboard:
         if mistaken is not None:
             self._complain(logging.WARNING, reference, f"{mistaken!r} means nothing")
         handler = self._handler(reference, kind)
-        return None if handler is None else RegisteredHandler(reference, handler, terms, reference.ranking)
+        if handler is None:
+            return None
+        handler.expected = terms.expected
+        return RegisteredHandler(reference, handler, terms, reference.ranking)
 
     def _handler(self, reference: ServiceReference, kind: str) -> RequestHandler | None:
         known = self._handlers.get(reference.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import threading
@@ -15,20 +16,27 @@ import reactivex
 from reactivex.subject import Subject
 
 from messaging import (
+    ArgumentError,
+    DecodeError,
     Message,
     MessageContextBuilder,
     Messaging,
+    MessagingError,
     OutcomeUnknownError,
+    Promise,
     ReplyError,
     SubscriptionRefusedError,
 )
 from messaging.execution import handlers_loop
+from messaging.interception import Interceptor
 from messaging.receiving import HandlerExhaustedError, ThreadRunner
 from messaging.replyto import (
     CHANNEL,
     CONCURRENCY,
+    EXPECTED,
     EXTENSIONS,
     TARGET,
+    DeferredReply,
     ReplyToManySubscriptionHandler,
     ReplyToSingleSubscriptionHandler,
     ReplyToSubscriptionHandler,
@@ -45,7 +53,7 @@ Builder = MessageContextBuilder
 
 
 def register(m: Messaging, kind: type, handler: Any, channel: Any, **properties: Any) -> ServiceRegistration:
-    keys = {"concurrency": CONCURRENCY, "ranking": SERVICE_RANKING}
+    keys = {"concurrency": CONCURRENCY, "expected": EXPECTED, "ranking": SERVICE_RANKING}
     registration = m.services.register(
         kind,
         handler,
@@ -253,6 +261,131 @@ def test_an_exception_that_cannot_be_shown_is_still_a_fault(m: Messaging, form: 
         assert isinstance(error, ReplyError)
         assert (error.kind, error.reason) == ("UnspeakableError", "")
     nothing_left(m)
+
+
+class AbsentError(MessagingError, LookupError):
+    """Of an application; promises fail with errors of messaging only."""
+
+
+class Idle(Interceptor):
+    def intercept_process(self, inbound: Any) -> Any:
+        return contextlib.nullcontext()
+
+
+def _failing(form: str, error: MessagingError) -> Callable[..., Any]:
+    """Return a handler that answers with ``error``."""
+    failed: Promise[bytes] = Promise()
+    failed.looked_at = True
+    failed.reject(error)
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    async def coroutine(text: str) -> bytes:
+        raise error
+
+    def generator() -> Iterator[bytes]:
+        yield b"x"
+        raise error
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield b"x"
+        raise error
+
+    return {
+        "function": lambda text: fail(),
+        "promise": lambda text: failed,
+        "deferred": lambda text: DeferredReply(failed),
+        "coroutine": coroutine,
+        "generator": generator,
+        "stream": stream,
+        "observable": lambda text: reactivex.throw(error),
+        "plain": fail, "single": fail, "many": fail,
+    }[form]  # fmt: skip
+
+
+_FORMS = (
+    "function",
+    "promise",
+    "deferred",
+    "coroutine",
+    "generator",
+    "stream",
+    "observable",
+    "plain",
+    "single",
+    "many",
+)
+_SERVICES = {
+    "plain": ReplyToSubscriptionHandler, "single": ReplyToSingleSubscriptionHandler,
+    "many": ReplyToManySubscriptionHandler,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_intercepted", [False, True])
+@table("form", _FORMS)
+@table(
+    "expected, is_logged",
+    [
+        (AbsentError, False), (LookupError, False), ((ValueError, LookupError), False), (Exception, False),
+        (ValueError, True), ((), True),
+    ],
+)  # fmt: skip
+def test_an_expected_error_reaches_the_requester_without_a_traceback_in_the_log(
+    backend: Backend, caplog: pytest.LogCaptureFixture, is_intercepted: bool, form: str, expected: Any, is_logged: bool
+) -> None:
+    caplog.clear()
+    caplog.set_level("INFO")
+    m = backend.connect(interceptors=[Idle()] if is_intercepted else ())
+    channel = backend.channel()
+    is_many = form in ("generator", "stream", "observable", "many")
+    handler = _failing(form, AbsentError("no such item"))
+    if form in _SERVICES:
+        register(m, _SERVICES[form], handler, channel, expected=expected)
+    else:
+        m.reply(channel, handler, many=is_many, expected=expected)
+    error: Any = m.request(channel, "x").exception(PATIENCE) if not is_many else None
+    if is_many:
+        error = observed(m.request_many(channel, "x")).wait_error()
+    assert isinstance(error, ReplyError)
+    assert (error.kind, error.reason) == ("AbsentError", "no such item")
+    (told,) = [each for each in caplog.records if each.name == "messaging.replyto.served_request"]
+    assert (told.exc_info is not None, told.levelname) == ((True, "ERROR") if is_logged else (False, "INFO"))
+    assert is_logged or "AbsentError: no such item" in told.getMessage()
+    m.close()
+
+
+def test_an_expected_error_follows_the_properties_of_the_handler(
+    m: Messaging, caplog: pytest.LogCaptureFixture
+) -> None:
+    registration = register(m, ReplyToSingleSubscriptionHandler, _failing("single", AbsentError("x")), "c")
+    registration.update({**registration.reference.properties, EXPECTED: AbsentError})
+    m.whiteboard.ready().result(PATIENCE)
+    assert isinstance(m.request("c").exception(PATIENCE), ReplyError)
+    assert "Traceback" not in caplog.text
+
+
+def test_a_request_that_does_not_fit_may_be_expected(m: Messaging, caplog: pytest.LogCaptureFixture) -> None:
+    def answer(number: int) -> int:
+        return number
+
+    m.reply("c", answer, expected=DecodeError)
+    error: Any = m.request("c", "x").exception(PATIENCE)
+    assert error.kind == "DecodeError"
+    assert "Traceback" not in caplog.text
+
+
+@table(
+    "expected",
+    [KeyError("x"), "KeyError", [KeyError], int, (KeyError, int), KeyboardInterrupt, ((KeyError,),), None, 0],
+    ids=str,
+)
+def test_what_is_no_class_of_exceptions_is_refused_as_expected(m: Messaging, expected: Any) -> None:
+    with pytest.raises(ArgumentError, match="expected must be a class of exceptions or a tuple of them, not "):
+        m.reply("c", lambda: None, expected=expected)
+    with pytest.raises(ArgumentError, match="expected"):
+        m.reply("c", expected=expected)(lambda: None)
+    assert m.services.find(ReplyToSingleSubscriptionHandler) == []
 
 
 # --- requests without a reply channel

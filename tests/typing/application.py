@@ -201,7 +201,7 @@ def ask(m: Messaging) -> int:
 def serve(m: Messaging, services: ServiceRegistry) -> list[ServiceRegistration]:
     """Answer requests."""
 
-    @m.reply("sums", queue="adders", concurrency=4)
+    @m.reply("sums", queue="adders", concurrency=4, expected=(LookupError, ValueError))
     def add(numbers: list[int]) -> int:
         return sum(numbers)
 

@@ -25,6 +25,7 @@ from messaging import (
 from messaging.replyto import (
     CHANNEL,
     CONCURRENCY,
+    EXPECTED,
     EXTENSIONS,
     REPLY_CHANNEL,
     TARGET,
@@ -184,6 +185,7 @@ WRONG: Final[tuple[tuple[dict[str, Any], str], ...]] = (
     ({CHANNEL: "c", TARGET: "(broken"}, "LDAP"),
     ({CHANNEL: "c", REPLY_CHANNEL: "a/+"}, "wildcard"),
     ({CHANNEL: "c", CONCURRENCY: 0}, CONCURRENCY),
+    ({CHANNEL: "c", EXPECTED: KeyError("x")}, EXPECTED),
 )
 
 
