@@ -22,6 +22,7 @@
     │   ├── InvalidContentError              payload that is not bytes and has no mapper or codec
     │   └── PayloadTooLargeError             over the announced message size limit
     ├── UnsupportedFeatureError              the instance does not announce that feature
+    │   └── UnknownKeywordError (TypeError)  no such keyword of ``publish``, ``subscribe``, ``on``, …
     ├── BrokerError                          the broker or the connection to it failed
     │   ├── ConnectFailedError               no connection could be made
     │   │   ├── AuthenticationError          the broker refused the credentials
@@ -264,6 +265,19 @@ class UnsupportedFeatureError(MessagingError):
             text += f" (supported: {names})"
         super().__init__(text)
         self.feature = feature
+        self.instance = instance
+
+
+class UnknownKeywordError(UnsupportedFeatureError, TypeError):
+    """A short form was called with a keyword that is none of its parameters, and no extension of any instance.
+
+    Attributes:
+        keyword: as it was given.
+    """
+
+    def __init__(self, call: str, keyword: str, instance: str, hint: str) -> None:
+        Exception.__init__(self, f"{call}() has no keyword {keyword!r}" + (f"; {hint}" if hint else ""))
+        self.keyword = self.feature = keyword
         self.instance = instance
 
 

@@ -7,9 +7,22 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from messaging.bounded import BoundedCache
 from messaging.codecs import encode
-from messaging.errors import ArgumentError, InvalidExtensionError
-from messaging.model import Features, Message, MessageContextBuilder, as_message, publishing_only, subscribing_only
-from messaging.text import exact
+from messaging.errors import ArgumentError, InvalidExtensionError, UnknownKeywordError
+from messaging.model import (
+    CHECKS,
+    Features,
+    Message,
+    MessageContextBuilder,
+    PublishKeywords,
+    ReplyKeywords,
+    RequestKeywords,
+    RequestManyKeywords,
+    SubscribeKeywords,
+    as_message,
+    publishing_only,
+    subscribing_only,
+)
+from messaging.text import did_you_mean, exact
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
@@ -20,12 +33,37 @@ Announced: TypeAlias = "Message | MessageContextProvider | Mapping[str, Any]"
 
 #: keywords that are values of the context; the others are extensions in snake case
 _CONTEXT_KEYWORDS: Final = frozenset({"content_type", "content_encoding", "correlation_id", "reply_to"})
+#: the parameters of each short form; its keywords come on top
+_PARAMETERS: Final = {
+    "publish": ("channel", "content", *PublishKeywords.__annotations__),
+    "request": ("channel", "content", "model", "timeout", *RequestKeywords.__annotations__),
+    "request_many": ("channel", "content", "model", "timeout", *RequestManyKeywords.__annotations__),
+    "subscribe": (
+        "channel", "model", "on_invalid", "keep_subscription", "acknowledge", *SubscribeKeywords.__annotations__,
+    ),
+    "on": (
+        "channel", "handler", "model", "concurrency", "on_invalid", "keep_subscription",
+        *SubscribeKeywords.__annotations__,
+    ),
+    "reply": (
+        "channel", "handler", "content_type", "many", "reply_channel", "concurrency", "expected", "ranking",
+        *ReplyKeywords.__annotations__,
+    ),
+}  # fmt: skip
 
 
 def extension_key(keyword: str) -> str:
     """Return the key of the extension that ``keyword`` names in snake case."""
     head, *tail = keyword.split("_")
     return head + "".join(word.capitalize() for word in tail)
+
+
+#: keys of the extensions that any short form has a keyword for; an instance may lack them
+_KEYS: Final = frozenset(
+    extension_key(each)
+    for kind in (PublishKeywords, RequestManyKeywords, SubscribeKeywords)
+    for each in kind.__annotations__
+)
 
 
 class Contexts:
@@ -37,9 +75,19 @@ class Contexts:
         self._known: BoundedCache[Any, MessageContext] = BoundedCache()
 
     def message(
-        self, channel: str, content: Any, keywords: Mapping[str, Any], allowed: frozenset[str] = frozenset()
+        self,
+        channel: str,
+        content: Any,
+        keywords: Mapping[str, Any],
+        allowed: frozenset[str] = frozenset(),
+        call: str = "publish",
     ) -> Message:
-        """Return a message to publish; ``allowed`` are the extensions of subscribing that it may have."""
+        """Return a message to publish; ``allowed`` are the extensions of subscribing that it may have.
+
+        Raises:
+            UnknownKeywordError: ``call``, which takes these keywords, has no such keyword.
+            ArgumentError: a value is not accepted.
+        """
         try:
             # with the types, because True and 1 are equal and have different meanings
             if type(channel) is not str and isinstance(channel, str):
@@ -49,6 +97,7 @@ class Contexts:
         except TypeError:  # a value is not hashable, such as headers
             key, context = None, None
         if context is None:
+            self.check(call, keywords)
             context = _build(channel, keywords, subscribing_only(self._adapter.capabilities) - allowed, "subscribing")
             if key is not None and keywords.get("message_id") is None:  # an id is for one message
                 self._known[key] = context
@@ -81,8 +130,27 @@ class Contexts:
             raise ArgumentError(f"{what} needs a channel: give its context one")
         return message
 
-    def subscribing(self, channel: str, keywords: Mapping[str, Any]) -> MessageContext:
-        """Return a context to subscribe with."""
+    def check(self, call: str, keywords: Mapping[str, Any]) -> None:
+        """Refuse keywords that neither the short form ``call`` nor any instance has.
+
+        Raises:
+            UnknownKeywordError: a keyword is unknown; the text names the nearest one.
+        """
+        own = self._adapter.capabilities
+        for keyword in keywords:
+            key = extension_key(keyword)
+            if not (
+                keyword in _CONTEXT_KEYWORDS
+                or key in _KEYS
+                or key in CHECKS
+                or key in own.publish_extensions
+                or key in own.subscribe_extensions
+            ):
+                raise UnknownKeywordError(call, keyword, own.name, did_you_mean(keyword, _PARAMETERS[call]))
+
+    def subscribing(self, channel: str, keywords: Mapping[str, Any], call: str = "subscribe") -> MessageContext:
+        """Return a context to subscribe with; raises as :meth:`message`."""
+        self.check(call, keywords)
         return _build(channel, keywords, publishing_only(self._adapter.capabilities), "publishing")
 
 

@@ -185,7 +185,8 @@ class Shortcuts:
         options: Any = context
         if timeout is not None:
             options["timeout"] = timeout
-        return self.reply_to.publish_with_reply(self._contexts.message(channel, content, options), model=model)
+        message = self._contexts.message(channel, content, options, call="request")
+        return self.reply_to.publish_with_reply(message, model=model)
 
     @overload
     def request_many(
@@ -214,7 +215,7 @@ class Shortcuts:
         if timeout is not None:
             options["timeout"] = timeout
         return self.reply_to_many.publish_with_reply_many(
-            self._contexts.message(channel, content, options, _OF_STREAMS), model=model
+            self._contexts.message(channel, content, options, _OF_STREAMS, "request_many"), model=model
         )
 
     @overload
@@ -285,6 +286,7 @@ class Shortcuts:
 
             return decorate
         self._registered.refuse_closed()
+        self._contexts.check("reply", extensions)
         if Features.REPLY_TO not in announced(self._adapter):
             raise self._adapter.capabilities.lacks(Features.REPLY_TO, "it needs messageProperties and headers")
         typed = TypedHandler(handler, content_type, many=many)
@@ -412,7 +414,7 @@ class Shortcuts:
             return decorate
         options = self._checked_concurrency(concurrency, context)
         registration = self.subscription.open_handler(
-            self._contexts.subscribing(channel, options),
+            self._contexts.subscribing(channel, options, "on"),
             MessageHandler(handler, model),
             model,
             concurrency,

@@ -294,6 +294,8 @@ class _SecretFiles(PydanticBaseSettingsSource):
 
 
 S = TypeVar("S", bound=Settings)
+#: keywords of ``connect`` that are no settings
+_PARAMETERS: Final = ("services", "interceptors", "will", "birth")
 
 
 def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) -> S:
@@ -307,7 +309,8 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
     kind = cast("type[S]", kind.for_options(given))
     for option in given:
         if option not in kind.model_fields:
-            hint = did_you_mean(option, kind.model_fields) or f"known: {', '.join(sorted(kind.model_fields))}"
+            near = (*kind.model_fields, *_PARAMETERS) if option in keywords else kind.model_fields
+            hint = did_you_mean(option, near) or f"known: {', '.join(sorted(kind.model_fields))}"
             raise InvalidOptionError(option, f"unknown option {option!r} for {url.scheme}://; {hint}")
         if isinstance(given[option], SecretStr) and not _is_secret(kind, option):
             given[option] = given[

@@ -24,7 +24,7 @@ from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, Optional, Required, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, Required, TypeVar
 
 import cbor2
 import msgpack  # type: ignore[import-untyped]

@@ -82,6 +82,7 @@ def test_errors_have_attributes_and_bases_for_programs() -> None:
         errors.InvalidExtensionError("qos", "must be 1"),
         errors.PayloadTooLargeError(10, 5, "MQTT"),
         errors.UnsupportedFeatureError("qos", "m", supported=["a"]),
+        errors.UnknownKeywordError("on", "qoss", "m", "did you mean 'qos'?"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -430,5 +430,5 @@ def test_the_short_way_spells_extensions_in_snake_case(broker: FakeBroker, m: Me
     assert options.custom == {"fakeColour": "red"}
     assert options.headers == {"a": "b"}
     broker.confirm()
-    with pytest.raises(UnsupportedFeatureError, match="'timeToLve'"):
+    with pytest.raises(UnsupportedFeatureError, match="'time_to_lve'; did you mean 'time_to_live'"):
         m.publish("a", b"1", time_to_lve=5)

@@ -10,10 +10,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+import messaging
 from adapters.amqp.adapter import AmqpAdapter
 from adapters.memory.adapter import MemoryAdapter
 from adapters.mqtt.adapter import MqttAdapter
 from messaging import Messaging
+from messaging.errors import InvalidOptionError, UnknownKeywordError, UnsupportedFeatureError
 from messaging.model import (
     CHECKS,
     PUBLISH_ONLY,
@@ -127,3 +129,44 @@ def takes(check: Callable[[Any], Any], value: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _parameters(call: str) -> set[str]:
+    parameters = inspect.signature(getattr(Messaging, call)).parameters.values()
+    return {each.name for each in parameters if each.kind is not each.VAR_KEYWORD} - {"self"}
+
+
+@table("call", ["publish", "request", "request_many", "subscribe", "on", "reply"])
+@table("is_given", [True, False])
+def test_a_misspelt_keyword_is_refused_by_a_short_error_with_the_nearest_one(
+    m: Messaging, call: str, is_given: bool
+) -> None:
+    """Also if its value means unset."""
+    arguments = {"on": ("a", print), "reply": ("a", print)}.get(call, ("a",))
+    for right in _parameters(call) | {"qos"}:
+        wrong = right[:-1] + "_" + right[-1] * 2
+        with pytest.raises(UnknownKeywordError) as caught:
+            getattr(m, call)(*arguments, **{wrong: 1 if is_given else None})
+        assert isinstance(caught.value, TypeError)
+        assert str(caught.value) == f"{call}() has no keyword {wrong!r}; did you mean {right!r}?"
+        assert caught.value.keyword == wrong
+    with pytest.raises(UnknownKeywordError, match=rf"^{call}\(\) has no keyword 'xyzzy'$"):
+        getattr(m, call)(*arguments, xyzzy=1)
+
+
+def test_a_misspelt_keyword_of_a_decorator_is_refused_where_it_decorates(m: Messaging) -> None:
+    for decorate in (m.on("a", concurency=2), m.reply("a", concurency=2)):  # type: ignore[call-overload]
+        with pytest.raises(UnknownKeywordError, match="did you mean 'concurrency'"):
+            decorate(print)
+
+
+def test_an_extension_that_another_instance_has_is_no_misspelt_keyword(m: Messaging) -> None:
+    with pytest.raises(UnsupportedFeatureError, match="does not support 'queueArguments'") as caught:
+        m.on("a", print, queue_arguments={})
+    assert not isinstance(caught.value, TypeError)
+
+
+@table("parameter", ["interceptors", "services", "will", "birth", "timeout", "name"])
+def test_a_misspelt_keyword_of_connect_names_the_nearest_one(parameter: str) -> None:
+    with pytest.raises(InvalidOptionError, match=rf"did you mean '{parameter}'\?$"):
+        messaging.connect("memory://keywords", **{parameter[:-1] + "x" + parameter[-1]: 1})
