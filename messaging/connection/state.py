@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from reactivex import Observable
 from reactivex import abc as rx
 
-from messaging.execution import Serial, callbacks_of, clock
+from messaging.execution import Observer, Serial, callbacks_of, clock
 from messaging.functions import check_result
 from messaging.text import SafeLog
 
@@ -87,7 +87,7 @@ class ConnectionStates(Observable[ConnectionState]):
 
     def subscribe(
         self,
-        on_next: Any = None,
+        on_next: Observer[ConnectionState] | Callable[[ConnectionState], object] | None = None,
         on_error: Callable[[Exception], object] | None = None,
         on_completed: Callable[[], object] | None = None,
         *,
@@ -101,8 +101,8 @@ class ConnectionStates(Observable[ConnectionState]):
         Raises:
             ArgumentError: an argument is neither an observer nor callable.
         """
-        on_next, _, on_completed = callbacks_of(on_next, on_error, on_completed)
-        watcher = _Watcher(on_next, on_completed)
+        next_, _, on_completed = callbacks_of(on_next, on_error, on_completed)
+        watcher = _Watcher(next_, on_completed)
         if self._value.name == "closed":  # the engine loop may not run any more
             watcher.tell(self._value)
         else:

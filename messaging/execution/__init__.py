@@ -19,6 +19,7 @@ from messaging.execution.loop import shielded as shielded
 from messaging.execution.loop import wait_for as wait_for
 from messaging.execution.mailboxes import Mailbox as Mailbox
 from messaging.execution.mailboxes import mailbox as mailbox
+from messaging.execution.observers import Observer as Observer
 from messaging.execution.observers import callbacks_of as callbacks_of
 from messaging.execution.pool import GROW_AFTER as GROW_AFTER
 from messaging.execution.pool import Pool as Pool

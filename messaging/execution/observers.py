@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from messaging.errors import ArgumentError
 from messaging.functions import check_procedure
+
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Observer(Protocol[T_contra]):
+    """Observes a stream of values (an ``rx.ObserverBase`` does)."""
+
+    def on_next(self, value: T_contra, /) -> object:
+        """Handle the next value."""
+
+    def on_error(self, error: Exception, /) -> object:
+        """Handle the failure of the stream."""
+
+    def on_completed(self) -> object:
+        """Handle the end of the stream."""
 
 
 def callbacks_of(on_next: Any, on_error: Any, on_completed: Any) -> tuple[Any, Any, Any]:

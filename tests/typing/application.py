@@ -31,8 +31,10 @@ from messaging import (
     ReplyError,
     WouldBlockError,
 )
+from messaging.connection.state import ConnectionState
 from messaging.replyto import CHANNEL, ReplyRegistration, ReplyToSingleSubscriptionHandler
 from messaging.services import ServiceRegistration, ServiceRegistry
+from messaging.typedevent import TypedEventBus
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +183,32 @@ def observe(m: Messaging) -> None:
 # --- requests
 
 
+class States:
+    """Observes the connection."""
+
+    def on_next(self, value: ConnectionState) -> None:
+        """Take a state."""
+
+    def on_error(self, error: Exception) -> None:
+        """Take an error."""
+
+    def on_completed(self) -> None:
+        """Take the end."""
+
+
+def watch(m: Messaging, bus: TypedEventBus) -> None:
+    """Observe what is no message."""
+    m.connection_state.subscribe(lambda state: logger.info("%s", state.name))
+    m.connection_state.subscribe(on_next=lambda state: logger.info("%s %s", state.is_up, state.cause))
+    disposable = m.connection_state.subscribe(print, on_error=print, on_completed=lambda: None)
+    disposable.dispose()
+    m.connection_state.subscribe(States())
+    m.connection_state.subscribe(lambda state: state.nmae)  # error
+    m.connection_state.subscribe("print")  # error
+    bus.monitor.monitor_events(3).subscribe(lambda event: logger.info("%s", event.topic))
+    m.request_many("sums", [1], int).subscribe(lambda message: logger.info("%d", message.value()))
+
+
 def ask(m: Messaging) -> int:
     """Ask, with a model and without."""
     total = m.request("sums", [1, 2, 3], int, timeout=2).result()
@@ -243,6 +271,7 @@ def run() -> None:
             assert_type(promise.result(timeout=5), None)
         register(m)
         observe(m)
+        watch(m, TypedEventBus(m.services))
         serve(m, ServiceRegistry())
         logger.info("%f %s", iterate(m) + ask(m), build(m).context.content_type)
     try:
