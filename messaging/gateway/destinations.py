@@ -180,7 +180,9 @@ class Destinations:
         has_properties = self._carries_properties
         context = MessageContext(
             channel,
-            content_type=settings.content_type or (shape.content_type if has_properties else None),
+            content_type=(shape.content_type if has_properties else None)
+            if settings.content_type is None
+            else settings.content_type,
             content_encoding=shape.content_encoding if has_properties else None,
             correlation_id=shape.correlation_id if has_properties else None,
             extensions=MappingProxyType(dict(extensions)),

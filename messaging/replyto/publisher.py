@@ -86,7 +86,7 @@ class ReplyToPublisher:
         compiled = source.plan
         known = compiled.request if compiled is not None and compiled.stamp is self._publisher.stamp else None
         plan: _RequestPlan = known or self._plan(source)
-        correlation_id = plan.correlation_id or _new_id()
+        correlation_id = _new_id() if plan.correlation_id is None else plan.correlation_id
         message = plan.message
         timeout = message.options.timeout
         if plan.individual is not None:
@@ -122,7 +122,7 @@ class ReplyToPublisher:
             raise ArgumentError(f"reply channel {merged.reply_to_channel!r}: many replies need one of their own")
         headers = {**merged.extensions.get(Features.EXTENSION_HEADERS, {}), **Marker(MANY).headers()}
         context = self._addressed(merged, merged.reply_to_channel or reply_to, headers)
-        return payload, context, merged.correlation_id or _new_id()
+        return payload, context, _new_id() if merged.correlation_id is None else merged.correlation_id
 
     def _open(self, request_message: Message | MessageContextProvider, call: str) -> tuple[MessageContext, bytes]:
         """Return the context of a request, and its payload, checked."""

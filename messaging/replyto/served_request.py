@@ -353,7 +353,9 @@ class ServedRequest:
             marker,
             None if isinstance(own, Incoming) else own.reply_to_channel,
         )
-        return replies.publish(message.payload, plan, correlation_id or self.correlation_id, on_loop=on_loop)
+        if correlation_id is None:
+            correlation_id = self.correlation_id
+        return replies.publish(message.payload, plan, correlation_id, on_loop=on_loop)
 
     def _sent(
         self,

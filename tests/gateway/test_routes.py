@@ -132,6 +132,22 @@ def _is_queued(m: Broker, channel: str) -> bool:
     return m.m.publish(channel, b"", mandatory=True).exception(PATIENCE) is None
 
 
+@table("content_type, found", [(None, "text/plain"), ("", "")])
+def test_empty_values_pass_a_route_as_they_are(
+    names: Names, tmp_path: Path, content_type: str | None, found: str
+) -> None:
+    target = {"channel": "out/{x}"} if content_type is None else {"channel": "out/{x}", "content_type": content_type}
+    name = found.replace("/", "-") or "empty"
+    chosen = settings(tmp_path / name, instances=names, routes={"r": route(target=target)}, name=unique(name))
+    with Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "out/+") as b, Gateway(chosen) as gateway:
+        started(gateway)
+        a.send("in/1", b"", content_type="text/plain", correlation_id="", headers={"k": ""})
+        b.messages.wait_for(1)
+        message = b.messages[0]
+    assert (message.payload, message.context.content_type, message.context.correlation_id) == (b"", found, "")
+    assert message.headers["k"] == ""
+
+
 def test_a_message_that_returns_is_dropped(names: Names, tmp_path: Path) -> None:
     routes = {
         "there": route("#", "{channel}"),

@@ -43,6 +43,19 @@ def test_a_message_is_stored_whole(engine: Engine) -> None:
     assert restored == context.replace(extensions=extensions)
 
 
+def test_empty_values_are_stored_and_published_as_they_are(engine: Engine, m: Messaging) -> None:
+    context = MessageContext("a/b", "", "", "", "", extensions={"headers": {"k": ""}, "priority": 0})
+    received = Received(m, channel_extension="")
+    with engine.begin() as connection:
+        enqueue(connection, Message(b"", context))
+    Relay(engine, m).drain()
+    received.wait(1)
+    found = received[0].context
+    assert received[0].payload == b""
+    assert (found.content_type, found.content_encoding, found.correlation_id, found.channel_extension) == ("",) * 4
+    assert (found.extensions["headers"], found.extensions["priority"]) == ({"k": ""}, 0)
+
+
 def test_the_key_is_the_channel_unless_one_is_given_and_ids_are_made(engine: Engine) -> None:
     put(engine, 1, 2)
     first, second = rows(engine)

@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from messaging import AcknowledgeType, ArgumentError, Features, Message, Messaging, cloudevents
+from messaging import AcknowledgeType, ArgumentError, Features, Message, MessageContext, Messaging, cloudevents
 from messaging.errors import DeadlineError, DecodeError, InvalidHeaderError, UnknownContentTypeError
 from messaging.model import as_text
 from messaging.testing.conformance.backends import Backend
@@ -245,3 +246,69 @@ def test_invalid_content_can_become_a_dead_letter(backend: Backend, m: Messaging
         m.subscribe(backend.channel(), Reading, on_invalid="ignore")
     with pytest.raises(ArgumentError, match="deadLetterChannel"):
         m.subscribe(backend.channel(), Reading, on_invalid="dead_letter")
+
+
+# --- empty is not absent
+
+
+@pytest.mark.envelope
+@table("outbox", ["memory", "disk"])
+def test_empty_values_arrive_as_they_were_sent(backend: Backend, m: Messaging, tmp_path: Path, outbox: str) -> None:
+    sender = m if outbox == "memory" else backend.connect(outbox_path=tmp_path / "outbox")
+    channel = backend.channel()
+    values: dict[str, Any] = {}
+    for feature_, some in (
+        (Features.MESSAGE_PROPERTIES, {"content_type": "", "content_encoding": "", "correlation_id": ""}),
+        (Features.EXTENSION_HEADERS, {"headers": {"k": ""}}),
+        (Features.ROUTING_KEY, {"channel_extension": ""}),
+        (Features.EXTENSION_PRIORITY, {"priority": 0}),
+        ("type", {"type": ""}),
+        ("appId", {"app_id": ""}),
+    ):
+        values |= some if feature_ in m.features else {}
+    extension = {"channel_extension": ""} if "channel_extension" in values else {}
+    with m.subscribe(channel, **backend.reliable, **extension) as stream:
+        sender.publish(channel, b"", **backend.reliable, **values).result(PATIENCE)
+        message = stream.receive(PATIENCE)
+    context = message.context
+    found = {
+        "content_type": context.content_type, "content_encoding": context.content_encoding,
+        "correlation_id": context.correlation_id, "channel_extension": context.channel_extension,
+        "headers": dict(message.headers), "priority": context.extensions.get("priority"),
+        "type": context.extensions.get("type"), "app_id": context.extensions.get("appId"),
+    }  # fmt: skip
+    assert message.payload == b""
+    assert {key: found[key] for key in values} == values
+
+
+@feature(Features.REPLY_TO, Features.MESSAGE_PROPERTIES)
+@table("form", ["one", "many"])
+def test_an_empty_correlation_id_is_sent_and_resolves_the_request(backend: Backend, m: Messaging, form: str) -> None:
+    responder = backend.connect()
+    channel, replies = backend.channel(), backend.channel()
+    seen: list[Any] = []
+
+    def answer(request: Message) -> Message:
+        seen.append(request.context.correlation_id)
+        return Message(b"", MessageContext(correlation_id=""))
+
+    with responder.reply(channel, answer):
+        if form == "one":
+            reply = m.request(channel, b"", reply_to=replies, correlation_id="").result(PATIENCE)
+        else:
+            with m.request_many(channel, b"", reply_to=replies, correlation_id="") as stream:
+                reply = stream.receive(PATIENCE)
+    assert seen == [""]
+    assert (reply.payload, reply.context.correlation_id) == (b"", "")
+
+
+@feature(Features.REPLY_TO, Features.MESSAGE_PROPERTIES)
+def test_a_reply_keeps_an_empty_correlation_id_of_its_own(backend: Backend, m: Messaging) -> None:
+    responder = backend.connect()
+    channel, replies = backend.channel(), backend.channel()
+    with (
+        responder.reply(channel, lambda: Message(b"", MessageContext(correlation_id=""))),
+        m.subscribe(replies, **backend.reliable) as stream,
+    ):
+        m.publish(channel, b"", reply_to=replies, correlation_id="1", **backend.reliable).result(PATIENCE)
+        assert stream.receive(PATIENCE).context.correlation_id == ""
