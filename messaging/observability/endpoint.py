@@ -170,12 +170,9 @@ class _Server(http.server.HTTPServer):
     ) -> None:  # fmt: skip
         self.address_family = family
         self.answer = answer
-        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._lock = threading.Lock()  # guards the following two
-        #: connections that have not sent a request, the oldest first
-        self._silent: dict[Any, None] = {}
-        #: connections that were cut, and whose places others have
-        self._replaced: set[Any] = set()
+        self._lock = threading.Lock()  # guards the following
+        #: connections that have a place, the oldest first -> whether they have sent their request
+        self._open: dict[Any, bool] = {}
         super().__init__(address, _Handler)
 
     def run(self) -> None:
@@ -190,18 +187,19 @@ class _Server(http.server.HTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer on another thread. If all places are taken, the oldest connection without a request gives up its."""
-        if not self._places.acquire(blocking=False):
-            with self._lock:
-                silent = next(iter(self._silent), None)
-                if silent is not None:
-                    del self._silent[silent]
-                    self._replaced.add(silent)
-            if silent is None:
-                self.shutdown_request(request)
-                return
-            _cut(silent)
+        silent = None
         with self._lock:
-            self._silent[request] = None
+            is_full = len(self._open) >= MAX_CONNECTIONS
+            if is_full:
+                silent = next((each for each, is_heard in self._open.items() if not is_heard), None)
+                self._open.pop(silent, None)
+            if silent is not None or not is_full:
+                self._open[request] = False
+        if silent is not None:
+            _cut(silent)
+        elif is_full:
+            self.shutdown_request(request)
+            return
         try:
             start_thread(lambda: self._serve(request, client_address), _THREAD_NAME)
         except RuntimeError:  # no thread can be started
@@ -211,16 +209,13 @@ class _Server(http.server.HTTPServer):
     def _leave(self, request: Any) -> None:
         """Release the place of a connection, unless another one has it already."""
         with self._lock:
-            self._silent.pop(request, None)
-            is_replaced = request in self._replaced
-            self._replaced.discard(request)
-        if not is_replaced:
-            self._places.release()
+            self._open.pop(request, None)
 
     def heard(self, request: Any) -> None:
         """Note that a connection has sent its request. From any thread."""
         with self._lock:
-            self._silent.pop(request, None)
+            if request in self._open:
+                self._open[request] = True
 
     def _serve(self, request: Any, client_address: Any) -> None:
         # a client that sends a byte now and then would keep its thread for long
