@@ -5,6 +5,9 @@ lease, and the time until which it is renewed. The end is stored when the party 
 the lease is renewed at once, and again after failures, until its grantor says that it has ended, or until the granted
 seconds have passed since the start.
 
+**Failures.** The owner of a lease that is not renewed any more is told of it, where the party can tell. The record
+stays until then: after a kill before that, the lease is renewed again, fails again, and the owner is told.
+
 **Threads.** Any thread may use the object. Its lock guards the leases, and the order of the records of one lease. It is
 not held while the disk is waited for.
 """
@@ -13,10 +16,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError
+from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError, UnknownLeaseError
 from messaging.execution import refuse_in_loop
 from messaging.leases import Lease, LeaseRenewalManager, RemoteGrantor, StoredTime, reference_of, seconds_of, value_of
 from messaging.leases.lease import check_duration
@@ -56,6 +59,22 @@ class _Kept:
         self._renewals.note_ended(self, None)
 
 
+class RenewalFailure(NamedTuple):
+    """A lease that is not renewed any more, although its owner wanted that.
+
+    Attributes:
+        owner: whose lease it is.
+        lease_id: of the lease.
+        error: why it was not renewed.
+        told: to be called once the owner knows, or is gone. On any thread; does not wait for the disk.
+    """
+
+    owner: str
+    lease_id: str
+    error: MessagingError
+    told: Callable[[], object]
+
+
 class KeptRenewals:
     """The leases that one party renews for its owners. Thread safe.
 
@@ -64,15 +83,23 @@ class KeptRenewals:
         messaging: reaches the grantors of an earlier run; ``None``: their leases are not renewed in this run.
         manager: renews the leases. The party closes it.
         name: of the party, for the log.
+        on_failed: called for each lease that is not renewed any more, on a worker thread or in :meth:`recover`, without
+            a lock; ``None``: failures are only logged.
     """
 
     def __init__(
-        self, table: JournalTable, messaging: Messaging | None, manager: LeaseRenewalManager, name: str
+        self,
+        table: JournalTable,
+        messaging: Messaging | None,
+        manager: LeaseRenewalManager,
+        name: str,
+        on_failed: Callable[[RenewalFailure], object] | None = None,
     ) -> None:
         self._table = table
         self._messaging = messaging
         self._manager = manager
         self._name = name
+        self._on_failed = on_failed
         self._lock = threading.Lock()  # guards the following
         self._leases: dict[_Key, _Kept] = {}
 
@@ -143,20 +170,40 @@ class KeptRenewals:
                 self._remove(_text(key))
 
     def note_ended(self, kept: _Kept, error: MessagingError | None) -> None:
-        """Forget a lease that is not renewed any more. For its listener."""
+        """Forget a lease that is not renewed any more. For its listener.
+
+        Args:
+            kept: the lease.
+            error: why it was not renewed; ``None``: its owner wanted it until now.
+        """
         with self._lock:
             if self._leases.get(kept.key) is not kept:
                 return  # another handle of it is renewed
             del self._leases[kept.key]
-            self._remove(_text(kept.key))
+            if error is None:
+                self._remove(_text(kept.key))
         if error is not None:
-            _, channel, lease_id = kept.key
-            logger.warning("%s: lease %s at '%s' is not renewed any more: %s", self._name, lease_id, channel, error)
+            self._fail(kept.key, error)
+
+    def _fail(self, key: _Key, error: MessagingError) -> None:
+        """Tell of a lease that is not renewed any more. Without the lock."""
+        owner, channel, lease_id = key
+        logger.warning("%s: lease %s at '%s' is not renewed any more: %s", self._name, lease_id, channel, error)
+        if self._on_failed is None:
+            self._told(key)
+        else:
+            self._on_failed(RenewalFailure(owner, lease_id, error, lambda: self._told(key)))
+
+    def _told(self, key: _Key) -> None:
+        """Remove the record of a lease that failed, unless it is renewed again."""
+        with self._lock:
+            if key not in self._leases:
+                self._remove(_text(key))
 
     # --- restart
 
     def recover(self, owners: Iterable[str]) -> None:
-        """Renew the leases of an earlier run, at once.
+        """Renew the leases of an earlier run, at once; tell of those that have ended meanwhile.
 
         Args:
             owners: those that are there in this run. The records of others are removed.
@@ -177,8 +224,7 @@ class KeptRenewals:
                 continue
             left = granted if end is None else end.remaining()
             if left <= 0:
-                logger.warning("%s: lease %s at '%s' ended while this was closed", self._name, key[2], key[1])
-                self._remove(text)
+                self._fail(key, UnknownLeaseError(f"it ended while the {self._name} was closed"))
             elif self._messaging is not None:
                 self._recover(key, granted, left, until)
 

@@ -19,6 +19,7 @@ from messaging.errors import BoundReachedError, DecodeError, MessagingError
 from messaging.remoteevent.event_journal import EventJournal
 from messaging.remoteevent.intake import EventIntake
 from messaging.remoteevent.layout import decode_event
+from messaging.remoteevent.renewal_set import RenewalFailureEvent
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -119,17 +120,18 @@ class BoxBase(EventIntake):
 
     def admit(self, event: RemoteEvent, size: int) -> MessagingError | bool:
         """See ``EventIntake``."""
-        if self._full == "drop_oldest" or self.has_room(event, size):
+        is_notice = isinstance(event, RenewalFailureEvent)  # waits for room: its sender tries again
+        if self.has_room(event, size) or (self._full == "drop_oldest" and not is_notice):
             self._pending += 1
             return True
-        if self._full == "drop_newest":
+        if self._full == "drop_newest" and not is_notice:
             self._dropped += 1
             return False
         return BoundReachedError(f"the mailbox is full: {self._describe()} are stored")
 
-    def drops(self, _event: RemoteEvent) -> bool:
+    def drops(self, event: RemoteEvent) -> bool:
         """See ``EventIntake``."""
-        if self._full != "drop_newest":
+        if self._full != "drop_newest" or isinstance(event, RenewalFailureEvent):
             return False
         self._dropped += 1
         return True

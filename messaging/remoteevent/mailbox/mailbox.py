@@ -42,8 +42,9 @@ from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, Rem
 from messaging.remoteevent.delivery import RetryPolicy, wait_for_all
 from messaging.remoteevent.kept_leases import KeptLeases
 from messaging.remoteevent.kept_listeners import KeptListeners
-from messaging.remoteevent.kept_renewals import KeptRenewals
+from messaging.remoteevent.kept_renewals import KeptRenewals, RenewalFailure
 from messaging.remoteevent.mailbox.box import BOX_FULL, Box, BoxFull, QueueBox
+from messaging.remoteevent.mailbox.failure_notices import FailureNotices
 from messaging.remoteevent.mailbox.latest_box import LatestBox
 from messaging.remoteevent.mailbox.open_boxes import OpenBoxes, default_most
 from messaging.remoteevent.mailbox.records import check_bound, check_choice, check_record, kinds_of
@@ -54,6 +55,7 @@ from messaging.text import SafeLog, tolerant
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from messaging.execution import Promise
     from messaging.instance import Messaging
     from messaging.leases import GrantedLease
     from messaging.remoteevent.event import EventKind
@@ -144,10 +146,12 @@ class EventMailbox:
         self._owns_landlord = landlord is None
         self._boxes = OpenBoxes(max_open_boxes or default_most(), name)
         self._manager = LeaseRenewalManager()
-        self._lock = threading.Lock()  # guards the following four
+        self._lock = threading.Lock()  # guards the following five
         #: servers by their channels, at which this mailbox is reached by others
         self._channels: Counter[str] = Counter()
         self._kept: dict[str, _Kept] = {}
+        #: by the id of the registration
+        self._notices: dict[str, FailureNotices] = {}
         #: registrations that have ended, and whose targets may have events
         self._ending: set[MailboxRegistration] = set()
         self._is_closed = False
@@ -159,7 +163,10 @@ class EventMailbox:
             resources.callback(self._state.close)
             self._leases = KeptLeases(self._state, self.landlord)
             resources.callback(self._leases.close)
-            self._renewals = KeptRenewals(self._state, messaging, self._manager, f"mailbox '{name}'")
+            resources.callback(self._close_notices)
+            self._renewals = KeptRenewals(
+                self._state, messaging, self._manager, f"mailbox '{name}'", self._note_not_renewed
+            )
             restored = self._recover()
             resources.pop_all()
         for registration, refused, target in restored:  # last: a mailbox that cannot be opened delivers nothing
@@ -307,6 +314,9 @@ class EventMailbox:
         """Remove the records of a registration that has ended."""
         with self._lock:
             self._kept.pop(registration.id, None)
+            notices = self._notices.pop(registration.id, None)
+        if notices is not None:
+            notices.close()
         self._renewals.forget(registration.id)
         with contextlib.suppress(ClosedError):
             self._leases.forget(_REGISTRATION + registration.id)
@@ -328,7 +338,8 @@ class EventMailbox:
         """Renew a lease for an owner that is away, as long as its registration lasts (EV.3.3).
 
         A lease of another process is renewed again after a restart of the mailbox. A later call for the same lease
-        takes the place of an earlier one.
+        takes the place of an earlier one. When the lease cannot be renewed any more, a
+        :class:`~messaging.remoteevent.RenewalFailureEvent` is stored for the owner.
 
         Args:
             registration: of the owner.
@@ -351,6 +362,21 @@ class EventMailbox:
         self._renewals.keep(registration.id, lease, duration)
         if registration.id not in self._kept:  # it has ended meanwhile
             self._renewals.forget(registration.id)
+
+    def _note_not_renewed(self, failure: RenewalFailure) -> None:
+        """Tell an owner that a lease is not renewed any more: with an event in its box."""
+        with self._lock:
+            kept = self._kept.get(failure.owner)
+            if self._is_closed or kept is None:
+                return  # the next run tells, unless the registration has ended
+            notices = self._notices.get(failure.owner)
+            if notices is None:
+                notices = self._notices[failure.owner] = FailureNotices(kept.registration, f"mailbox '{self.name}'")
+        notices.add(failure)
+
+    def _close_notices(self) -> list[Promise[None]]:
+        with self._lock:
+            return [each.close() for each in self._notices.values()]
 
     def _is_own(self, lease: Lease) -> bool:
         grantor = lease.grantor
@@ -464,7 +490,7 @@ class EventMailbox:
         self._renewals.close()
         self._manager.close()
         error = ClosedError(f"mailbox '{self.name}': closed")
-        stopped = [each.registration.end(error) for each in kept]
+        stopped = [*self._close_notices(), *(each.registration.end(error) for each in kept)]
         wait_for_all([each for each in stopped if each is not None])
         for each in kept:
             if each.registration.lease.is_over:

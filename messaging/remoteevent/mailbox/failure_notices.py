@@ -1,0 +1,81 @@
+"""Events of a mailbox itself: they tell its owners which leases it does not renew any more (EV.3.3).
+
+A notice is an event in the box of the owner, so it reaches the owner in each mode, also after a restart. Each lease is
+a source of its own: a box that keeps the latest events keeps the notices of all leases.
+
+**Room.** A notice waits until the box has room, so it is not dropped in place of another event.
+
+**Threads.** Any thread may use the objects. Notices are stored on worker threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from messaging.execution import clock
+from messaging.remoteevent.delivery import Delivery, RetryPolicy
+from messaging.remoteevent.renewal_set import RENEWAL_FAILURE, RenewalFailureEvent
+
+if TYPE_CHECKING:
+    from messaging.execution import Promise
+    from messaging.remoteevent.event import RemoteEvent
+    from messaging.remoteevent.kept_renewals import RenewalFailure
+    from messaging.remoteevent.mailbox.registration import MailboxRegistration
+
+#: a box that is full may have room as soon as its owner takes events
+_RETRY: Final = RetryPolicy(max_delay=2.0)
+
+
+class FailureNotices:
+    """The notices that wait for the box of one registration. Thread safe.
+
+    Args:
+        registration: stores them. When it has ended, nothing further is stored.
+        name: of the mailbox, for the log.
+    """
+
+    def __init__(self, registration: MailboxRegistration, name: str) -> None:
+        self._registration = registration
+        self._lock = threading.Lock()  # guards the following
+        self._waiting: deque[tuple[RemoteEvent, RenewalFailure]] = deque()
+        self._delivery = Delivery(
+            f"{name}: notices of registration {registration.id}",
+            registration.listener,
+            self,
+            policy=_RETRY,
+            lease=registration.lease,
+        )
+
+    def add(self, failure: RenewalFailure) -> None:
+        """Store a notice, as soon as the box has room."""
+        event = RenewalFailureEvent(
+            f"mailbox/{self._registration.id}/{failure.lease_id:.400}",
+            RENEWAL_FAILURE,
+            clock.wall_ns() // 1000,  # above that of an earlier failure of the same lease
+            None,
+            lease_id=failure.lease_id,
+            error=type(failure.error).__name__,
+            reason=str(failure.error)[:500],
+        )
+        with self._lock:
+            self._waiting.append((event, failure))
+        self._delivery.wake()
+
+    def peek(self, most: int) -> list[RemoteEvent]:
+        """See ``EventQueue``."""
+        with self._lock:
+            return [event for event, _ in islice(self._waiting, most)]
+
+    def settle(self, count: int) -> None:
+        """See ``EventQueue``."""
+        for _ in range(count):
+            with self._lock:
+                _, failure = self._waiting.popleft()
+            failure.told()
+
+    def close(self) -> Promise[None]:
+        """Store nothing further; return the promise that nothing is being stored."""
+        return self._delivery.close()
