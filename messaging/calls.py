@@ -24,7 +24,7 @@ from messaging import errors
 from messaging.errors import ArgumentError, BoundReachedError, ClosedError, DecodeError, MessagingError, ReplyError
 from messaging.eventdata import from_portable, read_json, to_portable, write_json
 from messaging.execution import Promise
-from messaging.model import Message  # noqa: TC001  # the annotation of `_answer` is evaluated
+from messaging.model import Features, Message
 from messaging.replyto import DeferredReply
 
 if TYPE_CHECKING:
@@ -150,7 +150,8 @@ def call(
 
     Returns:
         The promise of the result. It fails with the error of the operation (``ReplyError`` for a class that is not
-        known here), or as :meth:`Messaging.request <messaging.Messaging.request>` does.
+        known here), or as :meth:`Messaging.request <messaging.Messaging.request>` does: with ``UnroutableError`` at
+        once where no server has subscribed, unless the protocol is MQTT 3.1.1.
 
     Raises:
         InvalidEventError: an argument has no portable form.
@@ -159,7 +160,7 @@ def call(
     if not isinstance(operation, str) or not operation.isprintable():
         raise ArgumentError(f"operation must be a printable text, not {type(operation).__name__}")
     payload = write_call(operation, arguments or {}, body)
-    request = messaging.request(channel, payload, timeout=timeout)
+    request = messaging.request(channel, payload, timeout=timeout, **_guarantees(messaging, timeout))
     promise: Promise[Any] = Promise(lambda: f"{operation} at {channel!r}")
 
     def settle() -> None:
@@ -173,6 +174,17 @@ def call(
 
     request.listen(settle)
     return promise
+
+
+def _guarantees(messaging: Messaging, timeout: float | None) -> dict[str, Any]:
+    """Return extensions with which the broker tells that a call reached no server, and keeps none beyond its time."""
+    features = messaging.features
+    found: dict[str, Any] = {}
+    if Features.EXTENSION_MANDATORY in features:
+        found["qos"] = 1
+        if timeout is not None and Features.EXTENSION_TIME_TO_LIVE in features:
+            found["time_to_live"] = timeout
+    return found
 
 
 def error_named(kind: str, reason: str) -> MessagingError:

@@ -26,6 +26,7 @@ from messaging.errors import (
     ReplyError,
     UnknownEventError,
     UnknownLeaseError,
+    UnroutableError,
     WouldBlockError,
 )
 from messaging.leases import Landlord, Lease, LeaseServer
@@ -338,6 +339,28 @@ def test_a_mailbox_renews_leases_of_other_processes_also_after_a_restart(
 
 
 # --- calls
+
+
+def test_a_call_that_arrives_before_its_server_has_subscribed_fails_at_once(
+    connect: Connect, channel: str, tmp_path: Path
+) -> None:
+    """The owner is told "later" by the broker: nothing was delivered, so asking again does no harm."""
+    m = connect()
+    box = RemoteMailbox(m, channel).registration("a" * 24)
+    generator = RemoteGenerator(m, channel)
+    for ask in (
+        box.drain,
+        lambda: box.lease.renew(5.0).result(),
+        lambda: box.remote_events().result(),
+        lambda: box.enable_delivery(box.listener.reference._replace(channel="other")).result(),
+        lambda: box.listener.notify(event(1)),
+        lambda: RemoteMailbox(m, channel).register(5.0).result(),
+        lambda: generator.register(1, None, box.listener, 5.0).result(),
+    ):
+        with pytest.raises(UnroutableError):
+            ask()
+    with EventMailbox(tmp_path / "m", messaging=m) as mailbox, ready(MailboxServer(m, channel, mailbox)):
+        assert RemoteMailbox(m, channel).register(5.0).result(PATIENCE).drain() == []
 
 
 def test_errors_of_operations_keep_their_class(m: Messaging, channel: str) -> None:
