@@ -22,7 +22,7 @@ from messaging.errors import (
     PermissionDeniedError,
     check_instance,
 )
-from messaging.eventdata import WireError, WireEvent, to_portable
+from messaging.eventdata import WireError, WireEvent
 from messaging.eventnetwork import DISPATCH, Notification, framework_uuid
 from messaging.execution import Promise, clock, seconds
 from messaging.text import SafeLog
@@ -299,7 +299,7 @@ def _check_sent(sent: Promise[None], notification: Notification) -> None:
 
 def wire_event(event: DispatchedEvent, principal: Principal = None) -> WireEvent:
     """Return an event as it is sent; the node adds its own number."""
-    found = WireEvent(event.topic, to_portable(event.data) if event.kind == "data" else None)
+    found = WireEvent.of(event.topic, event.data) if event.kind == "data" else WireEvent(event.topic)
     found.time = int(clock.wall() * _MICROSECONDS)
     if event.kind != "data":
         found.kind = event.kind

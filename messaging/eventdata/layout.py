@@ -27,6 +27,8 @@ All keys but ``event`` and ``data`` may be missing, or ``null``. A reader ignore
 ``correlation``  text: relates a reply to its request
 ``principal``    text: who published the event, as the sender says
 ``notify``       ``true``: the sender wants an acknowledgement
+``enums``        list of at most 32 texts ``module:class``: the enums of the members in the data. Where the class is
+                 imported, a reader has the member itself
 ``error``        ``{"type": text, "message": text}``: what failed, if ``kind`` is ``"error"``
 ===============  =======================================================================================================
 
@@ -54,6 +56,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from messaging.codecs import Codec, codec_for
 from messaging.errors import DecodeError, EncodeError, InvalidEventError, MissingExtraError
+from messaging.eventdata.enums import MAX_CLASSES
 from messaging.eventdata.json_text import is_unicode, read_json, write_json
 from messaging.eventdata.problems import with_article
 from messaging.eventdata.schema import MISSING
@@ -117,12 +120,14 @@ class WireEvent:
         reply_to, correlation_id: the fields ``reply`` and ``correlation``, or ``None``.
         notify: whether the sender wants an acknowledgement.
         error: what failed, if the kind is ``"error"``; or ``None``.
+        enums: the classes of the members of enums in the data.
     """
 
     __slots__ = (
         "bundle",
         "correlation_id",
         "data",
+        "enums",
         "error",
         "id",
         "kind",
@@ -159,6 +164,7 @@ class WireEvent:
         principal: str | None = None,
         notify: bool = False,
         error: WireError | None = None,
+        enums: tuple[str, ...] = (),
     ) -> None:
         self.topic = topic
         self.data = data
@@ -177,6 +183,7 @@ class WireEvent:
         self.principal = principal
         self.notify = notify
         self.error = error
+        self.enums = enums
 
     @classmethod
     def of(cls, topic: str, value: Any, **fields: Any) -> WireEvent:
@@ -190,15 +197,31 @@ class WireEvent:
         Raises:
             InvalidEventError: ``value`` has no portable form.
         """
-        return cls(topic, to_portable(value), **fields)
+        event = cls(topic, **fields)
+        event.put(value)
+        return event
 
-    def value(self) -> Any:
+    def put(self, value: Any, *, is_bounded: bool = True) -> None:
+        """Make a copy of ``value`` in portable form the data. Raises as :meth:`of`.
+
+        Args:
+            value: the payload.
+            is_bounded: whether the bounds of the portable form apply.
+        """
+        enums: set[str] = set()
+        self.data = to_portable(value, is_bounded=is_bounded, enums=enums)
+        self.enums = tuple(sorted(enums)) if enums else ()
+
+    def value(self, *, is_bounded: bool = True) -> Any:
         """Return the data as values of Python; a new copy for each call.
+
+        Args:
+            is_bounded: whether the bounds of the portable form apply.
 
         Raises:
             DecodeError: the data is not in portable form, or beyond its bounds.
         """
-        return from_portable(self.data)
+        return from_portable(self.data, is_bounded=is_bounded, enums=self.enums)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WireEvent):
@@ -275,6 +298,12 @@ def _path(value: Any) -> tuple[str, ...]:
     return tuple(map(_uuid, value))
 
 
+def _enums(value: Any) -> tuple[str, ...]:
+    if type(value) not in (list, tuple) or len(value) > MAX_CLASSES:
+        raise _WrongError(f"a list of at most {MAX_CLASSES} texts")
+    return tuple(map(_text, value))
+
+
 def _kind(value: Any) -> str:
     if type(value) is str and value in (DATA, CLOSE, ERROR):
         return value
@@ -318,9 +347,10 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "principal": ("principal", _text),
     "notify": ("notify", _flag),
     "error": ("error", _error),
+    "enums": ("enums", _enums),
 }
 #: values that are not written; the empty tuple is one object
-_DEFAULTS: Final[dict[str, Any]] = {"topic": MISSING, "kind": MISSING, "path": (), "notify": False}
+_DEFAULTS: Final[dict[str, Any]] = {"topic": MISSING, "kind": MISSING, "path": (), "notify": False, "enums": ()}
 _WRITTEN: Final = tuple((key, _DEFAULTS.get(key), check) for key, (_, check) in _FIELDS.items())
 _values_of: Final = operator.attrgetter(*(name for name, _ in _FIELDS.values()))
 
@@ -357,9 +387,9 @@ def encode(event: WireEvent, *, as_cbor: bool = False) -> bytes:
 
 #: fields that most events of a sender do not have; their values then
 _rare_of: Final = operator.attrgetter(
-    "recorder", "path", "session", "reply_to", "correlation_id", "principal", "notify", "error", "kind"
+    "recorder", "path", "session", "reply_to", "correlation_id", "principal", "notify", "error", "kind", "enums"
 )
-_NO_RARE: Final = (None, (), None, None, None, None, False, None, DATA)
+_NO_RARE: Final = (None, (), None, None, None, None, False, None, DATA, ())
 
 
 def _written_as_usual(event: WireEvent) -> bytes | None:

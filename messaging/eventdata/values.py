@@ -24,15 +24,16 @@ Objects with fields (pydantic models, dataclasses, …) become maps, as :func:`m
 Keys that are no text are converted to text as the typed event bus does. Any other value without fields takes the form
 that pydantic gives it in JSON: an IP address or a URL its text. A value that pydantic cannot serialise has no form.
 
-Reading executes and imports nothing. A member of an enum is read as a member of a generated enum with the same name
-and value: :func:`messaging.eventdata.convert` makes the original of it as of members of any other enum, by its name or
-else its value. Lists, tuples and other sequences are read as lists.
+Reading executes and imports nothing. A member of an enum is read as itself if its class is named beside the value, and
+imported already (:mod:`messaging.eventdata.enums`); otherwise as a member of a generated enum with the same name and
+value: :func:`messaging.eventdata.convert` makes the original of it as of members of any other enum, by its name or else
+its value. Lists, tuples and other sequences are read as lists.
 
 **Bounds.** Lists and objects nest at most :data:`MAX_DEPTH` levels, those of tags included (the lists in ``$duration``
 and ``$complex`` do not count). Integers, decimals and
 fractions stay within the bounds of :mod:`messaging.codecs.bounds`. Elements of a set with equal hashes, which a sender
 can choose, are refused beyond :data:`MAX_EQUAL_HASHES`, and generated enums, which take 50 us each to make, beyond
-:data:`MAX_ENUMS` in one event.
+:data:`messaging.eventdata.enums.MAX_ENUMS` in one event.
 
 Every function is thread safe. A value must not change while it is written.
 """
@@ -47,13 +48,11 @@ import math
 import numbers
 import pathlib
 import re
-import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any, Final, TypeAlias, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
@@ -61,6 +60,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from messaging.codecs.bounds import is_vast, is_vast_text
 from messaging.errors import ConversionError, DecodeError, InvalidEventError
 from messaging.eventdata.conversion import convert
+from messaging.eventdata.enums import note_class, read_member, reading, writing
 from messaging.eventdata.maps import as_data
 from messaging.eventdata.problems import with_article
 from messaging.eventdata.schema import schema_of
@@ -71,8 +71,6 @@ N = TypeVar("N")
 MAX_DEPTH: Final = 100
 #: elements of a set that may have the same hash; only sets of more elements are checked
 MAX_EQUAL_HASHES: Final = 100
-#: enums that are generated for one event, beside those of earlier events that are kept
-MAX_ENUMS: Final = 1000
 
 _LONG: Final = range(-(2**63), 2**63)
 #: types that JSON has
@@ -83,18 +81,20 @@ _SIMPLE: Final = frozenset({bytes, datetime.datetime, datetime.date, datetime.ti
 _UNBOUNDED: Final = -1
 
 
-def to_portable(value: Any, *, is_bounded: bool = True) -> Any:
+def to_portable(value: Any, *, is_bounded: bool = True, enums: set[str] | None = None) -> Any:
     """Return any value of an event in portable form, which shares no mutable value with it.
 
     Args:
         value: an event, or a part of one.
         is_bounded: whether the bounds of the module apply. The archive of recorded events does without.
+        enums: gets the classes of the members of enums, see :mod:`messaging.eventdata.enums`.
 
     Raises:
         InvalidEventError: the value or a part of it has no portable form, is beyond the bounds or cannot be read.
     """
     try:
-        return _dumped(value, MAX_DEPTH if is_bounded else _UNBOUNDED)
+        with writing(enums):
+            return _dumped(value, MAX_DEPTH if is_bounded else _UNBOUNDED)
     except InvalidEventError:
         raise
     except RecursionError:
@@ -103,20 +103,21 @@ def to_portable(value: Any, *, is_bounded: bool = True) -> Any:
         raise InvalidEventError(f"the event cannot be read: {type(error).__name__}") from error
 
 
-def from_portable(value: Any, *, is_bounded: bool = True) -> Any:
+def from_portable(value: Any, *, is_bounded: bool = True, enums: Collection[str] = ()) -> Any:
     """Return the value of a portable form, which shares no mutable value with it.
 
     Args:
         value: what a parser of JSON returned, or :func:`with_tags`.
         is_bounded: whether the bounds of depth and numbers apply. The archive of recorded events does without.
+        enums: classes that were noted when it was written.
 
     Raises:
         DecodeError: a tag is unknown or has the wrong content, a float is not finite, a value is beyond the bounds, or
             it is of a type that JSON has not.
     """
-    _generated.left = MAX_ENUMS if is_bounded else _UNBOUNDED
     try:
-        return _loaded(value, MAX_DEPTH if is_bounded else _UNBOUNDED)
+        with reading(enums, is_bounded=is_bounded):
+            return _loaded(value, MAX_DEPTH if is_bounded else _UNBOUNDED)
     except RecursionError:
         pass
     raise DecodeError("data of an event: nested too deeply")
@@ -238,6 +239,7 @@ def _dumped_rare(value: Any, room: int) -> Any:
 def _dumped_enum(member: Any, room: int) -> Any:
     if member.name is None:  # a combination of flags without a name
         return _dumped(member.value, room)
+    note_class(type(member))
     parts = [type(member).__name__, member.name, _dumped(member.value, _below(_below(room)))]
     if isinstance(member, (str, int, float)):
         parts.append(True)
@@ -409,47 +411,17 @@ def _loaded_elements(content: Any, room: int) -> list[Any]:
     return parts
 
 
-class _Generated(threading.local):
-    """The number of enums that may still be generated for the event that this thread reads; negative: any number."""
-
-    left = 0
-
-
-_generated: Final = _Generated()
-#: generated enums that are kept; the characters of each text in a key bound their memory
-_KEPT_ENUMS: Final = 1024
-_MAX_CACHED_TEXT: Final = 200
-
-
 def _loaded_enum(content: Any, room: int) -> Any:
-    name, member, value, *more = _list(content)
+    name, member, form, *more = _list(content)
     _text(name), _text(member)
-    value = _loaded(value, _inside(room))
-    if member.startswith("__") or (member.startswith("_") and member.endswith("_")):
-        return value  # a name that Python reserves: such a class would not be a plain enum
-    is_value = bool(more) and type(value) in (str, int, float)
-    is_small = type(value) in _PLAIN or type(value) is float or (type(value) is int and value in _LONG)
-    if is_small and all(len(each) <= _MAX_CACHED_TEXT for each in (name, member, value) if type(each) is str):
-        return _cached_stand_in(name, member, value, is_value, type(value).__name__)
-    return _stand_in(name, member, value, is_value)
+    room = _inside(room)
+    value = _loaded(form, room)
 
+    def has_value(known: enum.Enum) -> bool:
+        other = _loaded(_dumped(known._value_, room), room)
+        return type(other) is type(value) and bool(other == value)
 
-@lru_cache(_KEPT_ENUMS)
-def _cached_stand_in(name: str, member: str, value: Any, is_value: bool, _: str) -> Any:
-    """Return a cached :func:`_stand_in`. The key has the type of the value, since ``1 == True``."""
-    return _stand_in(name, member, value, is_value)
-
-
-def _stand_in(name: str, member: str, value: Any, is_value: bool) -> Any:
-    """Return a member of an enum that is generated for it."""
-    if _generated.left == 0:
-        raise DecodeError(f"data of an event: more than {MAX_ENUMS} members of enums that differ")
-    _generated.left -= 1
-    make: Any = enum.Enum
-    try:
-        return make(name, [(member, value)], type=type(value) if is_value else None)[member]
-    except (ValueError, TypeError, KeyError):  # not a valid name of a member
-        return value
+    return read_member(name, member, value, bool(more), has_value)
 
 
 _FLOATS: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

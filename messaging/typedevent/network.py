@@ -30,7 +30,7 @@ from messaging.errors import (
     MessagingError,
     check_instance,
 )
-from messaging.eventdata import WireEvent, checked_copy, to_portable
+from messaging.eventdata import WireEvent, checked_copy
 from messaging.eventnetwork import (
     MAX_PAST,
     TYPED,
@@ -530,7 +530,7 @@ def _send(node: EventNode, event: PublishedEvent, principal: Principal, policy: 
         policy.check(principal, TopicPermission(event.topic, TopicPermission.PUBLISH))
     data = event.as_map()
     hop = last_hop(event.passed)
-    wire = WireEvent(event.topic, to_portable(data), principal=principal)
+    wire = WireEvent.of(event.topic, data, principal=principal)
     if hop is None:
         wire.id = event.id
         wire.origin = _FRAMEWORK

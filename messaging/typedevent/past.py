@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from messaging.dispatch import TopicFilter, TopicPermission, parse_filter
 from messaging.errors import DeadlineError, InvalidEventError, JournalError, MessagingError, PermissionDeniedError
-from messaging.eventdata import WireError, WireEvent, time_of, to_portable
+from messaging.eventdata import WireError, WireEvent, time_of
 from messaging.eventnetwork import MAX_ANSWER_BYTES, MAX_PAST, framework_uuid, key_of, last_hop
 from messaging.execution import Serial, clock
 from messaging.text import SafeLog
@@ -238,7 +238,7 @@ class PastSender:
         elif event.origin.int:  # otherwise its sender gave none
             wire.origin = str(event.origin)
         try:
-            wire.data = to_portable(event.data)
+            wire.put(event.data)
             payload = self._node.sender.encode(wire)
         except InvalidEventError as error:
             logger.error("%s: a past event on %r is not sent: %s", self._title, topic, error)

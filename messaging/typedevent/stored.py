@@ -11,7 +11,7 @@ from uuid import UUID
 
 from messaging.dispatch import is_topic
 from messaging.errors import DecodeError, InvalidEventError
-from messaging.eventdata import WireEvent, decode, encode, from_portable, microseconds, time_of, to_portable
+from messaging.eventdata import WireEvent, decode, encode, microseconds, time_of
 from messaging.text import SafeLog
 from messaging.typedevent.event import PublishedEvent
 
@@ -51,13 +51,13 @@ def dump(event: PublishedEvent, recorder: str) -> bytes:
         raise InvalidEventError(f"its time is no date: {event.time!r:.40}") from None
     wire = WireEvent(
         event.topic,
-        to_portable(event.data, is_bounded=False),
         recorder=recorder,
         sequence=event.sequence,
         time=time,
         origin=None if event.origin is None else str(event.origin),
         id=event.network_id,
     )
+    wire.put(event.data, is_bounded=False)
     return encode(wire)
 
 
@@ -68,7 +68,7 @@ def load(payload: bytes) -> PublishedEvent:
         raise DecodeError("a stored event without a valid topic")
     if wire.sequence is None or wire.time is None:
         raise DecodeError("a stored event without a sequence number or a time")
-    data = from_portable(wire.data, is_bounded=False)
+    data = wire.value(is_bounded=False)
     if type(data) is not dict:
         raise DecodeError("a stored event whose data is no map")
     event = PublishedEvent(wire.topic, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import subprocess
 import sys
@@ -214,6 +215,22 @@ for each in promises:
     each.stored.result(20)
 os._exit(9)
 """
+
+
+class Colour(enum.Enum):
+    RED = "crimson"
+
+
+def test_members_of_enums_cross_as_themselves(nodes: Nodes) -> None:
+    """Without a type, which a consumer need not name."""
+    one, other = nodes("memory"), nodes("memory")
+    consumer, whole = record(other, "a"), record(other, "a", is_whole=True)
+    announce(one, other)
+    values = [Colour.RED, [Colour.RED], {"colour": {"of": Colour.RED}}, {Colour.RED}]
+    for each in values:
+        one.publish_event("a", each)
+    eventually(lambda: len(consumer.values) == len(whole.values) == len(values))
+    assert consumer.values == whole.data == values
 
 
 def test_a_stored_event_is_sent_after_a_kill(tmp_path: Path, nodes: Nodes, mosquitto: Any) -> None:

@@ -24,7 +24,8 @@ from pydantic import BaseModel, RootModel, SecretStr
 
 from messaging.errors import DecodeError, InvalidEventError
 from messaging.eventdata import convert, from_portable, read_json, to_portable, write_json
-from messaging.eventdata.values import MAX_DEPTH, MAX_ENUMS, MAX_EQUAL_HASHES, with_tags
+from messaging.eventdata.enums import MAX_ENUMS
+from messaging.eventdata.values import MAX_DEPTH, MAX_EQUAL_HASHES, with_tags
 from messaging.testing.tables import table
 from tests.eventdata.strategies import typed, values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -91,6 +92,46 @@ def test_typed_handlers_see_remote_events_as_local_ones(start: Callable[..., Pro
     one.bus.deliver_untyped("orders/placed", {"id": 2, "total": 3})
     received.wait_for(2)
     assert received == [("orders/placed", Order(1, 2.5)), ("orders/placed", Order(2, 3.0))]
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Rights(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+@dataclass
+class Painted:
+    colour: Colour
+    rights: list[Rights]
+
+
+def test_members_of_enums_cross_as_themselves(start: Callable[..., Process]) -> None:
+    """Also in untyped events, whose handlers name no class."""
+    one, two = start("one"), start("two")
+    typed: Recorder[Painted] = Recorder()
+    untyped: Recorder[Any] = Recorder()
+
+    @two.bus.on("a")
+    def handle(_topic: str, event: Painted) -> None:
+        typed.append(event)
+
+    @two.bus.on("*")
+    def handle_untyped(_topic: str, event: dict[str, Any]) -> None:
+        untyped.append(event)
+
+    two.announced()
+    painted = Painted(Colour.RED, [Rights.READ, Rights.READ | Rights.WRITE])
+    one.bus.deliver(painted, "a")
+    one.bus.deliver_untyped("b", {"colours": [Colour.RED], "in": {"rights": Rights.WRITE}})
+    untyped.wait_for(2)
+    assert untyped[0] == {"colour": Colour.RED, "rights": [Rights.READ, Rights.READ | Rights.WRITE]}
+    assert untyped[1] == {"colours": [Colour.RED], "in": {"rights": Rights.WRITE}}
+    typed.wait_for(1)
+    assert typed == [painted]
 
 
 def test_the_monitor_says_which_events_are_remote_and_keeps_their_publication_time(
