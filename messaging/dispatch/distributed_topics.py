@@ -3,15 +3,15 @@
 ::
 
     topic         ::= alphanum+ ( '/' alphanum+ )*            alphanum ::= ASCII letter | ASCII digit
-    private topic ::= '.' ( alphanum | '-' )+                 at most 200 characters
+    private topic ::= '.' printable+                          up to 200 characters, no '+', '#', or '*' at the end
     topic filter  ::= topic | private topic | prefix '*' | prefix '**'
 
 A prefix is the beginning of a topic: it may be empty, end within a token, or end with ``/``. ``foo/ba*`` matches the
 topics that begin with ``foo/ba`` and have no ``/`` after it; ``foo/ba**`` those with any continuation. No wildcard
 matches a private topic; its full name does. Topics are case-sensitive.
 
-The RFC leaves the names of private topics open, except for their first character. The limits here let every transport
-carry them.
+The RFC leaves the names of private topics open, except for their first character (7.1): those of other members may have
+any form that a channel has. None ends with ``*``: it would look like a filter.
 """
 
 from __future__ import annotations
@@ -33,18 +33,36 @@ PRIVATE: Final = "."
 #: maximum number of characters of a private topic
 PRIVATE_LENGTH: Final = 200
 _WILDCARD: Final = "*"
+#: wildcards of channels
+_CHANNEL_WILDCARDS: Final = "+#"
 #: characters of a topic or filter that an error text shows
 _SHOWN: Final = 80
 
 # Possessive quantifiers: no text makes these expressions take more than linear time.
-_ANY_TOPIC: Final = rf"[A-Za-z0-9]++(?:/[A-Za-z0-9]++)*+|\.[A-Za-z0-9-]{{1,{PRIVATE_LENGTH - 1}}}+"
-_TOPIC: Final = re.compile(_ANY_TOPIC)
-_FILTER: Final = re.compile(rf"{_ANY_TOPIC}|(?:[A-Za-z0-9]++/)*+[A-Za-z0-9]*+\*{{1,2}}")
+_PUBLIC: Final = r"[A-Za-z0-9]++(?:/[A-Za-z0-9]++)*+"
+_TOPIC: Final = re.compile(_PUBLIC)
+_FILTER: Final = re.compile(rf"{_PUBLIC}|(?:[A-Za-z0-9]++/)*+[A-Za-z0-9]*+\*{{1,2}}")
 
 
 def is_private_topic(topic: str) -> bool:
     """Return whether ``topic``, which must be a topic, is a private one."""
     return topic.startswith(PRIVATE)
+
+
+def _is_private_name(text: str) -> bool:
+    """Return whether a text that begins with ``.`` is the name of a private topic."""
+    return (
+        1 < len(text) <= PRIVATE_LENGTH
+        and text.isprintable()
+        and not text.endswith(_WILDCARD)
+        and "+" not in text
+        and "#" not in text
+    )
+
+
+def _is(text: str, public: re.Pattern[str]) -> bool:
+    """Return whether ``text`` is a private topic, or has the form ``public``."""
+    return _is_private_name(text) if text.startswith(PRIVATE) else public.fullmatch(text) is not None
 
 
 class PrefixFilter(AbstractTopicFilter):
@@ -68,7 +86,7 @@ class PrefixFilter(AbstractTopicFilter):
 
     def __init__(self, text: str) -> None:
         text = exact_text(text, "topic filter")
-        if _FILTER.fullmatch(text) is None:
+        if not _is(text, _FILTER):
             raise InvalidTopicError(text, f"not a topic filter: {_fault_of_filter(text)}")
         self.text = text
         self.prefix = text.rstrip(_WILDCARD)
@@ -193,7 +211,7 @@ class DistributedTopics(TopicGrammar[PrefixFilter]):
 
     def is_topic(self, text: str) -> bool:
         """Return whether ``text`` is the name of a topic, public or private."""
-        return _TOPIC.fullmatch(text) is not None
+        return _is(text, _TOPIC)
 
     def fault(self, text: str) -> str:
         """See ``TopicGrammar``."""
@@ -252,16 +270,16 @@ def _fault_of_public(topic: str, text: str, wildcards: str) -> str:
 
 def _fault_of_private(text: str, wildcards: str) -> str:
     """Return why a text that begins like a private topic is none; ``wildcards`` is the rule that a ``*`` breaks."""
-    for position, char in enumerate(text[1:], 1):
-        if char == _WILDCARD:
-            return f"'*' {_where(position, text)}: {wildcards}"
-        if char == "/":
-            return f"'/' {_where(position, text)}: a private topic has one level only"
-        if char != "-" and not _is_alphanumeric(char):
-            return f"{char!r} {_where(position, text)}: after its '.' a private topic has ASCII letters, digits and '-'"
     if len(text) > PRIVATE_LENGTH:
         return f"a private topic has at most {PRIVATE_LENGTH} characters, {text[:_SHOWN]!r}... has {len(text)}"
-    return "'.' alone: a private topic has ASCII letters, digits or '-' after '.'"
+    for position, char in enumerate(text):
+        if char in _CHANNEL_WILDCARDS:
+            return f"{char!r} {_where(position, text)}: a private topic has no wildcard of channels"
+        if not char.isprintable():
+            return f"{char!r} {_where(position, text)}: a private topic has printable characters only"
+    if text.endswith(_WILDCARD):
+        return f"'*' {_where(len(text.rstrip(_WILDCARD)), text)}: {wildcards}"
+    return "'.' alone: a private topic has at least one character after '.'"
 
 
 def _where(position: int, text: str, what: str = "") -> str:

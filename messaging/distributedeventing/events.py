@@ -71,7 +71,8 @@ class DistributableEvent(Generic[T]):
 def check_reply_topic(topic: str) -> None:
     """Refuse a topic for replies that is neither a topic nor begins as a private topic does.
 
-    The format of a private topic of others is unspecified, aside from its first character (7.1).
+    The format of a private topic of others is unspecified, aside from its first character (7.1). An event that names
+    one that no channel has (with ``+`` or ``#``) is delivered; a reply to it is refused.
 
     Raises:
         InvalidTopicError, NullEventError: as described.

@@ -26,7 +26,11 @@ from messaging.testing.waiting import PATIENCE
 
 ALPHANUM: Final = frozenset(string.ascii_letters + string.digits)
 PUBLIC: Final = ["a", "Z", "0", "foo", "foo/bar", "foo/bark", "foo/bar/foobar", "A/a/0", "a/" * 5_000 + "a"]
-PRIVATE: Final = [".a", ".-", ".0", ".A-z-9", ".foo", "." + "x" * 199]
+#: 7.1: the format of a private topic is unspecified, aside from its first character
+PRIVATE: Final = [
+    ".a", ".-", ".0", ".A-z-9", ".foo", "." + "x" * 199, ".a/b", ".a.b", ".é", "./", "..", ". a//b ", "._GUID=1", ".$x",
+    ".a*b", ".😀",
+]  # fmt: skip
 WILDCARDS: Final = ["*", "**", "foo*", "foo**", "foo/*", "foo/**", "foo/b*", "foo/bar**", "a/b/c/d*", "0**"]
 
 
@@ -38,7 +42,12 @@ def is_public(text: str) -> bool:
 
 
 def is_private(text: str) -> bool:
-    return text.startswith(".") and 2 <= len(text) <= 200 and set(text[1:]) <= ALPHANUM | {"-"}
+    return (
+        text.startswith(".")
+        and 2 <= len(text) <= 200
+        and text.isprintable()
+        and not (text.endswith("*") or {"+", "#"} & {*text})
+    )
 
 
 def is_filter(text: str) -> bool:
@@ -99,10 +108,10 @@ FAULTS: Final = [
     ("a.b", "'.' at position 1 of 'a.b': '.' may only begin a private topic, levels are separated by '/'"),
     ("a/.b", "'.' at position 2 of 'a/.b': '.' may only begin a private topic, levels are separated by '/'"),
     ("a/+", "'+' at position 2 of 'a/+': the only wildcards are '*' and '**', at the end of a topic filter"),
-    (".", "'.' alone: a private topic has ASCII letters, digits or '-' after '.'"),
-    (".a/b", "'/' at position 2 of '.a/b': a private topic has one level only"),
-    (".a.b", "'.' at position 2 of '.a.b': after its '.' a private topic has ASCII letters, digits and '-'"),
-    (".é", "'é' at position 1 of '.é': after its '.' a private topic has ASCII letters, digits and '-'"),
+    (".", "'.' alone: a private topic has at least one character after '.'"),
+    (".a+b", "'+' at position 2 of '.a+b': a private topic has no wildcard of channels"),
+    (".#", "'#' at position 1 of '.#': a private topic has no wildcard of channels"),
+    (".a\n", r"'\n' at position 2 of '.a\n': a private topic has printable characters only"),
     ("." + "x" * 200, "a private topic has at most 200 characters, '." + "x" * 79 + "'... has 201"),
 ]
 #: text, and the fault as a filter

@@ -14,8 +14,8 @@ import pytest
 from messaging.distributedeventing import DistributableEvent, DistributedEventAdmin, PushEvent
 from messaging.errors import ArgumentError, NullEventError
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, eventually
-from tests.distributedeventing.conftest import Admins, Gate, Nodes, announce, connect, consume, flush, record
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.distributedeventing.conftest import Admins, Gate, Nodes, Pair, announce, connect, consume, flush, record
 
 Publish = Callable[[DistributedEventAdmin, Any], object]
 
@@ -104,6 +104,42 @@ def test_a_private_reply_topic_of_any_form_is_accepted(
         payload = json.dumps({"event": 1, "data": 1, "reply": reply}).encode()
         m.publish(admin.node.names.of("a"), payload).result(PATIENCE)
         eventually(lambda: reply in [each.reply_to for each in consumer.values])
+
+
+def test_a_reply_to_a_private_topic_of_any_form_reaches_its_member(
+    nodes: Nodes, request: pytest.FixtureRequest, transport: str
+) -> None:
+    """7.1: on every transport; the member is a plain program."""
+    admin = nodes(transport)
+    assert admin.node is not None
+    names = admin.node.names
+    answered = record(admin, "a", is_whole=True)
+    admin.announced().result(PATIENCE)
+    replies = [".a.b", ".a/b/c", ".Ünïcode", "._GUID=1", ". x//y", ".a*b", ".$SYS/x"]
+    with connect(transport, request) as m:
+        found: Recorder[Any] = Recorder()
+        stream = m.subscribe(f"{names.prefix}-private/#")
+        stream.subscribe(lambda message: found.append((message.context.channel, json.loads(message.payload)["data"])))
+        stream.ready.result(PATIENCE)
+        for each in replies:
+            m.publish(names.of("a"), json.dumps({"event": 1, "data": each, "reply": each}).encode()).result(PATIENCE)
+        eventually(lambda: len(answered.values) == len(replies))
+        for event in answered.values:
+            admin.publish_event(event.reply_to, event.data)
+        eventually(lambda: len(found) == len(replies))
+    assert sorted(found) == sorted((f"{names.prefix}-private/{each[1:]}", each) for each in replies)
+
+
+def test_a_private_topic_of_any_form_is_consumed_by_its_name(pair: Pair) -> None:
+    topics = [".a.b", ".a/b/c", ".Ünïcode", ". x//y", ".a*b"]
+    consumers = [record(pair.other, each) for each in topics]
+    everything = record(pair.other, "**")
+    pair.announce()
+    for each in topics:
+        pair.one.publish_event(each, each)
+    for each, consumer in zip(topics, consumers, strict=True):
+        eventually(lambda each=each, consumer=consumer: consumer.values == [each])  # type: ignore[misc]
+    assert everything.values == []
 
 
 def test_private_topics_are_never_alike_in_one_run_and_in_two_processes(admin: DistributedEventAdmin) -> None:

@@ -88,11 +88,11 @@ def test_the_owner_is_told_in_each_mode(
     for keep in ("all", "latest", "latest_and_count"):
         box = mailbox.register(1000.0, keep=keep)
         names = _fail(mailbox, box, landlord, virtual_clock, 3)
-        eventually(lambda box=box: len(box) == 3)
+        eventually(lambda box=box: len(box) == 3)  # type: ignore[misc]
         assert sorted(_failed(box.drain())) == sorted(names)
         box.enable_delivery(target)
         (name,) = _fail(mailbox, box, landlord, virtual_clock)
-        eventually(lambda name=name: name in _failed([*target.events]))
+        eventually(lambda name=name: name in _failed([*target.events]))  # type: ignore[misc]
 
 
 @table("full", ["refuse", "drop_oldest", "drop_newest"])
@@ -144,7 +144,7 @@ def test_the_owner_is_told_of_a_lease_that_ended_while_the_mailbox_was_closed(
         mailbox = reopen(messaging=m)
         box = mailbox.registration(box.id)
         if expected:
-            eventually(lambda box=box: len(box) == 1)
+            eventually(lambda box=box: len(box) == 1)  # type: ignore[misc]
         assert _failed(box.drain()) == expected
 
 
