@@ -1,7 +1,8 @@
 """What one member wants: the broker's subscriptions for it, and then its announcement, in this order.
 
 Another member that reads an announcement sends events at once, so the subscription must exist before. The reverse order
-holds for interests that end.
+holds for interests that end. An interest that ends while one of overlapping topics begins stays until the broker has
+confirmed that: a consumer whose topics change misses no event that it wants before and after.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from messaging.errors import ClosedError, MessagingError
 from messaging.execution import Promise, engine
+from messaging.model import overlap
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -56,7 +58,10 @@ class OwnInterests:
         # --- used by the control thread
         #: the interests with the patterns of their channels
         self._interests: dict[Interest, str] = {}
+        #: interests that stay until others take their place
+        self._ending: dict[Interest, str] = {}
         self._offers: frozenset[str] = frozenset()
+        #: patterns of both
         self._patterns: frozenset[str] = frozenset()
         #: patterns that the broker has confirmed, that it refused, and that it was asked for, with the last promise
         self._confirmed: set[str] = set()
@@ -88,29 +93,39 @@ class OwnInterests:
             requests, self._requests = self._requests, []
             self._is_posted = False
         try:
-            interests, self._offers = self._wanted()
-            self._interests = {each: self._pattern_of(each.topics) for each in interests}
+            wanted, self._offers = self._wanted()
+            interests = {each: self._pattern_of(each.topics) for each in wanted}
         except BaseException as error:
             failure = MessagingError(f"{self._title}: its interests are unknown: {type(error).__name__}")
             for each in requests:
                 engine().call(each.reject, failure)
             raise
-        patterns = frozenset(self._interests.values())
-        new, old = patterns - self._patterns, self._patterns - patterns
-        self._patterns = patterns
-        self._confirmed -= old
-        self._refused -= old
-        for pattern in old:
-            self._adding.pop(pattern, None)
-        for waiting, _ in self._waiting:
-            waiting -= old
+        patterns = frozenset(interests.values())
+        ending = {**self._interests, **self._ending}
+        self._ending = {each: pattern for each, pattern in ending.items() if pattern not in patterns}
+        self._interests = interests
+        new = patterns - self._patterns
+        self._patterns |= patterns
         # a pattern that was refused before is no reason for later requests to wait
         self._waiting += [(set(patterns - self._confirmed - self._refused), each) for each in requests]
-        self._publish()
-        for pattern in old:
-            self._joint.remove(pattern)
         for pattern in new:
             self._add(pattern)
+        self._publish()
+
+    def _is_replaced(self, pattern: str) -> bool:
+        """Return whether a subscription ends that is still confirmed, and one that takes its place is not yet."""
+        return pattern in self._confirmed and any(overlap(pattern, each) for each in self._adding)
+
+    def _remove(self, patterns: frozenset[str]) -> None:
+        """End subscriptions."""
+        self._patterns -= patterns
+        self._confirmed -= patterns
+        self._refused -= patterns
+        for waiting, _ in self._waiting:
+            waiting -= patterns
+        for each in patterns:
+            self._adding.pop(each, None)
+            self._joint.remove(each)
 
     def retry(self) -> None:
         """Subscribe to the refused patterns again: after a reconnect."""
@@ -166,9 +181,17 @@ class OwnInterests:
     def _publish(self) -> None:
         self._is_publishing = False
         confirmed = self._confirmed
+        wanted = frozenset(self._interests.values())
+        for pattern in self._patterns - wanted:  # of interests that end: nothing waits for them
+            self._adding.pop(pattern, None)
+        staying = {each: self._is_replaced(each) for each in frozenset(self._ending.values())}
+        self._ending = {each: pattern for each, pattern in self._ending.items() if staying[pattern]}
         self._announce(
-            frozenset(each for each, pattern in self._interests.items() if pattern in confirmed), self._offers
+            frozenset(each for each, pattern in self._interests.items() if pattern in confirmed)
+            | frozenset(self._ending),
+            self._offers,
         )
+        self._remove(self._patterns - wanted - frozenset(self._ending.values()))
         for waiting, promise in self._waiting:
             if not waiting:
                 engine().call(promise.resolve, None)

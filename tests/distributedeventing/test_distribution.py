@@ -6,6 +6,7 @@ import enum
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,15 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.distributedeventing.conftest import (
     Admins,
+    Consumer,
     Nodes,
     Pair,
     announce,
     connect,
+    consume,
     flush,
     logged,
+    named,
     record,
 )
 from tests.threads import in_threads
@@ -215,6 +219,32 @@ for each in promises:
     each.stored.result(20)
 os._exit(9)
 """
+
+
+def test_a_consumer_whose_topics_change_misses_no_event_that_it_wants_before_and_after(pair: Pair) -> None:
+    consumer = Consumer()
+    registration = consume(pair.other, consumer, "a/b")
+    pair.announce()
+    stop = threading.Event()
+    sent: list[int] = []
+
+    def publish() -> None:
+        while not stop.is_set():
+            pair.one.publish_event("a/b", len(sent)).result(PATIENCE)
+            sent.append(len(sent))
+
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    try:
+        for topics in ["a/*", "a/b", "a**", ["a/b", "x"], "a/b*", "a/b"] * 3:
+            before = len(sent)
+            registration.update(named(topics))
+            eventually(lambda before=before: len(sent) > before + 3)  # type: ignore[misc]
+    finally:
+        stop.set()
+        publishing.join(PATIENCE)
+    eventually(lambda: len(consumer.values) >= len(sent))
+    assert consumer.values == sent
 
 
 class Colour(enum.Enum):

@@ -110,6 +110,60 @@ def test_an_interest_is_withdrawn_before_its_subscription_ends(member: Member) -
     assert member.joint.log[-2:] == [("announce", ""), ("remove", "topics/a")]
 
 
+def test_topics_that_change_leave_no_gap(member: Member) -> None:
+    """The events that are wanted before and after arrive all the time."""
+    member.want("a/b")
+    member.confirm()
+    promise = member.want("a/+")
+    assert member.joint.log[-1] == ("add", "topics/a/+")
+    assert member.announced[-1] == {"a/b"}
+    assert not promise.done()
+    member.confirm()
+    assert member.joint.log[-2:] == [("announce", "a/+"), ("remove", "topics/a/b")]
+    assert promise.result(PATIENCE) is None
+
+
+def test_an_interest_that_others_take_the_place_of_ends_with_the_last_of_them(member: Member) -> None:
+    member.want("a/#")
+    member.confirm()
+    member.want("a/b", "a/c", "x")
+    assert ("remove", "topics/a/#") not in member.joint.log
+    while member.joint.added:
+        assert "a/#" in member.announced[-1] or len(member.joint.added) == 1  # `x` is not waited for
+        member.confirm()
+    assert member.announced[-1] == {"a/b", "a/c", "x"}
+    assert member.joint.log.count(("remove", "topics/a/#")) == 1
+
+
+def test_an_interest_without_an_heir_ends_at_once(member: Member) -> None:
+    member.want("a")
+    member.confirm()
+    member.want("b/+")
+    assert ("remove", "topics/a") in member.joint.log
+    assert member.announced[-1] == set()
+
+
+def test_an_interest_ends_although_what_takes_its_place_is_refused(member: Member) -> None:
+    member.want("a/b")
+    member.confirm()
+    member.want("a/+")
+    on_loop(member.joint.added.pop(0)[1].reject, REFUSED)
+    member.calls.run()
+    assert member.announced[-1] == set()
+    assert member.joint.log[-1] == ("remove", "topics/a/b")
+
+
+def test_an_interest_that_comes_back_before_it_has_ended_is_not_subscribed_to_twice(member: Member) -> None:
+    member.want("a/b")
+    member.confirm()
+    member.want("a/+")
+    promise = member.want("a/b")
+    assert promise.result(PATIENCE) is None
+    assert [each for each in member.joint.log if each[1] == "topics/a/b"] == [("add", "topics/a/b")]
+    assert member.joint.log[-1] == ("remove", "topics/a/+")
+    assert member.announced[-1] == {"a/b"}
+
+
 def test_a_thousand_changes_become_few_announcements(member: Member) -> None:
     promises = [member.own.request() for _ in range(1_000)]
     member.topics = {f"t{n}" for n in range(1_000)}
