@@ -242,9 +242,13 @@ def _optional(problems: dict[str, None], read: Callable[..., T], *arguments: Any
     try:
         return read(*arguments)
     except DecodeError as error:
-        if len(problems) < _MAX_PROBLEMS:
-            problems[str(error)] = None
+        _note(problems, error)
         return None
+
+
+def _note(problems: dict[str, None], error: DecodeError) -> None:
+    if len(problems) < _MAX_PROBLEMS:
+        problems[str(error)] = None
 
 
 def _entries(
@@ -254,11 +258,13 @@ def _entries(
     read: Callable[[Any], T],
     limit: int = MAX_ENTRIES,
 ) -> tuple[T, ...]:
-    """Return the entries of a list that are right."""
-    several = _optional(problems, _bounded, found, field, limit)
-    if several is None:
-        several = _several(found, field)[:limit]
-    read_all = (_optional(problems, read, each) for each in several)
+    """Return the entries of a list that are right. Raises ``DecodeError`` if it is no list."""
+    several = found.get(field, [])
+    if not isinstance(several, list):
+        raise _wrong(field, "must be a list")
+    if len(several) > limit:
+        _note(problems, _wrong(field, f"has {len(several)} entries: at most {limit} are read; announce wider filters"))
+    read_all = (_optional(problems, read, each) for each in several[:limit])
     return tuple(each for each in read_all if each is not None)
 
 
@@ -304,20 +310,6 @@ def _heartbeat(found: dict[str, Any]) -> float:
     value = _seconds(found, "heartbeat")
     if value and (value < MIN_HEARTBEAT or not math.isfinite(value)):
         raise _wrong("heartbeat", f"must be seconds, at least {MIN_HEARTBEAT:g}")
-    return value
-
-
-def _several(found: dict[str, Any], field: str) -> list[Any]:
-    value = found.get(field, [])
-    if not isinstance(value, list):
-        raise _wrong(field, "must be a list")
-    return value
-
-
-def _bounded(found: dict[str, Any], field: str, limit: int) -> list[Any]:
-    value = _several(found, field)
-    if len(value) > limit:
-        raise _wrong(field, f"has {len(value)} entries: at most {limit} are read; announce wider filters")
     return value
 
 

@@ -51,6 +51,8 @@ _MAX_PROBES: Final = 64
 _SETTLE: Final = 1.0
 #: queries that are answered one by one within a third of a heartbeat; further ones get one update for all members
 _ANSWERS: Final = 16
+#: time after which a member whose interests were refused is queried again, seconds
+REFUSED_AGAIN: Final = 60.0
 #: problems of the announcements of one member that are logged
 _MAX_REPORTED: Final = 16
 #: time until that update, seconds: shorter than the time for answers
@@ -68,6 +70,7 @@ class Member:
         answers: whether it answers pings, as it announces or has shown.
         version: number of its changes that are known.
         is_known: whether its interests and offers are complete up to ``version``.
+        is_refused: whether those of ``version`` were refused, so that earlier ones are in force.
         is_lost: whether it is silent, or its broker says that it is gone.
         interests, offers: its interests and offers; replaced as a whole.
         heard: when it was last heard of, monotonic seconds.
@@ -75,8 +78,8 @@ class Member:
     """
 
     __slots__ = (
-        "answers", "framework", "heard", "heartbeat", "id", "inbox", "interests", "is_known", "is_lost", "linger",
-        "lost_at", "name", "offers", "qos", "queried", "replays", "reported", "version",
+        "answers", "framework", "heard", "heartbeat", "id", "inbox", "interests", "is_known", "is_lost", "is_refused",
+        "linger", "lost_at", "name", "offers", "qos", "queried", "replays", "reported", "version",
     )  # fmt: skip
 
     def __init__(self, id: str, now: float) -> None:  # noqa: A002
@@ -88,7 +91,7 @@ class Member:
         self.qos: tuple[str, ...] = ()
         self.replays = self.answers = False
         self.version = 0
-        self.is_known = False
+        self.is_known = self.is_refused = False
         self.is_lost = False
         self.lost_at = 0.0
         self.interests: frozenset[Interest] = frozenset()
@@ -382,11 +385,11 @@ class Membership:
             member.is_lost = False
             self._listener.joined(member)
         if announcement.kind == "update":
-            self._update(member, announcement)
+            self._update(member, announcement, now)
         elif announcement.kind in ("add", "remove"):
             self._apply(member, announcement, now)
         elif announcement.version > member.version or not member.is_known:
-            self._query(member, now)
+            self._query(member, announcement, now)
         if announcement.kind == "query":
             self._answer(announcement.member)
         self._pong(announcement)
@@ -453,35 +456,43 @@ class Membership:
         self._listener.joined(member)
         return member
 
-    def _update(self, member: Member, announcement: Announcement) -> None:
+    def _update(self, member: Member, announcement: Announcement, now: float) -> None:
         if member.is_known and announcement.version < member.version:
             return  # overtaken by a later change
         member.framework = announcement.framework
         member.name = announcement.name or ""
         member.qos = announcement.qos
         member.replays = announcement.replays
-        self._take(member, announcement, frozenset(announcement.interests), frozenset(announcement.offers))
+        self._take(member, announcement, frozenset(announcement.interests), frozenset(announcement.offers), now)
 
     def _apply(self, member: Member, announcement: Announcement, now: float) -> None:
         if announcement.version <= member.version and member.is_known:
             return
         if announcement.version != member.version + 1 or not member.is_known:
-            self._query(member, now)
+            self._query(member, announcement, now)
             return
         interests, offers = frozenset(announcement.interests), frozenset(announcement.offers)
         if announcement.kind == "add":
-            self._take(member, announcement, member.interests | interests, member.offers | offers)
+            self._take(member, announcement, member.interests | interests, member.offers | offers, now)
         else:
-            self._take(member, announcement, member.interests - interests, member.offers - offers)
+            self._take(member, announcement, member.interests - interests, member.offers - offers, now)
 
     def _take(
-        self, member: Member, announcement: Announcement, interests: frozenset[Interest], offers: frozenset[str]
+        self,
+        member: Member,
+        announcement: Announcement,
+        interests: frozenset[Interest],
+        offers: frozenset[str],
+        now: float,
     ) -> None:
         more = len(interests) + len(offers) - len(member.interests) - len(member.offers)
-        member.version = announcement.version  # also of a refused one: it would be queried and refused again
-        member.is_known = True
-        member.queried = None
-        if len(interests) > MAX_ENTRIES or len(offers) > MAX_ENTRIES or self._total + max(more, 0) > MAX_TOTAL:
+        member.version = announcement.version
+        member.is_refused = (
+            len(interests) > MAX_ENTRIES or len(offers) > MAX_ENTRIES or self._total + max(more, 0) > MAX_TOTAL
+        )
+        member.is_known = not member.is_refused
+        member.queried = now if member.is_refused else None
+        if member.is_refused:
             raise DecodeError(
                 f"member {member} announces {len(interests)} interests and {len(offers)} offers: at most {MAX_ENTRIES} "
                 f"each, and {MAX_TOTAL} of all members, are kept"
@@ -495,9 +506,12 @@ class Membership:
         if interests != before:
             self._listener.changed(member, interests - before, before - interests)
 
-    def _query(self, member: Member, now: float) -> None:
-        """Ask for an update, at most once in a heartbeat of this member."""
-        if member.queried is None or now - member.queried >= self.own.heartbeat / _BEATS:
+    def _query(self, member: Member, announcement: Announcement, now: float) -> None:
+        """Ask for an update: at most once in a heartbeat of this member, and rarely for one that was refused."""
+        pause = self.own.heartbeat / _BEATS
+        if member.is_refused and announcement.version == member.version:
+            pause = max(pause, REFUSED_AGAIN)  # there is room as soon as others want less
+        if member.queried is None or now - member.queried >= pause:
             member.queried = now
             self.own.send("query", to=member.id)
 

@@ -9,6 +9,11 @@ from uuid import uuid4
 import pytest
 
 import messaging
+from messaging.errors import DecodeError
+from messaging.eventnetwork import Interest
+from messaging.eventnetwork import membership as module
+from messaging.eventnetwork.announcements import Announcement, load_announcement
+from messaging.eventnetwork.membership import Member, Membership, MembershipListener
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.eventnetwork.conftest import Join, Participant, update
@@ -99,3 +104,67 @@ def test_a_member_that_announces_too_much_is_not_queried_with_every_heartbeat(jo
         plain.publish("topics-members/all", json.dumps(ping).encode()).result(PATIENCE)
         eventually(lambda: any(each["kind"] == "pong" for each in heard))
     assert not [each for each in heard if each["kind"] == "query"]
+
+
+class _Listener(MembershipListener):
+    """Hears of changes, and does nothing."""
+
+    def joined(self, member: Member) -> None: ...
+
+    def changed(self, member: Member, added: frozenset[Interest], removed: frozenset[Interest]) -> None: ...
+
+    def lost(self, member: Member) -> None: ...
+
+    def left(self, member: Member) -> None: ...
+
+    def settled(self) -> None: ...
+
+
+def test_a_member_that_was_refused_is_unknown_and_is_queried_again_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken as soon as there is room, and a change that follows is not taken for all that it wants."""
+    monkeypatch.setattr(module, "MAX_TOTAL", 3)
+    sent: list[Announcement] = []
+    own = Announcement(kind="update", member=str(uuid4()), heartbeat=6.0, linger=6.0)
+    membership = Membership(own, Interest("**"), _Listener(), sent.append, lambda _: None)
+    membership.connected(0.0)
+    first, second = str(uuid4()), str(uuid4())
+
+    def announce(kind: str, member: str, version: int, now: float, *topics: str) -> None:
+        interests = tuple(map(Interest, topics))
+        membership.receive(
+            Announcement(kind=kind, member=member, version=version, heartbeat=6.0, linger=6.0, interests=interests), now
+        )
+
+    def queries() -> int:
+        return len([each for each in sent if each.kind == "query" and each.to == second])
+
+    announce("update", first, 1, 0.0, "a", "b")
+    with pytest.raises(DecodeError, match="at most"):
+        announce("update", second, 1, 0.0, "c", "d")
+    assert not membership.members[second].is_known
+    for second_ in range(1, int(module.REFUSED_AGAIN)):
+        announce("heartbeat", second, 1, float(second_))
+        announce("heartbeat", first, 1, float(second_))
+    assert queries() == 0
+    now = module.REFUSED_AGAIN
+    announce("heartbeat", second, 1, now)
+    announce("heartbeat", second, 1, now + 1)
+    assert queries() == 1
+    with pytest.raises(DecodeError, match="at most"):
+        announce("update", second, 1, now + 1, "c", "d")
+    announce("add", second, 2, now + 10, "e")  # not all that it wants
+    assert queries() == 2
+    assert membership.members[second].interests == frozenset()
+    announce("remove", first, 2, now + 11, "a")
+    announce("update", second, 2, now + 11, "c", "d")
+    assert membership.members[second].is_known
+    assert membership.members[second].interests == {Interest("c"), Interest("d")}
+    announce("heartbeat", second, 2, now + 12)
+    assert queries() == 2
+
+
+@table("field", ["interests", "offers", "qos"])
+def test_an_announcement_whose_entries_are_no_list_is_refused(field: str) -> None:
+    for wrong in ({}, "x", 7, None):
+        with pytest.raises(DecodeError, match=f"'{field}' must be a list"):
+            load_announcement(update(str(uuid4()), **{field: wrong}))
