@@ -133,7 +133,7 @@ def read_member(name: str, member: str, value: Any, is_value: bool, has_value: C
 
 def _member_of(class_: type[enum.Enum], name: str) -> Any:
     """Return the member of a class with a name, such as ``READ`` or ``READ|WRITE``; ``None`` if it has none."""
-    members = class_._member_map_
+    members = class_.__members__
     if name in members:
         return members[name]
     if not issubclass(class_, enum.Flag) or "|" not in name:

@@ -509,6 +509,8 @@ def _read(found: dict[str, Any], event: WireEvent, topic: str | None) -> WireEve
 #: bytes in which :func:`sender_that_waits` looks for the fields before the data, and the key of the data
 _HEAD: Final = 1 << 16
 _DATA_KEY: Final = b',"data":'
+#: what an event has that wants an acknowledgement: the key, which JSON may also write with escapes
+_MAY_NOTIFY: Final = re.compile(rb"notify|\\u00")
 
 
 def sender_that_waits(payload: bytes, *, is_whole: bool = True) -> tuple[str, str] | None:
@@ -521,6 +523,8 @@ def sender_that_waits(payload: bytes, *, is_whole: bool = True) -> tuple[str, st
         payload: the event.
         is_whole: whether to read all of it; otherwise only the JSON before the data, for events that are too large.
     """
+    if not _MAY_NOTIFY.search(payload):
+        return None
     end = payload.find(_DATA_KEY, 0, _HEAD)
     parts = [payload[:end] + b"}"] if end >= 0 else []
     if is_whole:

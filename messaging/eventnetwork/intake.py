@@ -12,6 +12,7 @@ large, and events whose signature does not prove their sender.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -90,10 +91,12 @@ class _Once:
             self._calls.pop()()
 
 
-def claimed_sender(payload: bytes) -> str:
-    """Return " from " and the sender that a refused event or announcement names, as far as it is text; or ""."""
-    found = _SENDER.search(payload, 0, _SEARCHED)
-    return "" if found is None else f" from {found[1].decode()}"
+def _origin(incoming: Incoming | None) -> str:
+    """Return the channel of a refused message, and the sender that it names, as far as that is text."""
+    if incoming is None:
+        return ""
+    found = _SENDER.search(incoming.payload, 0, _SEARCHED)
+    return f" on {incoming.channel!r:.200}{'' if found is None else f' from {found[1].decode()}'}"
 
 
 class RefusalLog:
@@ -111,14 +114,20 @@ class RefusalLog:
         self.refused = 0
         self.replayed = 0
 
-    def log(self, what: str, error: Exception) -> None:
-        """Log that ``what`` was refused. On one thread at a time.
+    def log(self, what: str, error: Exception, incoming: Incoming | None = None) -> None:
+        """Log that a message was refused. On one thread at a time.
 
         A signed message that arrived before is at most a line at level ``DEBUG``: brokers deliver copies, too.
+
+        Args:
+            what: the kind of message.
+            error: why it was refused.
+            incoming: the message; the log names its channel and its sender.
         """
         if isinstance(error, SignatureError) and error.problem == "replayed":
             self.replayed += 1
-            logger.debug("%s: %s is refused: %s", self._title, what, error)
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug("%s: %s%s is refused: %s", self._title, what, _origin(incoming), error)
             return
         self.refused += 1
         now = clock.monotonic()
@@ -127,7 +136,7 @@ class RefusalLog:
             return
         self._next = now + _LOG_INTERVAL
         logger.error(
-            "%s: %s is refused: %s: %s%s", self._title, what, type(error).__name__, error,
+            "%s: %s%s is refused: %s: %s%s", self._title, what, _origin(incoming), type(error).__name__, error,
             f" ({self._silent} more since the last line)" if self._silent else "",
         )  # fmt: skip
         self._silent = 0
@@ -258,8 +267,7 @@ class Intake:
                 try:
                     self._take(incoming)
                 except MessagingError as error:
-                    sender = claimed_sender(incoming.payload)
-                    self._refusals.log(f"an event on {incoming.channel!r:.200}{sender}", error)
+                    self._refusals.log("an event", error, incoming)
                 except Exception as error:
                     logger.exception("an event on %.200r was not taken in: %s", incoming.channel, type(error).__name__)
                 if len(taken) >= _BATCH:
@@ -285,58 +293,79 @@ class Intake:
             )
 
     def _take(self, incoming: Incoming) -> None:
-        """Hand an event to the event service. A sender that waits is answered, whether or not the event is refused."""
-        channel, payload, seals = incoming.channel or "", incoming.payload, self._seals
-        is_readable, opened = len(payload) <= self._max_bytes, None
-        if is_readable and seals is not None:
-            opened = seals.open_event(payload, channel)  # before, nothing that the event says is proven
-            payload = opened.payload
-        topic = self._names.topic(channel)
+        """Hand an event to the event service. Unless that has it, its sender is answered here, and nowhere else."""
+        arrived = _Arrived(incoming)
         try:
-            if not is_readable:
-                raise DecodeError(f"{len(payload)} bytes: at most {self._max_bytes} are read")
-            if topic is None:  # of another grammar: a wider pattern has it
-                self._answer_unread(payload, opened, channel)
-                return
-            if seals is None or opened is None:
-                event = decode(payload, topic)
-            else:
-                event = seals.opened_event(opened, channel, topic)
-        except Exception:
-            self._answer_unread(payload, opened, channel, is_whole=is_readable)
-            raise
+            self._pass_on(arrived)
+        finally:
+            if not arrived.is_taken:
+                self._answer(arrived)
+
+    def _pass_on(self, arrived: _Arrived) -> None:
+        if len(arrived.payload) > self._max_bytes:
+            raise DecodeError(f"{len(arrived.payload)} bytes: at most {self._max_bytes} are read")
+        channel, seals = arrived.channel, self._seals
+        arrived.is_readable = True
+        opened = None
+        if seals is not None:
+            opened = arrived.opened = seals.open_event(arrived.payload, channel)  # nothing is proven before
+            arrived.payload = opened.payload
+        topic = self._names.topic(channel)
+        if topic is None:
+            return  # of another grammar: a wider pattern has it
+        if seals is None or opened is None:
+            event = decode(arrived.payload, topic)
+        else:
+            event = seals.opened_event(opened, channel, topic)
         sender = event.sender
         if sender == self._member:
-            return  # its own event, which comes back
+            arrived.is_taken = True  # its own event, which comes back
+            return
         event_id = event.id
         if event_id is None and sender is not None and event.sequence is not None:
             event_id = f"{sender}-{event.sequence}"
-        notified = None
+        arrived.is_read = True
         if event.notify and sender is not None and event_id is not None:
-            notified = _Once(partial(self._confirm, event_id, sender))
-        try:
-            if self._member not in event.path:  # otherwise its consumers have it already
-                self.received += 1
-                self._receive(Arrival(event, event_id, self._node, notified))
-                return
-        except BaseException:
-            if notified is not None:
-                notified()
-            raise
-        if notified is not None:
-            notified()
+            arrived.notified = _Once(partial(self._confirm, event_id, sender))
+        if self._member not in event.path:  # otherwise its consumers have it already
+            self.received += 1
+            self._receive(Arrival(event, event_id, self._node, arrived.notified))
+            arrived.is_taken = True
 
-    def _answer_unread(self, payload: bytes, opened: Opened | None, channel: str, *, is_whole: bool = True) -> None:
+    def _answer(self, arrived: _Arrived) -> None:
         """Answer the sender of an event that is not taken: no consumer here receives it."""
-        if self._seals is not None and opened is None:
+        if arrived.is_read:
+            if arrived.notified is not None:
+                arrived.notified()
+            return
+        seals, opened = self._seals, arrived.opened
+        if seals is not None and opened is None:
             return  # a forged event must not confirm another one
-        waits = sender_that_waits(payload, is_whole=is_whole)
+        waits = sender_that_waits(arrived.payload, is_whole=arrived.is_readable)
         if waits is None or waits[0] == self._member:
             return
         sender, event_id = waits
-        if self._seals is not None and opened is not None:
+        if seals is not None and opened is not None:
             try:
-                self._seals.bind(opened, sender, channel)
+                seals.bind(opened, sender, arrived.channel)
             except SignatureError:
                 return
         self._confirm(event_id, sender)
+
+
+class _Arrived:
+    """A message on its way to the event service, as far as it was read."""
+
+    __slots__ = ("channel", "is_read", "is_readable", "is_taken", "notified", "opened", "payload")
+
+    def __init__(self, incoming: Incoming) -> None:
+        self.channel = incoming.channel or ""
+        #: the event, without its signature once that is opened
+        self.payload = incoming.payload
+        self.opened: Opened | None = None
+        #: whether it is small enough, and whether it was decoded
+        self.is_readable = self.is_read = False
+        #: whether nothing is left to do for its sender here
+        self.is_taken = False
+        #: answers its sender, if that waits; of an event that was decoded
+        self.notified: _Once | None = None

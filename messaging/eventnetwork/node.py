@@ -34,7 +34,7 @@ from messaging.eventnetwork.announcer import Announcer
 from messaging.eventnetwork.channels import ChannelNames
 from messaging.eventnetwork.contexts import Contexts
 from messaging.eventnetwork.control import Control
-from messaging.eventnetwork.intake import Arrival, Intake, RefusalLog, Unacknowledged, claimed_sender
+from messaging.eventnetwork.intake import Arrival, Intake, RefusalLog, Unacknowledged
 from messaging.eventnetwork.interests import Interests
 from messaging.eventnetwork.membership import ANSWER_DELAY, Member, Membership, MembershipListener
 from messaging.eventnetwork.notifications import MEMBERS, Notification, Notifications
@@ -367,7 +367,7 @@ class EventNode:
             elif announcement.kind == "replay":
                 self._service.replay_asked(announcement)
         except MessagingError as error:
-            self._refusals.log(f"an announcement on {incoming.channel!r:.200}{claimed_sender(incoming.payload)}", error)
+            self._refusals.log("an announcement", error, incoming)
 
     # --- the connection and time, on the control thread
 

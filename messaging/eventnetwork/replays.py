@@ -29,7 +29,7 @@ from uuid import uuid4
 
 from messaging.errors import DecodeError, MessagingError, PartialNotificationError, TooManyRequestsError
 from messaging.eventdata import decode
-from messaging.eventnetwork.intake import Arrival, RefusalLog, claimed_sender
+from messaging.eventnetwork.intake import Arrival, RefusalLog
 from messaging.eventnetwork.notifications import DISPATCH, Notification
 from messaging.execution import Serial, workers
 from messaging.text import SafeLog, printable
@@ -267,8 +267,7 @@ class Replays:
                 try:
                     self._take(incoming.payload, incoming.channel or "")
                 except MessagingError as error:
-                    sender = claimed_sender(incoming.payload)
-                    self._refusals.log(f"a past event on {incoming.channel!r:.200}{sender}", error)
+                    self._refusals.log("a past event", error, incoming)
                 except Exception as error:
                     logger.exception("a past event was not taken in: %s", type(error).__name__)
                 if len(taken) >= _BATCH:

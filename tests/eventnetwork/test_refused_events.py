@@ -12,6 +12,7 @@ import messaging
 from messaging.errors import DecodeError
 from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork import Arrival, Notification
+from messaging.eventnetwork.intake import RefusalLog
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.eventnetwork.conftest import Join, event
@@ -37,6 +38,9 @@ REFUSED: dict[str, bytes] = {
     "too large": json.dumps({"event": 1, **ASKS}).encode()[:-1] + b',"data":"' + LIMIT * b"x" + b'"}',
     "a CBOR field of the wrong type": encode(WireEvent.of("a/x", 1, sender=SENDER, id="e1", notify=True), as_cbor=True)
     .replace(b"\x65topic\x63a/x", b"\x65topic\x07"),
+    "a key that is written with escapes": json.dumps({"event": 2, **ASKS, "data": 1})
+    .replace("notify", r"\u006eotify")
+    .encode(),
     "it passed the member": b"path",
     "a sequence in place of an id": event(1, time="now", sender=SENDER, sequence=7, notify=True),
 }  # fmt: skip
@@ -97,3 +101,19 @@ def test_an_event_without_a_sender_that_waits_is_not_answered(join: Join, memory
         plain.publish("topics/a/x", event(1, **ASKS)).result(PATIENCE)
         eventually(lambda: found)
         assert [each["event"] for each in found] == ["e1"]
+
+
+def test_a_refusal_that_is_not_logged_costs_no_text() -> None:
+    class Message:
+        channel = "topics/a"
+        reads = 0
+
+        @property
+        def payload(self) -> bytes:
+            self.reads += 1
+            return event(1, sender=SENDER)
+
+    message, log = Message(), RefusalLog("a member")
+    for _ in range(100):
+        log.log("an event", DecodeError("no"), message)  # type: ignore[arg-type]
+    assert (message.reads, log.refused) == (1, 100)
