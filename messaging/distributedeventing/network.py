@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 logger = SafeLog(__name__)
 
 _KINDS: Final[dict[str, EventKind]] = {"data": "data", "close": "close", "error": "error"}
-#: deadline for the consumers of this process, after which the sender is no longer waited for, seconds
-_NOTIFIED_WITHIN: Final = 3_600.0
 
 
 class AdminNetwork(NodeService):
@@ -121,7 +120,7 @@ class AdminNetwork(NodeService):
         confirm = arrival.notified
         if confirm is None:
             return None
-        notification = Notification(f"an event on {topic!r}", _NOTIFIED_WITHIN)
+        notification = Notification(f"an event on {topic!r}", math.inf)  # the sender has the deadline
         notification.promise.listen(confirm)
         return notification
 
