@@ -36,7 +36,7 @@ from messaging.distributedeventing.events import DistributableEvent
 from messaging.distributedeventing.network import AdminNetwork
 from messaging.distributedeventing.policies import NetworkPolicy
 from messaging.distributedeventing.publishing import Publishing, Route
-from messaging.distributedeventing.qos import QosReader, supported_by
+from messaging.distributedeventing.qos import QosReader, several, supported_by
 from messaging.distributedeventing.registration import ConsumerRegistrar
 from messaging.distributedeventing.session import EventPublisherSession, OpenSessions
 from messaging.distributedeventing.sources import EventSources
@@ -80,6 +80,10 @@ class ConsumerOptions(TypedDict, total=False):
     filter: str | None
     principal: Principal
     timeout: float | None
+
+
+#: the promise that consumers are announced where there is no network
+_AT_ONCE: Final[Promise[None]] = Promise.resolved(None, "announcing consumers")
 
 
 class DistributedEventAdmin(EventService):
@@ -193,7 +197,7 @@ class DistributedEventAdmin(EventService):
             policy=permissions,
             grammar=DISTRIBUTED_EVENTS,
         )
-        self._offers = Offers(map(DISTRIBUTED_EVENTS.parse, _several(unadvertised)))
+        self._offers = Offers(map(DISTRIBUTED_EVENTS.parse, several("unadvertised", unadvertised)))
         self._publishing = Publishing(
             lifecycle,
             dispatcher,
@@ -416,7 +420,7 @@ class DistributedEventAdmin(EventService):
             registration = self._registrar.register(response_handler, (reply_to,), response_type, is_advertised=False)
         elif response_type is not None:
             raise ArgumentError("response_type needs a response_handler")
-        ready = _nothing_to_wait_for() if self.node is None or reply_to is None else self.node.confirm()
+        ready = _AT_ONCE if self.node is None or reply_to is None else self.node.confirm()
         session: EventPublisherSession[T] = EventPublisherSession(
             self._publishing, topic, uuid4().hex, reply_to, ready, self._sessions.ended, principal
         )
@@ -482,7 +486,7 @@ class DistributedEventAdmin(EventService):
         if not self.lifecycle.is_open:  # it was closed meanwhile, and may have missed this subscription
             subscription.close()
             self.lifecycle.refuse_closed()
-        subscription.ready = _nothing_to_wait_for() if self.node is None else self.node.confirm()
+        subscription.ready = _AT_ONCE if self.node is None else self.node.confirm()
         return subscription
 
     @overload
@@ -546,7 +550,7 @@ class DistributedEventAdmin(EventService):
     @property
     def ready(self) -> Promise[None]:
         """Return a promise that resolves when the admin has joined its network for the first time."""
-        return _nothing_to_wait_for() if self.node is None else self.node.ready
+        return _AT_ONCE if self.node is None else self.node.ready
 
     def announced(self, timeout: float = NOTIFICATION_TIMEOUT) -> Promise[None]:
         """Return a promise that resolves when every other process knows the consumers that are registered now.
@@ -554,7 +558,7 @@ class DistributedEventAdmin(EventService):
         It fails with ``PartialNotificationError`` after ``timeout`` seconds, or if a process is lost meanwhile.
         """
         timeout = seconds(timeout)
-        return _nothing_to_wait_for() if self.node is None else self.node.announced(timeout)
+        return _AT_ONCE if self.node is None else self.node.announced(timeout)
 
     def members(self) -> tuple[MemberDTO, ...]:
         """Return the other processes of the network, as far as they are known."""
@@ -634,17 +638,3 @@ def _payload_of(arguments: tuple[Any, ...], correlation_id: str | None) -> tuple
     if len(arguments) == 2 and correlation_id is None:  # the form of RFC 214
         return arguments[0], arguments[1]
     raise ArgumentError("publish takes topic and payload, or topic, correlation id and payload")
-
-
-def _several(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, Iterable):
-        raise ArgumentError(f"unadvertised must be topic filters, not {type(value).__name__}")
-    return tuple(value)
-
-
-def _nothing_to_wait_for() -> Promise[None]:
-    promise: Promise[None] = Promise("announcing consumers")
-    promise.resolve(None)
-    return promise

@@ -61,14 +61,8 @@ class RefusedEvent(Promise[None]):
         return self
 
 
-def _resolved() -> Promise[None]:
-    promise: Promise[None] = Promise("sending an event that no other process wants")
-    promise.resolve(None)
-    return promise
-
-
 #: the promise of every event that has no message
-_NOT_SENT: Final = _resolved()
+_NOT_SENT: Final[Promise[None]] = Promise.resolved(None, "sending an event that no other process wants")
 
 
 class Publishing:

@@ -62,6 +62,15 @@ class DeliveryQos:
         return "0" if self.delivery == AT_MOST_ONCE and not self.is_persistent else "1"
 
 
+def several(name: str, value: Any) -> tuple[Any, ...]:
+    """Return the values of an argument that is one text, or several. Raises ``ArgumentError``."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, Iterable):
+        raise ArgumentError(f"{name} must be a str or several, not {type(value).__name__}")
+    return tuple(value)
+
+
 def supported_by(instance: Messaging | None, proprietary: str | Iterable[str] = ()) -> tuple[str, ...]:
     """Return the qualities of service that an admin on ``instance`` keeps; without one, only within the process."""
     found = [TRANSIENT, AT_MOST_ONCE, IN_ORDER, OUT_OF_ORDER]
@@ -69,9 +78,7 @@ def supported_by(instance: Messaging | None, proprietary: str | Iterable[str] = 
         found += [AT_LEAST_ONCE, EXACTLY_ONCE]
     if instance is not None and Features.EXTENSION_STORE_AND_FORWARD in instance.features:
         found.append(PERSISTENT)
-    if not isinstance(proprietary, Iterable):
-        raise ArgumentError(f"proprietary_qos must be names, not {type(proprietary).__name__}")
-    for each in (proprietary,) if isinstance(proprietary, str) else proprietary:
+    for each in several("proprietary_qos", proprietary):
         if not isinstance(each, str) or not each.isprintable() or not each:
             raise ArgumentError(f"a proprietary quality of service must be a printable str, not {each!r:.80}")
         if each not in found:
@@ -104,10 +111,7 @@ class QosReader:
         """
         if not wanted:
             return self._default
-        names = (wanted,) if isinstance(wanted, str) else wanted
-        if not isinstance(names, Iterable):
-            raise ArgumentError(f"qos must be a str or several, not {type(wanted).__name__}")
-        names = tuple(names)
+        names = several("qos", wanted)
         for each in names:
             if not isinstance(each, str):
                 raise ArgumentError(f"qos must be a str or several, not {type(each).__name__}")

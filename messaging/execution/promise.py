@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from messaging import forking
 from messaging.errors import ClosedError, DeadlineError, MessagingError, UnsupportedFeatureError
@@ -49,6 +49,13 @@ class Promise(Generic[T]):
         self._generation = forking.generation
 
     # --- waiting
+
+    @classmethod
+    def resolved(cls, value: T, what: str | Callable[[], str] = "operation") -> Self:
+        """Return a promise that has its value already. On any thread."""
+        promise = cls(what)
+        promise.resolve(value)
+        return promise
 
     def done(self) -> bool:
         """Return whether the promise has its outcome."""

@@ -196,6 +196,4 @@ def as_target(listener: RemoteEventListener | EventTarget | Callable[[RemoteEven
 
 def settled(outcomes: list[Outcome]) -> Promise[list[Outcome]]:
     """Return a promise that has its outcomes already."""
-    promise: Promise[list[Outcome]] = Promise("notify a listener")
-    promise.resolve(outcomes)
-    return promise
+    return Promise.resolved(outcomes, "notify a listener")

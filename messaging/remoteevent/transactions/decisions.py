@@ -49,7 +49,7 @@ class Decisions:
         """
         lasting = [each.to_value() for each in participants if each.is_lasting]
         if self._table is None or not lasting:
-            return _done()
+            return Promise.resolved(None, "store the state of a transaction")
         name = _COMMITTED if state is TransactionState.COMMITTED else _VOTING
         value = {"state": name, "participants": lasting}
         return self._table.put_soon(transaction_id, value)
@@ -86,9 +86,3 @@ class Decisions:
         """Close the records. Idempotent. Raises ``JournalError``."""
         if self._table is not None:
             self._table.close()
-
-
-def _done() -> Promise[Any]:
-    promise: Promise[Any] = Promise("store the state of a transaction")
-    promise.resolve(None)
-    return promise
