@@ -172,28 +172,44 @@ class TransactedEvents:
 
     def _look(self, now: float) -> float | None:
         """Look at the leases; return the seconds until the next look. On the loop of the engine."""
-        over: list[Transaction] = []
         with self._lock:
             watched = [each for each in self._scopes.values() if not each.is_ended and each.due < math.inf]
-            for each in watched:
-                if each.due <= now and each.transaction is not None:
-                    left = each.transaction.remaining
-                    each.due = now + min(left or _AGAIN, _LONGEST)
-                    if not left:
-                        over.append(each.transaction)
-        for transaction in over:
-            with contextlib.suppress(RuntimeError):  # no thread can be started: it is asked again
-                workers().submit(partial(self._ask, transaction))
+            due = [each for each in watched if each.due <= now]
+            for each in due:
+                each.due = now + _AGAIN
+        if due:
+            with contextlib.suppress(RuntimeError):  # no thread can be started: they are looked at again
+                workers().submit(partial(self._look_at, due))
         left = min((each.due for each in watched), default=math.inf) - now
         return None if left == math.inf else left
+
+    def _look_at(self, due: list[_Scope]) -> None:
+        """Look at the leases of transactions, which may be of an application. On a worker thread."""
+        for scope in due:
+            transaction = scope.transaction
+            if transaction is None:
+                continue
+            try:
+                left = transaction.remaining
+            except Exception:
+                logger.exception(
+                    "generator '%s': transaction %s does not say when it ends; its manager is asked",
+                    self._publisher.source,
+                    transaction.id,
+                )
+                left = 0.0
+            if left > 0:
+                self._watch(scope, left)
+            else:
+                self._ask(transaction)
 
     def _ask(self, transaction: Transaction) -> None:
         """Ask the manager whether a transaction whose lease is over goes on."""
         try:
             answer = transaction.ask_state()
-        except MessagingError as error:  # nothing was sent
+        except Exception as error:  # noqa: BLE001  # nothing was sent, or it is of an application
             answer = Promise("ask the state of a transaction")
-            answer.reject(error)
+            answer.reject(error if isinstance(error, MessagingError) else MessagingError(f"{type(error).__name__}"))
 
         def answered() -> None:
             error = answer.exception(0)
@@ -262,9 +278,7 @@ class TransactedEvents:
             interests = self._add(scope, event)
         for each in interests:
             each.delivery.wake()
-        promise: Promise[int] = Promise("generate a remote event")
-        promise.resolve(0)
-        return promise
+        return Promise.resolved(0, "generate a remote event")
 
     def note_outside(self, event: RemoteEvent, origin: str | None = None) -> None:
         """Notify the registrations within transactions of an event outside of them, which they see.

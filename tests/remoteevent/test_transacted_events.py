@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import messaging
 from messaging.errors import MessagingError, UnknownLeaseError
+from messaging.execution import Promise
 from messaging.remoteevent import EventGenerator, EventRegistration
-from messaging.remoteevent.transactions import RemoteTransactionManager, TransactionManager, TransactionServer
+from messaging.remoteevent.transactions import (
+    RemoteTransactionManager,
+    TransactionManager,
+    TransactionServer,
+    TransactionState,
+)
 from messaging.testing import waiting
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
@@ -277,3 +285,70 @@ def test_a_transaction_goes_on_if_its_lease_was_renewed_in_another_process(
         inside.events.wait_for(1)
         transaction.commit(PATIENCE)
         eventually(lambda: registration.lease.is_ended)
+
+
+class Foreign:
+    """A transaction of a manager of an application."""
+
+    def __init__(self, remaining: Callable[[], float]) -> None:
+        self.id = "foreign"
+        self.asked: waiting.Recorder[str] = waiting.Recorder()
+        self._remaining = remaining
+
+    @property
+    def remaining(self) -> float:
+        return self._remaining()
+
+    def join(self, *_: Any, **__: Any) -> None:
+        """Note the participant."""
+
+    def when_ended(self, callback: Any) -> None:
+        """Note the callback."""
+
+    def ask_state(self) -> Promise[TransactionState]:
+        self.asked.append(threading.current_thread().name)
+        return Promise.resolved(TransactionState.ABORTED)
+
+
+def test_a_transaction_of_an_application_that_does_not_answer_keeps_no_generator_waiting(
+    generator: EventGenerator, manager: TransactionManager, inside: Recorder
+) -> None:
+    """Its code runs under no lock, and not on the event loop of the engine."""
+    gate, looking = threading.Event(), threading.Event()
+    calls: list[float] = []
+
+    def remaining() -> float:
+        calls.append(0.0)
+        if len(calls) == 1:
+            return 0.05
+        looking.set()
+        assert gate.wait(PATIENCE)
+        return 0.0
+
+    foreign = Foreign(remaining)
+    registration = generator.register("hot", None, inside, 3600.0, transaction=foreign)  # type: ignore[arg-type]
+    assert looking.wait(PATIENCE)
+    other = manager.create(60.0)
+    generator.register("hot", None, inside, 60.0, transaction=other)
+    generator.generate("hot", transaction=other)
+    inside.events.wait_for(1)
+    gate.set()
+    eventually(lambda: registration.lease.is_ended)
+
+
+@table("error", [ValueError("no"), UnknownLeaseError("no")])
+def test_a_transaction_of_an_application_that_fails_to_say_when_it_ends_is_asked_for_its_state(
+    generator: EventGenerator, inside: Recorder, error: Exception
+) -> None:
+    calls: list[float] = []
+
+    def remaining() -> float:
+        calls.append(0.0)
+        if len(calls) == 1:
+            return 0.05
+        raise error
+
+    foreign = Foreign(remaining)
+    registration = generator.register("hot", None, inside, 3600.0, transaction=foreign)  # type: ignore[arg-type]
+    foreign.asked.wait_for(1)
+    eventually(lambda: registration.lease.is_ended)
