@@ -326,30 +326,32 @@ class LeaseRenewalManager:
     def _ask(self, grantor: Grantor, part: _Part) -> None:
         """Ask a grantor on a thread of its own, one at a time; one that blocks delays others by 0.1 s."""
         returned = Flag()
-        with self._lock:
-            is_busy = grantor in self._busy
-            self._busy.add(grantor)
-        if is_busy:
-            error = DeadlineError("the grantor has not returned from an earlier request")
-            self._note(part, [error] * len(part), True)
-            return
 
         def ask() -> None:
             try:
                 pairs = [(entry.lease, asked) for entry, asked, _ in part]
                 ask_each(partial(grantor.renew_all, pairs), len(part), partial(self._note, part))
             finally:
-                with self._lock:
-                    self._busy.discard(grantor)
-                returned.set()
+                free()
 
-        try:
-            workers().submit(ask)
-            returned.wait(_PATIENCE)
-        except RuntimeError as error:  # no thread can be started
+        def free() -> None:
             with self._lock:
                 self._busy.discard(grantor)
-            self._note(part, [MessagingError(f"cannot start a thread: {error}")] * len(part), True)
+            returned.set()
+
+        with self._lock:
+            is_busy = grantor in self._busy
+            self._busy.add(grantor)
+        error: MessagingError = DeadlineError("the grantor has not returned from an earlier request")
+        if not is_busy:
+            try:
+                workers().submit(ask)
+                returned.wait(_PATIENCE)
+                return
+            except RuntimeError as problem:
+                free()
+                error = MessagingError(f"cannot start a thread: {problem}")
+        self._note(part, [error] * len(part), True)
 
     def _decide(self, entry: RenewedLease, groups: dict[Grantor, _Part]) -> None:
         """Renew a lease that is due, or give it up. With the lock."""

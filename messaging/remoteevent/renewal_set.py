@@ -112,9 +112,8 @@ class LeaseRenewalSet:
         self._lock = threading.Lock()  # guards the following
         self._leases: dict[Lease, None] = {}
         self._registered: dict[int, Lease] = {}
-        self._is_closed = False
-        #: closed by the program, rather than by the end of its lease
-        self._is_closing = False
+        #: how the set has ended: ``CLOSED`` by the program, or with the landlord of its lease
+        self._end: LeaseEnd | None = None
         self._owns_manager = manager is None
         check_optional("landlord", landlord, Landlord)
         check_optional("manager", manager, LeaseRenewalManager)
@@ -175,7 +174,7 @@ class LeaseRenewalSet:
             if not is_known:  # otherwise the earlier call is still valid
                 self.forget(lease)
             raise
-        if self._is_closed:  # perhaps before the manager was asked
+        if self._end is not None:  # perhaps before the manager was asked
             self.forget(lease)
             self._manager.remove(lease, owner=self._watcher)
             self._refuse_ended()
@@ -202,9 +201,9 @@ class LeaseRenewalSet:
             return [*self._leases]
 
     def _refuse_ended(self) -> None:
-        if self._is_closing or self.lease.end is LeaseEnd.CLOSED:
+        if LeaseEnd.CLOSED in (self._end, self.lease.end):
             raise ClosedError(f"lease renewal set {self.source!r}: closed")
-        if self._is_closed or self.lease.is_ended:
+        if self._end is not None or self.lease.is_ended:
             raise UnknownLeaseError(f"lease renewal set {self.source!r}: its lease has ended")
 
     def note_failure(self, event: LeaseRenewalEvent) -> None:
@@ -298,12 +297,13 @@ class LeaseRenewalSet:
 
     # --- the end
 
-    def _ended(self, _end: LeaseEnd) -> None:
-        """Renew nothing any more: the lease of the set has ended."""
+    def _ended(self, end: LeaseEnd) -> None:
+        """Renew nothing any more: the lease of the set has ended, or the program closes the set."""
         with self._lock:
-            if self._is_closed:
+            before = self._end
+            self._end = before if before is LeaseEnd.CLOSED else end
+            if before is not None:
                 return
-            self._is_closed = True
             leases = [*self._leases]
             self._leases.clear()
         for each in leases:
@@ -316,9 +316,8 @@ class LeaseRenewalSet:
 
     def close(self) -> None:
         """Cancel the lease of the set, whose leases are not renewed any more. Idempotent."""
-        self._is_closing = True
+        self._ended(LeaseEnd.CLOSED)
         _cancel(self.lease)
-        self._ended(LeaseEnd.CANCELLED)
         if self._owns_landlord:
             self._landlord.close()
 

@@ -19,6 +19,14 @@ from messaging.leases.lease import brief
 TIME_LIMIT: Final = 30.0
 
 
+def check_wait(timeout: object) -> float:
+    """Return the seconds that a call waits at most. Raises ``ArgumentError`` unless it is a number from 0."""
+    limit = seconds(timeout)
+    if isinstance(timeout, bool) or limit < 0:
+        raise ArgumentError(f"timeout must be a number of seconds from 0, not {brief(timeout)}")
+    return limit
+
+
 class LimitedCall:
     """One call, or several calls one after the other, each with the time limit.
 

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from messaging.errors import ArgumentError, DeadlineError, InvalidIteratorError, MessagingError
-from messaging.execution import Promise, clock, engine, may_block, refuse_in_loop, seconds
+from messaging.execution import Promise, clock, engine, may_block, refuse_in_loop
 from messaging.leases.lease import brief
+from messaging.remoteevent.time_limits import check_wait
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class RemoteEventIterator:
                 within 5 s.
             WouldBlockError: the thread runs an event loop: ``await`` :meth:`next_soon`.
         """
-        limit = _checked(timeout)
+        limit = check_wait(timeout)
         if not may_block() and (not self._ready or self._acknowledge is None):
             refuse_in_loop("the next event of a mailbox", "`await` next_soon()")
         with self._using:
@@ -106,7 +107,7 @@ class RemoteEventIterator:
         """Return up to ``most`` events; none if there is none within ``timeout`` seconds. Raises as :meth:`next`."""
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise ArgumentError(f"most must be an int from 1, not {most!r:.80}")
-        limit = _checked(timeout)
+        limit = check_wait(timeout)
         if not may_block():
             refuse_in_loop("the events of a mailbox", "`await` next_soon()")
         with self._using:
@@ -114,7 +115,7 @@ class RemoteEventIterator:
 
     async def next_soon(self, timeout: float = 0.0) -> RemoteEvent | None:
         """As :meth:`next`, for event loops."""
-        limit = _checked(timeout)
+        limit = check_wait(timeout)
         for handed, step in self._steps(limit):
             entries = await self._fetch(handed, READ_AHEAD if step is not None else 0, step or 0.0)
             self._note(handed, entries)
@@ -347,10 +348,3 @@ def checked_most(most: int | None) -> None:
     """Raise ``ArgumentError`` unless ``most`` is a number of events from 0, or ``None``."""
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= sys.maxsize):
         raise ArgumentError(f"most must be an int from 0, or None, not {brief(most)}")
-
-
-def _checked(timeout: float) -> float:
-    limit = seconds(timeout)
-    if isinstance(timeout, bool) or limit < 0:
-        raise ArgumentError(f"timeout must be a number of seconds from 0, not {timeout!r:.80}")
-    return limit

@@ -13,8 +13,9 @@ from messaging.errors import (
     MessagingError,
     OutcomeUnknownError,
 )
-from messaging.execution import Promise, result_of, seconds
+from messaging.execution import Promise, result_of
 from messaging.functions import check_procedure
+from messaging.remoteevent.time_limits import check_wait
 from messaging.remoteevent.transactions.enlisted import Enlisted
 from messaging.remoteevent.transactions.participant import TransactionState
 from messaging.remoteevent.transactions.two_phases import after
@@ -215,12 +216,7 @@ def check_join(participant: object, name: object, crash_count: object) -> tuple[
 
 def check_timeout(timeout: object) -> float | None:
     """Return the seconds that a commit or an abort waits. Raises ``ArgumentError``."""
-    if timeout is None:
-        return None
-    limit = seconds(timeout)
-    if isinstance(timeout, bool) or limit < 0:
-        raise ArgumentError(f"timeout must be a number of seconds from 0, or None, not {timeout!r:.80}")
-    return limit
+    return None if timeout is None else check_wait(timeout)
 
 
 def check_participant_name(name: object) -> str:

@@ -81,8 +81,6 @@ class TwoPhases:
         self.completed: Promise[None] = Promise(f"complete transaction {transaction_id}")
         self.decided: Promise[None] = Promise(f"decide transaction {transaction_id}")
         self.outcome.looked_at = self.completed.looked_at = self.decided.looked_at = True
-        if state in (_COMMITTED, _ABORTED):  # in an earlier run
-            self.decided.resolve(None)
         self.callbacks = EndCallbacks(transaction_id)
         self._keeper = keeper
         self._lock = threading.Lock()  # guards the following
@@ -253,7 +251,6 @@ class TwoPhases:
         return True
 
     def _begin_telling(self) -> None:
-        self.decided.resolve(None)
         self.proceed()
         if not self.outcome.done():
             self._keeper.watch(self)
@@ -272,6 +269,8 @@ class TwoPhases:
             is_finished = is_decided and all(each.is_done for each in self._participants) and not self._is_finished
             if is_finished:
                 self._is_finished = True
+        if is_decided:
+            self.decided.resolve(None)
         if is_finished:
             self._finish()
         elif is_decided and was_told:
