@@ -34,7 +34,9 @@ from tests.distributedeventing.conftest import (
 from tests.threads import in_background, in_threads
 
 #: texts that are no topics, and topic filters
-NO_TOPICS = ["", "/", "/a", "a/", "a//b", "a b", "a.b", "ä", "a\n", "a-b", ".", ".a+b", ".#", ".a*", ".a\n", "*", "**", "a/*", "a*"]
+NO_TOPICS = [
+    "", "/", "/a", "a/", "a//b", "a b", "a.b", "ä", "a\n", "a-b", ".", ".a+b", ".#", ".a*", ".a\n", "*", "**", "a/*", "a*",
+]  # fmt: skip
 
 
 def test_01_every_matching_consumer_gets_a_data_event_and_the_call_does_not_wait(admin: DistributedEventAdmin) -> None:
