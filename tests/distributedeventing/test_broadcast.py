@@ -35,7 +35,8 @@ from tests.threads import in_background, in_threads
 
 #: texts that are no topics, and topic filters
 NO_TOPICS = [
-    "", "/", "/a", "a/", "a//b", "a b", "a.b", "ä", "a\n", "a-b", ".", ".a+b", ".#", ".a*", ".a\n", "*", "**", "a/*", "a*",
+    "", "/", "/a", "a/", "a//b", "a b", "a.b", "ä", "a\n", "a-b", ".", ".a+b", ".#", ".a*", ".a\n", "*", "**", "a/*",
+    "a*",
 ]  # fmt: skip
 
 

@@ -42,6 +42,7 @@ from tests.distributedeventing.conftest import (
     named,
     record,
 )
+from tests.eventnetwork.plain import event
 from tests.threads import in_threads
 
 
@@ -90,7 +91,7 @@ def test_53_a_message_that_is_sent_again_is_consumed_once(
     recorder = record(pair.other, "a")
     pair.announce()
     assert pair.other.node is not None
-    again = json.dumps({"event": 1, "data": 7, "id": "the same"}).encode()
+    again = event(7, id="the same")
     with connect(transport, request) as m:
         for _ in range(3):
             m.publish(pair.other.node.names.of("a"), again).result(PATIENCE)

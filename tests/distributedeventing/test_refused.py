@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -11,23 +11,21 @@ import pytest
 from messaging import Messaging
 from messaging.dispatch import DISTRIBUTED_EVENTS, TopicPermission, TopicPolicy
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.distributedeventing.conftest import Gate, Nodes, announce, connect, consume, record
+from tests.eventnetwork.plain import answers_to, event
 
 SENDER = str(uuid4())
 
 
-def answers_to(m: Messaging, network: str, member: str) -> Recorder[str]:
-    """Record the ids of the events of which a member is told that they were notified."""
-    found: Recorder[str] = Recorder()
-    stream = m.subscribe(f"{network}-members/{member}")
-    stream.subscribe(lambda message: found.append(json.loads(message.payload)["event"]))
-    stream.ready.result(PATIENCE)
-    return found
-
-
 def asking(event_id: str, **fields: Any) -> bytes:
-    return json.dumps({"event": 1, "data": 1, "sender": SENDER, "id": event_id, "notify": True, **fields}).encode()
+    return event(**{"data": 1, "sender": SENDER, "id": event_id, "notify": True, **fields})
+
+
+def notified(m: Messaging, network: str, member: str) -> Callable[[], list[str]]:
+    """Return what tells the ids of the events that were notified, as a member is told."""
+    found = answers_to(m, member, network)
+    return lambda: [each["event"] for each in [*found]]
 
 
 def test_an_event_that_a_policy_refuses_is_answered(nodes: Nodes) -> None:
@@ -60,10 +58,10 @@ def test_an_event_that_cannot_be_delivered_is_answered(
     consumer = record(other, "a")
     other.announced().result(PATIENCE)
     with connect("memory", request) as m:
-        found = answers_to(m, other.node.names.prefix, SENDER)
+        found = notified(m, other.node.names.prefix, SENDER)
         event_id = uuid4().hex
         m.publish(other.node.names.of("a"), asking(event_id, **fields)).result(PATIENCE)
-        eventually(lambda: event_id in found)
+        eventually(lambda: event_id in found())
     assert consumer.values == []
 
 
@@ -75,14 +73,14 @@ def test_a_copy_is_answered_when_the_first_one_was_delivered(nodes: Nodes, reque
     consume(other, gate, "a")
     other.announced().result(PATIENCE)
     with connect("memory", request) as m:
-        firsts, seconds = (answers_to(m, other.node.names.prefix, each) for each in (SENDER, second))
+        firsts, seconds = (notified(m, other.node.names.prefix, each) for each in (SENDER, second))
         origin = str(uuid4())
         m.publish(other.node.names.of("a"), asking("x", origin=origin)).result(PATIENCE)
         m.publish(other.node.names.of("a"), asking("x", origin=origin, sender=second)).result(PATIENCE)
         gate.events.wait_for(1)
         m.publish(other.node.names.of("b"), asking("y")).result(PATIENCE)
-        assert not firsts
-        assert not seconds
+        assert not firsts()
+        assert not seconds()
         gate.opened.set()
-        eventually(lambda: [*firsts] == ["x"] and [*seconds] == ["x"])
+        eventually(lambda: firsts() == ["x"] and seconds() == ["x"])
     assert gate.values == [1]

@@ -16,6 +16,7 @@ from messaging.errors import ArgumentError, NullEventError
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.distributedeventing.conftest import Admins, Gate, Nodes, Pair, announce, connect, consume, flush, record
+from tests.eventnetwork.plain import event
 
 Publish = Callable[[DistributedEventAdmin, Any], object]
 
@@ -83,9 +84,9 @@ def test_ids_are_compared_within_one_sender(nodes: Nodes, request: pytest.Fixtur
     senders = [{"sender": str(uuid4())}, {"sender": str(uuid4())}, {"origin": str(uuid4())}]
     with connect("memory", request) as m:
         for number, fields in enumerate([*senders, *senders]):
-            payload = json.dumps({"event": 1, "id": "1", "data": number, **fields}).encode()
+            payload = event(number, id="1", **fields)
             m.publish(admin.node.names.of("a"), payload).result(PATIENCE)
-        last = json.dumps({"event": 1, "data": "last"}).encode()
+        last = event("last")
         m.publish(admin.node.names.of("a"), last).result(PATIENCE)
         eventually(lambda: "last" in consumer.values)
     assert consumer.values == [0, 1, 2, "last"]
@@ -101,7 +102,7 @@ def test_a_private_reply_topic_of_any_form_is_accepted(
     consumer = record(admin, "a", is_whole=True)
     admin.announced().result(PATIENCE)
     with connect("memory", request) as m:
-        payload = json.dumps({"event": 1, "data": 1, "reply": reply}).encode()
+        payload = event(1, reply=reply)
         m.publish(admin.node.names.of("a"), payload).result(PATIENCE)
         eventually(lambda: reply in [each.reply_to for each in consumer.values])
 
@@ -122,10 +123,10 @@ def test_a_reply_to_a_private_topic_of_any_form_reaches_its_member(
         stream.subscribe(lambda message: found.append((message.context.channel, json.loads(message.payload)["data"])))
         stream.ready.result(PATIENCE)
         for each in replies:
-            m.publish(names.of("a"), json.dumps({"event": 1, "data": each, "reply": each}).encode()).result(PATIENCE)
+            m.publish(names.of("a"), event(each, reply=each)).result(PATIENCE)
         eventually(lambda: len(answered.values) == len(replies))
-        for event in answered.values:
-            admin.publish_event(event.reply_to, event.data)
+        for asked in answered.values:
+            admin.publish_event(asked.reply_to, asked.data)
         eventually(lambda: len(found) == len(replies))
     assert sorted(found) == sorted((f"{names.prefix}-private/{each[1:]}", each) for each in replies)
 

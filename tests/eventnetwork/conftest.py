@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
 import pytest
 
@@ -18,6 +16,7 @@ import messaging
 from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork import DISPATCH, Arrival, EventNetwork, EventNode, Interest, NodeService, Notification
+from messaging.eventnetwork.membership import Member, MembershipListener
 from messaging.services import ServiceRegistry
 from messaging.testing.waiting import PATIENCE, Recorder
 
@@ -120,20 +119,6 @@ def memory() -> str:
     return f"memory://network{next(_numbers)}"
 
 
-def update(member: str | None = None, *topics: str, **fields: Any) -> bytes:
-    """Return the announcement of a plain program."""
-    found = {
-        "announcement": 1, "kind": "update", "member": member or str(uuid4()),
-        "interests": [{"topics": each} for each in topics], **fields,
-    }  # fmt: skip
-    return json.dumps(found).encode()
-
-
-def event(data: Any, **fields: Any) -> bytes:
-    """Return the event of a plain program."""
-    return json.dumps({"event": 1, "data": data, **fields}).encode()
-
-
 def wire(topic: str, value: Any, **fields: Any) -> bytes:
     return encode(WireEvent.of(topic, value, **fields))
 
@@ -141,6 +126,16 @@ def wire(topic: str, value: Any, **fields: Any) -> bytes:
 def resident() -> int:
     """Return the bytes of memory that this process uses."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Silent(MembershipListener):
+    """Hears of changes of the members, and does nothing."""
+
+    def joined(self, member: Member) -> None: ...
+    def changed(self, member: Member, added: frozenset[Interest], removed: frozenset[Interest]) -> None: ...
+    def lost(self, member: Member) -> None: ...
+    def left(self, member: Member) -> None: ...
+    def settled(self) -> None: ...
 
 
 class Gate:
@@ -153,4 +148,4 @@ class Gate:
         assert self.opened.wait(PATIENCE)
 
 
-__all__ = ["BEAT", "Gate", "Join", "Participant", "Service", "event", "update", "wire"]
+__all__ = ["BEAT", "Gate", "Join", "Participant", "Service", "Silent", "wire"]

@@ -25,7 +25,8 @@ from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.dispatch.helpers import logged
-from tests.eventnetwork.conftest import BEAT, Join, Participant, event, resident, update
+from tests.eventnetwork.conftest import BEAT, Join, Participant, resident
+from tests.eventnetwork.plain import event, update
 from tests.eventnetwork.test_announcements import mutated
 from tests.scripts import ROOT
 

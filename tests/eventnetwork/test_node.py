@@ -22,7 +22,8 @@ from messaging.testing.waiting import PATIENCE, Recorder, eventually, subscribed
 from tests.dispatch.helpers import logged
 from tests.doubles.fake import on_loop, settle_loop
 from tests.doubles.memory import drop_and_reconnect
-from tests.eventnetwork.conftest import Gate, Join, Participant, event, resident, update, wire
+from tests.eventnetwork.conftest import Gate, Join, Participant, resident, wire
+from tests.eventnetwork.plain import event, update
 from tests.eventnetwork.test_announcements import mutated
 from tests.scripts import FORK, run_script
 from tests.threads import in_background

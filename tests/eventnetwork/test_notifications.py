@@ -14,13 +14,14 @@ from messaging.eventnetwork import notifications as module
 from messaging.eventnetwork.announcements import Announcement, Interest
 from messaging.eventnetwork.channels import ChannelNames
 from messaging.eventnetwork.interests import Interests
-from messaging.eventnetwork.membership import Member, Membership, MembershipListener
+from messaging.eventnetwork.membership import Member, Membership
 from messaging.eventnetwork.notifications import DISPATCH, MEMBERS, Notification, Notifications
 from messaging.eventnetwork.sending import EventSender
 from messaging.execution import Promise
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually
 from tests.doubles.fake import settle_loop
+from tests.eventnetwork.conftest import Silent
 
 
 def member(number: int) -> Member:
@@ -124,14 +125,6 @@ def test_a_second_notification_with_the_key_of_an_earlier_one_stays_when_that_se
     assert outcome(first) is None
     pending.confirmed("k", ONE.id)
     assert outcome(second) is None
-
-
-class Silent(MembershipListener):
-    def joined(self, member: Member) -> None: ...
-    def changed(self, member: Member, added: Any, removed: Any) -> None: ...
-    def lost(self, member: Member) -> None: ...
-    def left(self, member: Member) -> None: ...
-    def settled(self) -> None: ...
 
 
 @table("change", ["settled", "left", "lost"])

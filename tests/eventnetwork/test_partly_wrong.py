@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 from uuid import uuid4
 
@@ -13,10 +12,11 @@ from messaging.errors import DecodeError
 from messaging.eventnetwork import Interest
 from messaging.eventnetwork import membership as module
 from messaging.eventnetwork.announcements import Announcement, load_announcement
-from messaging.eventnetwork.membership import Member, Membership, MembershipListener
+from messaging.eventnetwork.membership import Membership
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
-from tests.eventnetwork.conftest import Join, Participant, update
+from tests.eventnetwork.conftest import Join, Participant, Silent
+from tests.eventnetwork.plain import announcement, answers_to, update
 
 #: wrong fields of an update that wants ``good``, and a word of the report
 PARTLY_WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -56,8 +56,8 @@ def test_what_is_right_is_taken_and_the_rest_is_reported_once(
         for version in (1, 2, 3):
             payload = update(member, "good", version=version, **fields)
             plain.publish("topics-members/all", payload).result(PATIENCE)
-            beat = {"announcement": 1, "kind": "heartbeat", "member": member, "version": version}
-            plain.publish("topics-members/all", json.dumps(beat).encode()).result(PATIENCE)
+            beat = announcement("heartbeat", member, version=version)
+            plain.publish("topics-members/all", beat).result(PATIENCE)
         plain.publish("topics-members/all", update(member, "good", "end", version=4)).result(PATIENCE)
         eventually(lambda: interests_of(one, member) == ("end", "good"))
     found = [each.getMessage() for each in caplog.records if member in each.getMessage()]
@@ -67,57 +67,35 @@ def test_what_is_right_is_taken_and_the_rest_is_reported_once(
 
 def test_a_change_of_which_a_part_is_wrong_is_no_missed_change(join: Join, memory: str) -> None:
     one, member = join(memory), str(uuid4())
-    heard: list[dict[str, Any]] = []
     with messaging.connect(memory) as plain:
-        stream = plain.subscribe(f"topics-members/{member}")
-        stream.subscribe(lambda message: heard.append(json.loads(message.payload)))
-        stream.ready.result(PATIENCE)
+        heard = answers_to(plain, member)
         plain.publish("topics-members/all", update(member, "a", version=1)).result(PATIENCE)
         wrong: dict[str, list[Any]] = {
             "add": [{"topics": "a//b"}, {"topics": "b"}],
             "remove": [{"topics": "c", "grammar": "later"}, {"topics": "a"}],
         }
         for version, (kind, interests) in enumerate(wrong.items(), 2):
-            change = {"announcement": 1, "kind": kind, "member": member, "version": version, "interests": interests}
-            plain.publish("topics-members/all", json.dumps(change).encode()).result(PATIENCE)
+            change = announcement(kind, member, version=version, interests=interests)
+            plain.publish("topics-members/all", change).result(PATIENCE)
         eventually(lambda: interests_of(one, member) == ("b",))
-        ping = {"announcement": 1, "kind": "ping", "member": member, "version": 3, "token": "t"}
-        plain.publish("topics-members/all", json.dumps(ping).encode()).result(PATIENCE)
+        plain.publish("topics-members/all", announcement("ping", member, version=3, token="t")).result(PATIENCE)
         eventually(lambda: any(each["kind"] == "pong" for each in heard))
     assert not [each for each in heard if each["kind"] == "query"]
 
 
 def test_a_member_that_announces_too_much_is_not_queried_with_every_heartbeat(join: Join, memory: str) -> None:
     one, member = join(memory), str(uuid4())
-    heard: list[dict[str, Any]] = []
     with messaging.connect(memory) as plain:
-        stream = plain.subscribe(f"topics-members/{member}")
-        stream.subscribe(lambda message: heard.append(json.loads(message.payload)))
-        stream.ready.result(PATIENCE)
+        heard = answers_to(plain, member)
         many = [f"a{number}" for number in range(9_000)]
         plain.publish("topics-members/all", update(member, *many, version=1)).result(PATIENCE)
-        more = {"announcement": 1, "kind": "add", "member": member, "version": 2}
-        more["interests"] = [{"topics": f"b{number}"} for number in range(9_000)]
-        plain.publish("topics-members/all", json.dumps(more).encode()).result(PATIENCE)
+        more = [{"topics": f"b{number}"} for number in range(9_000)]
+        change = announcement("add", member, version=2, interests=more)
+        plain.publish("topics-members/all", change).result(PATIENCE)
         eventually(lambda: one.node.get_dto().refused == 1)
-        ping = {"announcement": 1, "kind": "ping", "member": member, "version": 2, "token": "t"}
-        plain.publish("topics-members/all", json.dumps(ping).encode()).result(PATIENCE)
+        plain.publish("topics-members/all", announcement("ping", member, version=2, token="t")).result(PATIENCE)
         eventually(lambda: any(each["kind"] == "pong" for each in heard))
     assert not [each for each in heard if each["kind"] == "query"]
-
-
-class _Listener(MembershipListener):
-    """Hears of changes, and does nothing."""
-
-    def joined(self, member: Member) -> None: ...
-
-    def changed(self, member: Member, added: frozenset[Interest], removed: frozenset[Interest]) -> None: ...
-
-    def lost(self, member: Member) -> None: ...
-
-    def left(self, member: Member) -> None: ...
-
-    def settled(self) -> None: ...
 
 
 def test_a_member_that_was_refused_is_unknown_and_is_queried_again_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +103,7 @@ def test_a_member_that_was_refused_is_unknown_and_is_queried_again_rarely(monkey
     monkeypatch.setattr(module, "MAX_TOTAL", 3)
     sent: list[Announcement] = []
     own = Announcement(kind="update", member=str(uuid4()), heartbeat=6.0, linger=6.0)
-    membership = Membership(own, Interest("**"), _Listener(), sent.append, lambda _: None)
+    membership = Membership(own, Interest("**"), Silent(), sent.append, lambda _: None)
     membership.connected(0.0)
     first, second = str(uuid4()), str(uuid4())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -11,22 +10,16 @@ import pytest
 import messaging
 from messaging.eventnetwork import membership as module
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, Recorder, eventually
-from tests.eventnetwork.conftest import Join, event, update
-
-
-def announcement(kind: str, member: str, **fields: Any) -> bytes:
-    return json.dumps({"announcement": 1, "kind": kind, "member": member, **fields}).encode()
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.eventnetwork.conftest import Join
+from tests.eventnetwork.plain import announcement, answers_to, event, update
 
 
 def test_announced_waits_for_members_that_answer(join: Join, memory: str) -> None:
     one, two = join(memory), join(memory)
     silent, answering = str(uuid4()), str(uuid4())
     with messaging.connect(memory) as plain:
-        pings: Recorder[dict[str, Any]] = Recorder()
-        stream = plain.subscribe("topics-members/all")
-        stream.subscribe(lambda message: pings.append(json.loads(message.payload)))
-        stream.ready.result(PATIENCE)
+        pings = answers_to(plain, "all")
         plain.publish("topics-members/all", update(silent, "a", heartbeat=60)).result(PATIENCE)
         one.node.announced(PATIENCE).result(PATIENCE)
         plain.publish("topics-members/all", update(answering, "a", heartbeat=60, answers=True)).result(PATIENCE)
@@ -58,10 +51,7 @@ def test_a_ping_is_answered_also_by_a_member_that_knows_too_many_others(
     monkeypatch.setattr(module, "MAX_MEMBERS", 0)
     one, member = join(memory), str(uuid4())
     with messaging.connect(memory) as plain:
-        heard: Recorder[dict[str, Any]] = Recorder()
-        stream = plain.subscribe(f"topics-members/{member}")
-        stream.subscribe(lambda message: heard.append(json.loads(message.payload)))
-        stream.ready.result(PATIENCE)
+        heard = answers_to(plain, member)
         plain.publish("topics-members/all", announcement("ping", member, token="t")).result(PATIENCE)
         eventually(lambda: [each["token"] for each in heard if each["kind"] == "pong"] == ["t"])
     assert one.live() == set()

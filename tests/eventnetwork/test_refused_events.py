@@ -14,8 +14,9 @@ from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork import Arrival, Notification
 from messaging.eventnetwork.intake import RefusalLog
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, Recorder, eventually
-from tests.eventnetwork.conftest import Join, event
+from messaging.testing.waiting import PATIENCE, eventually
+from tests.eventnetwork.conftest import Join
+from tests.eventnetwork.plain import answers_to, event
 
 SENDER = str(uuid4())
 ASKS: dict[str, Any] = {"sender": SENDER, "id": "e1", "notify": True}
@@ -44,15 +45,6 @@ REFUSED: dict[str, bytes] = {
     "it passed the member": b"path",
     "a sequence in place of an id": event(1, time="now", sender=SENDER, sequence=7, notify=True),
 }  # fmt: skip
-
-
-def answers_to(m: messaging.Messaging, member: str) -> Recorder[dict[str, Any]]:
-    """Record the announcements to a member."""
-    found: Recorder[dict[str, Any]] = Recorder()
-    stream = m.subscribe(f"topics-members/{member}")
-    stream.subscribe(lambda message: found.append(json.loads(message.payload)))
-    stream.ready.result(PATIENCE)
-    return found
 
 
 @table("payload", REFUSED)

@@ -10,7 +10,8 @@ import messaging
 from messaging.eventnetwork import Interest, Notification
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
-from tests.eventnetwork.conftest import Join, Participant, update
+from tests.eventnetwork.conftest import Join, Participant
+from tests.eventnetwork.plain import update
 
 #: events that are pending when the interest changes
 EVENTS = 20
