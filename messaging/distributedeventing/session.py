@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from messaging.distributedeventing.events import DistributableEvent, PushEvent
 from messaging.errors import ArgumentError, ClosedError, check_instance
-from messaging.eventnetwork import DISPATCH
 from messaging.text import tolerant
 
 if TYPE_CHECKING:
@@ -38,6 +37,8 @@ class _Gate:
         #: number of calls that publish data now
         self._inside = 0
         self._due: _End | None = None
+        #: notification of the end
+        self.ended: Notification | None = None
 
     def enter(self) -> bool:
         """Return whether data may be published; if so, :meth:`leave` must follow."""
@@ -58,6 +59,8 @@ class _Gate:
         """Return whether the gate was open, and whether the caller has to publish the end."""
         with self._lock:
             was_open, self.is_open = self.is_open, False
+            if was_open:
+                self.ended = notification
             if was_open and self._inside:
                 self._due = event, notification
             return was_open, was_open and not self._inside
@@ -222,7 +225,10 @@ class EventPublisherSession(Generic[T]):
         self._end(PushEvent.error(failure))
 
     def close_with_notification(self, *, timeout: float | None = None) -> Promise[None]:
-        """End the session with a close event; the promise resolves when every consumer was notified of it."""
+        """End the session with a close event; the promise resolves when every consumer was notified of it.
+
+        After an end with notification, it resolves with that; after one without, at once.
+        """
         notification = self._publishing.notification(self._topic, timeout)
         self._end(PushEvent.close(), notification)
         return notification.promise
@@ -241,8 +247,8 @@ class EventPublisherSession(Generic[T]):
         was_open, is_due = self._gate.end(event, notification)
         if is_due:
             self._publish_end(event, notification)
-        elif not was_open and notification is not None:  # the consumers were told before
-            notification.release(DISPATCH)
+        elif not was_open and notification is not None:
+            notification.follow(self._gate.ended)
 
     def _publish_end(self, event: PushEvent[Any], notification: Notification | None) -> None:
         try:

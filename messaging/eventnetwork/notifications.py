@@ -169,6 +169,22 @@ class Notification:
         else:
             engine().call(self.promise.resolve, None)
 
+    def follow(self, other: Notification | None) -> None:
+        """Have the outcome of another one, of the same event; at once without one."""
+        if other is None:
+            self.release(DISPATCH)
+            return
+
+        def settled() -> None:
+            error = other.promise.exception(0)
+            if error is None:
+                self.release(DISPATCH)
+            else:
+                self.fail(error)
+
+        self.watch()
+        other.promise.listen(settled)
+
     def watch(self) -> None:
         """Have it expire at its deadline. From any thread; further calls have no effect."""
         with self._lock:

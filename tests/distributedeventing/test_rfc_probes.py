@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from messaging.distributedeventing import DistributableEvent, DistributedEventAdmin, PushEvent
-from messaging.errors import ArgumentError, NullEventError
+from messaging.errors import ArgumentError, NullEventError, PartialNotificationError
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.distributedeventing.conftest import Admins, Gate, Nodes, Pair, announce, connect, consume, flush, record
@@ -171,3 +171,29 @@ def test_a_notification_comes_after_the_last_consumer_and_without_any_at_once(no
         assert not promise.done()
         gate.opened.set()
     promise.result(PATIENCE)
+
+
+@table(
+    "end",
+    {
+        "close": lambda session: session.close_with_notification(),
+        "error": lambda session: session.error_with_notification(ValueError("x")),
+    },
+)
+def test_a_second_end_with_notification_waits_for_the_consumers_of_the_first_one(admins: Admins, end: Any) -> None:
+    """5.1.4: its promise resolves when all consumers were notified of the end."""
+    admin, gate = admins(), Gate()
+    consume(admin, gate, "a", lifecycle="SESSION")
+    session = admin.create_session("a")
+    session.publish_event(1)
+    gate.events.wait_for(1)
+    promises = [end(session), session.close_with_notification(), session.end_of_stream_with_notification()]
+    hasty = session.close_with_notification(timeout=0.05)
+    with pytest.raises(PartialNotificationError):
+        hasty.result(PATIENCE)
+    assert not any(each.done() for each in promises)
+    gate.opened.set()
+    for each in promises:
+        each.result(PATIENCE)
+    session.close_with_notification().result(PATIENCE)
+    admin.close(0)
