@@ -22,7 +22,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from messaging.errors import BoundReachedError, CannotJoinError, MessagingError, UnknownTransactionError
+from messaging.errors import BoundReachedError, CannotJoinError, ClosedError, MessagingError, UnknownTransactionError
 from messaging.execution import Deadlines, Promise, clock, engine, workers
 from messaging.leases import release
 from messaging.remoteevent.delivery import SHORT, Delivery, wait_for_all
@@ -115,6 +115,7 @@ class TransactedEvents:
         self._publisher = publisher
         self._prepared = prepared
         self._lock = threading.Lock()  # guards the scopes and what is in them
+        self._is_closed = False
         self._scopes: dict[str, _Scope] = {}
         for name, events in prepared.transactions().items():
             self._scopes[name] = _Scope([*events], is_joined=True)
@@ -314,6 +315,7 @@ class TransactedEvents:
         Raises:
             UnknownTransactionError: the generator has joined it in an earlier run, and lost its events.
             JournalError: the events are not stored.
+            ClosedError: the generator is closed, and would notify of none of them.
         """
         with self._lock:
             scope = self._scopes.get(transaction_id)
@@ -323,6 +325,8 @@ class TransactedEvents:
                     "they were lost with an earlier run"
                 )
             events = [*scope.events]
+            if events and self._is_closed:
+                raise ClosedError(f"generator {self._publisher.source!r}: closed")
             scope.is_ended = True  # no further events
         if not events:
             self._end(transaction_id)
@@ -370,9 +374,10 @@ class TransactedEvents:
             release(each.lease)
 
     def close(self) -> None:
-        """Stop all deliveries."""
+        """Stop all deliveries. A transaction that is not prepared cannot be committed any more."""
         engine().call(self._deadlines.stop)
         with self._lock:
+            self._is_closed = True
             interests = [
                 each for scope in self._scopes.values() for kind in scope.kinds.values() for each in kind.interests
             ]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging.errors import MessagingError, UnknownLeaseError
+from messaging.errors import CannotCommitError, MessagingError, UnknownLeaseError
 from messaging.execution import Promise
 from messaging.remoteevent import EventGenerator, EventRegistration
 from messaging.remoteevent.transactions import (
@@ -198,6 +198,25 @@ def test_the_events_of_a_transaction_are_bounded(
     generate(generator, 3, "hot", transaction=transaction)
     with pytest.raises(MessagingError, match="3 events"):
         generator.generate("hot", transaction=transaction)
+
+
+@table("is_persistent", [False, True])
+def test_a_transaction_with_events_of_a_generator_that_has_closed_is_not_committed(
+    tmp_path: Path, manager: TransactionManager, outside: Recorder, is_persistent: bool
+) -> None:
+    """The commit would claim that listeners outside are notified (EV.2.4)."""
+    options: dict[str, Any] = {"path": tmp_path / "closed"} if is_persistent else {"begin": 0}
+    with EventGenerator("open", events=[1], begin=0) as other:
+        other.register(1, None, outside, 60.0)
+        transaction = manager.create(60.0)
+        with EventGenerator("closed", events=[1], **options) as closing:
+            closing.generate(1, transaction=transaction)
+            other.generate(1, transaction=transaction)
+        with pytest.raises(CannotCommitError, match="closed"):
+            transaction.commit(PATIENCE)
+        other.generate(1)
+        outside.events.wait_for(1)
+        assert outside.numbers == [1]
 
 
 def test_generators_of_one_transaction_commit_together(manager: TransactionManager, outside: Recorder) -> None:
