@@ -57,6 +57,9 @@ _KEPT: Final[Mapping[str, type[MessagingError]]] = {
     )
 }
 
+#: features with which the broker tells that a call reached no server
+_TOLD: Final = frozenset({Features.EXTENSION_MANDATORY, Features.EXTENSION_GUARANTEED_DELIVERY})
+
 #: an operation: it gets the arguments and the body, and returns the result or a promise of it
 Operation: TypeAlias = Callable[[Mapping[str, Any], bytes], Any]
 
@@ -180,7 +183,7 @@ def _guarantees(messaging: Messaging, timeout: float | None) -> dict[str, Any]:
     """Return extensions with which the broker tells that a call reached no server, and keeps none beyond its time."""
     features = messaging.features
     found: dict[str, Any] = {}
-    if Features.EXTENSION_MANDATORY in features:
+    if features >= _TOLD:  # the second one is missing with a broker that takes no QoS 1
         found["qos"] = 1
         if timeout is not None and Features.EXTENSION_TIME_TO_LIVE in features:
             found["time_to_live"] = timeout

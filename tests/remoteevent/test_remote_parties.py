@@ -43,6 +43,8 @@ from messaging.remoteevent import (
 )
 from messaging.remoteevent.layout import decode_event
 from messaging.testing import waiting
+from messaging.testing.brokers import Mosquitto
+from messaging.testing.servers import Servers
 from messaging.testing.waiting import PATIENCE, eventually, results
 from tests.leases.conftest import Connect
 from tests.remoteevent.helpers import FAST, Recorder, event, events, generate, ready, taken
@@ -361,6 +363,18 @@ def test_a_call_that_arrives_before_its_server_has_subscribed_fails_at_once(
             ask()
     with EventMailbox(tmp_path / "m", messaging=m) as mailbox, ready(MailboxServer(m, channel, mailbox)):
         assert RemoteMailbox(m, channel).register(5.0).result(PATIENCE).drain() == []
+
+
+def test_calls_reach_a_server_at_a_broker_that_takes_no_qos_1(servers: Servers, channel: str, tmp_path: Path) -> None:
+    with (
+        servers.borrow(Mosquitto, ["max_qos 0"]) as broker,
+        messaging.connect(f"{broker.url}?version=5") as m,
+        EventMailbox(tmp_path / "m", messaging=m) as mailbox,
+        ready(MailboxServer(m, channel, mailbox)),
+    ):
+        box = RemoteMailbox(m, channel).register(5.0).result(PATIENCE)
+        assert box.lease.renew(9.0).result(PATIENCE) == 9.0
+        assert box.drain() == []
 
 
 def test_errors_of_operations_keep_their_class(m: Messaging, channel: str) -> None:
