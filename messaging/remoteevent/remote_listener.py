@@ -10,6 +10,7 @@ is bounded by their number and their bytes. One that has waited longer than its 
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 from collections import deque
@@ -21,6 +22,7 @@ from messaging.calls import CallServer, Operation, call, checked_instance, error
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
+    ClosedError,
     ConversionError,
     DeadlineError,
     DecodeError,
@@ -58,6 +60,8 @@ _MAX_TIMEOUT: Final = 300.0
 #: batches that wait for one listener, and bytes of those that wait for all listeners of a channel
 _MAX_WAITING: Final = 1000
 _MAX_WAITING_BYTES: Final = 64 * 2**20
+#: how long after its start a server waits for listeners that an earlier run had, seconds
+STARTING: Final = 10.0
 #: bytes of the text of an error
 _REASON: Final = 500
 
@@ -321,6 +325,9 @@ def _described(outcome: Outcome) -> list[str] | None:
 class ListenerServer:
     """Makes listeners of this process reachable for others. Thread safe; a context manager, which closes it.
 
+    With a channel that the program names, an earlier run may have had listeners there. So for 10 s after its start, the
+    senders to a listener that is not added yet are told to try again, rather than that it is gone.
+
     Args:
         messaging: an instance with requests.
         channel: where the listeners are reached; ``None``: a generated one.
@@ -334,7 +341,10 @@ class ListenerServer:
     def __init__(self, messaging: Messaging, channel: str | None = None) -> None:
         self.channel = f"listeners/{secrets.token_hex(8)}" if channel is None else check_name(channel)
         self._targets: dict[str, EventTarget] = {}
-        operations: dict[str, Operation] = {"notify": NotifyOperation(self._targets.get)}
+        #: until when listeners may be there again, and those that were removed until then
+        self._starts_until = -math.inf if channel is None else clock.monotonic() + STARTING
+        self._removed: set[str] = set()
+        operations: dict[str, Operation] = {"notify": NotifyOperation(self._find)}
         self._server = CallServer(messaging, self.channel, operations)
 
     @property
@@ -358,9 +368,18 @@ class ListenerServer:
             raise ArgumentError(f"{self.channel!r} has a listener {found!r:.80} already")
         return ListenerReference(self.channel, found)
 
+    def _find(self, name: str) -> EventTarget | None:
+        """Return a listener; ``None`` if it is gone. Raises ``ClosedError`` for one that may be there soon."""
+        found = self._targets.get(name)
+        if found is None and name not in self._removed and clock.monotonic() < self._starts_until:
+            raise ClosedError(f"there is no listener {name!r:.80} at {self.channel!r} yet: the server has just started")
+        return found
+
     def remove(self, reference: ListenerReference) -> bool:
         """Remove a listener, whose senders are told that it is gone; return whether there was one."""
         check_instance("reference", reference, ListenerReference)
+        if clock.monotonic() < self._starts_until:
+            self._removed.add(reference.id)
         return self._targets.pop(reference.id, None) is not None
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from messaging import Messaging
-from messaging.errors import ClosedError, MessagingError, UnknownLeaseError, UnknownTransactionError
+from messaging.errors import ClosedError, ListenerGoneError, MessagingError, UnknownLeaseError, UnknownTransactionError
 from messaging.execution import Promise
 from messaging.leases import GrantedLease, Landlord, Lease, LeaseEnd, RemoteGrantor
 from messaging.remoteevent import (
@@ -17,14 +17,17 @@ from messaging.remoteevent import (
     EventMailbox,
     EventServer,
     ListenerReference,
+    ListenerServer,
     MailboxServer,
     NotificationMultiplexer,
     RemoteListener,
     RemoteMailbox,
     RemoteMailboxRegistration,
 )
+from messaging.remoteevent.remote_listener import STARTING
 from messaging.remoteevent.renewal_set import LeaseRenewalSet
 from messaging.remoteevent.transactions import RemoteTransactionManager, TransactionManager, TransactionServer
+from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.leases.conftest import Connect
@@ -175,3 +178,31 @@ def test_a_transaction_manager_that_closed_tells_no_participant_that_a_transacti
         known.abort()
         with pytest.raises(ClosedError):
             remote.create()
+
+
+def test_a_listener_server_that_has_just_started_says_that_a_listener_is_not_there_yet(
+    virtual_clock: VirtualClock, m: Messaging
+) -> None:
+    """A definite answer would end the registrations of its senders, before the program has added its listeners."""
+    target = Recorder()
+    with EventGenerator("boiler", events=[1], messaging=m, retry=FAST) as boiler:
+        with ready(ListenerServer(m, CHANNEL)) as server:
+            registration = boiler.register(1, None, RemoteListener(m, server.add(target, "x")), 3600.0)
+            generate(boiler, 1)
+            eventually(lambda: len(target.events) == 1)
+        with ready(ListenerServer(m, CHANNEL)) as server:
+            generate(boiler, 1)
+            counts = boiler.counts(registration)
+            eventually(lambda: counts is not None and counts.retries)
+            assert not registration.lease.is_ended
+            reference = server.add(target, "x")
+            generate(boiler, 1)
+            eventually(lambda: target.numbers and len(target.events) >= 2)
+            server.remove(reference)
+            with pytest.raises(ListenerGoneError):  # the program says so
+                RemoteListener(m, reference).notify(event(9))
+            with pytest.raises(ClosedError, match="yet"):
+                RemoteListener(m, reference._replace(id="y")).notify(event(9))
+            virtual_clock.advance(STARTING)
+            with pytest.raises(ListenerGoneError):
+                RemoteListener(m, reference._replace(id="y")).notify(event(9))
