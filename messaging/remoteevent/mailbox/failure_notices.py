@@ -30,29 +30,26 @@ _RETRY: Final = RetryPolicy(max_delay=2.0)
 
 
 class FailureNotices:
-    """The notices that wait for the box of one registration. Thread safe.
+    """The notices of one mailbox. Thread safe.
 
     Args:
-        registration: stores them. When it has ended, nothing further is stored.
         name: of the mailbox, for the log.
     """
 
-    def __init__(self, registration: MailboxRegistration, name: str) -> None:
-        self._registration = registration
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._lock = threading.Lock()  # guards the following
-        self._waiting: deque[tuple[RemoteEvent, RenewalFailure]] = deque()
-        self._delivery = Delivery(
-            f"{name}: notices of registration {registration.id}",
-            registration.listener,
-            self,
-            policy=_RETRY,
-            lease=registration.lease,
-        )
+        self._waiting: dict[str, _Waiting] = {}
+        self._is_closed = False
 
-    def add(self, failure: RenewalFailure) -> None:
-        """Store a notice, as soon as the box has room."""
+    def __len__(self) -> int:
+        """Return the number of registrations that were told of a failure."""
+        return len(self._waiting)
+
+    def add(self, registration: MailboxRegistration, failure: RenewalFailure) -> None:
+        """Store a notice as soon as the box of the registration has room; nothing if the mailbox is closed."""
         event = RenewalFailureEvent(
-            f"mailbox/{self._registration.id}/{failure.lease_id:.400}",
+            f"mailbox/{registration.id}/{failure.lease_id:.400}",
             RENEWAL_FAILURE,
             clock.wall_ns() // 1000,  # above that of an earlier failure of the same lease
             None,
@@ -61,8 +58,45 @@ class FailureNotices:
             reason=str(failure.error)[:500],
         )
         with self._lock:
+            if self._is_closed:
+                return  # the next run tells
+            waiting = self._waiting.get(registration.id)
+            if waiting is None:
+                waiting = self._waiting[registration.id] = _Waiting(registration, self._name)
+        waiting.add(event, failure)
+
+    def forget(self, registration: MailboxRegistration) -> None:
+        """Store no notice for a registration that has ended."""
+        with self._lock:
+            waiting = self._waiting.pop(registration.id, None)
+        if waiting is not None:
+            waiting.delivery.close()
+
+    def close(self) -> list[Promise[None]]:
+        """Store nothing further; return the promises that nothing is being stored."""
+        with self._lock:
+            self._is_closed = True
+            return [each.delivery.close() for each in self._waiting.values()]
+
+
+class _Waiting:
+    """The notices that wait for the box of one registration: an ``EventQueue``. Thread safe."""
+
+    def __init__(self, registration: MailboxRegistration, name: str) -> None:
+        self._lock = threading.Lock()  # guards the following
+        self._waiting: deque[tuple[RemoteEvent, RenewalFailure]] = deque()
+        self.delivery = Delivery(
+            f"{name}: notices of registration {registration.id}",
+            registration.listener,
+            self,
+            policy=_RETRY,
+            lease=registration.lease,
+        )
+
+    def add(self, event: RemoteEvent, failure: RenewalFailure) -> None:
+        with self._lock:
             self._waiting.append((event, failure))
-        self._delivery.wake()
+        self.delivery.wake()
 
     def peek(self, most: int) -> list[RemoteEvent]:
         """See ``EventQueue``."""
@@ -75,7 +109,3 @@ class FailureNotices:
             with self._lock:
                 _, failure = self._waiting.popleft()
             failure.told()
-
-    def close(self) -> Promise[None]:
-        """Store nothing further; return the promise that nothing is being stored."""
-        return self._delivery.close()

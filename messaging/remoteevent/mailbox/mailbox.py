@@ -55,7 +55,6 @@ from messaging.text import SafeLog, tolerant
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from messaging.execution import Promise
     from messaging.instance import Messaging
     from messaging.leases import GrantedLease
     from messaging.remoteevent.event import EventKind
@@ -146,12 +145,10 @@ class EventMailbox:
         self._owns_landlord = landlord is None
         self._boxes = OpenBoxes(max_open_boxes or default_most(), name)
         self._manager = LeaseRenewalManager()
-        self._lock = threading.Lock()  # guards the following five
+        self._lock = threading.Lock()  # guards the following four
         #: servers by their channels, at which this mailbox is reached by others
         self._channels: Counter[str] = Counter()
         self._kept: dict[str, _Kept] = {}
-        #: by the id of the registration
-        self._notices: dict[str, FailureNotices] = {}
         #: registrations that have ended, and whose targets may have events
         self._ending: set[MailboxRegistration] = set()
         self._is_closed = False
@@ -163,7 +160,8 @@ class EventMailbox:
             resources.callback(self._state.close)
             self._leases = KeptLeases(self._state, self.landlord)
             resources.callback(self._leases.close)
-            resources.callback(self._close_notices)
+            self._notices = FailureNotices(f"mailbox '{name}'")
+            resources.callback(self._notices.close)
             self._renewals = KeptRenewals(
                 self._state, messaging, self._manager, f"mailbox '{name}'", self._note_not_renewed
             )
@@ -314,9 +312,7 @@ class EventMailbox:
         """Remove the records of a registration that has ended."""
         with self._lock:
             self._kept.pop(registration.id, None)
-            notices = self._notices.pop(registration.id, None)
-        if notices is not None:
-            notices.close()
+        self._notices.forget(registration)
         self._renewals.forget(registration.id)
         with contextlib.suppress(ClosedError):
             self._leases.forget(_REGISTRATION + registration.id)
@@ -365,18 +361,11 @@ class EventMailbox:
 
     def _note_not_renewed(self, failure: RenewalFailure) -> None:
         """Tell an owner that a lease is not renewed any more: with an event in its box."""
-        with self._lock:
-            kept = self._kept.get(failure.owner)
-            if self._is_closed or kept is None:
-                return  # the next run tells, unless the registration has ended
-            notices = self._notices.get(failure.owner)
-            if notices is None:
-                notices = self._notices[failure.owner] = FailureNotices(kept.registration, f"mailbox '{self.name}'")
-        notices.add(failure)
-
-    def _close_notices(self) -> list[Promise[None]]:
-        with self._lock:
-            return [each.close() for each in self._notices.values()]
+        kept = self._kept.get(failure.owner)
+        if kept is not None:
+            self._notices.add(kept.registration, failure)
+            if failure.owner not in self._kept:  # it has ended meanwhile
+                self._notices.forget(kept.registration)
 
     def _is_own(self, lease: Lease) -> bool:
         grantor = lease.grantor
@@ -490,7 +479,7 @@ class EventMailbox:
         self._renewals.close()
         self._manager.close()
         error = ClosedError(f"mailbox '{self.name}': closed")
-        stopped = [*self._close_notices(), *(each.registration.end(error) for each in kept)]
+        stopped = [*self._notices.close(), *(each.registration.end(error) for each in kept)]
         wait_for_all([each for each in stopped if each is not None])
         for each in kept:
             if each.registration.lease.is_over:
