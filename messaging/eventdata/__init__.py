@@ -9,6 +9,7 @@ channels.
 ``conversion``      conversion to types (157.4.1); ``simple`` has the values without parts, ``problems`` the errors
 ``event_types``     types loaded by name; the topic made of the name of a class (157.3.2)
 ``values``          values of events in the portable form that JSON has; ``json_text`` writes and reads it
+``enums``           members of enums, which cross between processes as themselves
 ``layout``          WireEvent: one event on the wire, and its payload in JSON or CBOR
 ``channels``        topic filters, and the channel patterns that select their events
 ==================  ================================================================================================

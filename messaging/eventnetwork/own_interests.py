@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ClosedError, MessagingError
 from messaging.execution import Promise, engine
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from messaging.receiving import JointSubscription
 
 logger = SafeLog(__name__)
+
+#: pairs of patterns that are compared; of more, all that end stay until none is being added
+_COMPARED: Final = 100_000
 
 
 class OwnInterests:
@@ -114,7 +117,11 @@ class OwnInterests:
 
     def _is_replaced(self, pattern: str) -> bool:
         """Return whether a subscription ends that is still confirmed, and one that takes its place is not yet."""
-        return pattern in self._confirmed and any(overlap(pattern, each) for each in self._adding)
+        if pattern not in self._confirmed or not self._adding:
+            return False
+        if len(self._ending) * len(self._adding) > _COMPARED:
+            return True
+        return any(overlap(pattern, each) for each in self._adding)
 
     def _remove(self, patterns: frozenset[str]) -> None:
         """End subscriptions."""
