@@ -5,14 +5,12 @@ Only :func:`main` is public. It needs the extra ``cli``, and reports an error if
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
+from messaging.cli.signals import sigterm_interrupts
 from messaging.errors import MissingExtraError
 
 __all__ = ["main"]
@@ -34,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if shell is not None:
             return _complete(shell, sys.argv[1:] if arguments is None else arguments)
-        with _sigterm_interrupts():
+        with sigterm_interrupts():
             from messaging.cli.app import run
 
             return run(arguments)  # imports the modules of the command
@@ -45,19 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:  # before the command started
         return 130
-
-
-@contextlib.contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Make SIGTERM end the program as SIGINT does: streams are closed and accepted messages are sent."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _complete(shell: str, arguments: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import typer
 from typer import Option
 
+from messaging.cli import options
 from messaging.cli.commands import Commands
 from messaging.cli.completion_scripts import SCRIPTS, check_shell, current_shell, install
 from messaging.cli.output import PROGRAM, ExitCode, ReaderGoneError, diagnostics, report, write
@@ -34,12 +35,9 @@ _HINTS: Final[Mapping[str, str]] = {
 
 logger = logging.getLogger(__name__)
 
-app = typer.Typer(
-    name=PROGRAM,
+app = options.group(
+    PROGRAM,
     cls=Commands,
-    add_completion=False,
-    pretty_exceptions_enable=False,  # they show the values of variables, such as passwords
-    rich_markup_mode=None,  # importing rich takes as long as all the rest of a help text
     context_settings={"max_content_width": 100},
     epilog=(
         "Exit codes: 0 done; 1 failed at run time: no connection, refused, not confirmed, an error of the responder, "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from messaging.cli import options
 from messaging.errors import ArgumentError, ConfigurationError, MessagingError
 from messaging.text import did_you_mean
 
@@ -139,7 +140,7 @@ def load_own(name: str) -> Any:
     if isinstance(target, typer.Typer):
         app = target
     else:
-        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        app = options.group()
         app.command(name)(target)
     command = typer.main.get_command(app)
     command.name = name

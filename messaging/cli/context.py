@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
 from typer import Argument, Option
 
 from messaging.cli import context_file, options
@@ -21,7 +20,7 @@ logger = logging.getLogger(__name__)
 #: most characters of a password that is read from stdin
 _LONGEST: Final = 65_536
 
-context = typer.Typer(name="context", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+context = options.group("context")
 
 _Name = Annotated[str, Argument(metavar="NAME", show_default=False, help="Name of the context.")]
 _Json = Annotated[bool, Option("--json", help="Write JSON on one line.")]

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
 from messaging.cli import options
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-events = typer.Typer(name="events", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+events = options.group("events")
 
 
 class EventType(enum.StrEnum):

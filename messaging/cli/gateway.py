@@ -10,7 +10,6 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
 from typer import Argument, Option
 
 from messaging.cli import options
@@ -34,10 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-gateway = typer.Typer(name="gateway", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-dead_letters = typer.Typer(
-    name="dead-letters", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-)
+gateway = options.group("gateway")
+dead_letters = options.group("dead-letters")
 gateway.add_typer(dead_letters)
 
 #: most characters of a reason in a table

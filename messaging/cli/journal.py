@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
 from typer import Argument, Option
 
 from messaging.cli import options
@@ -29,7 +28,7 @@ _ROUNDS: Final = 3
 #: most characters of a payload in a line for people
 _SHOWN: Final = 200
 
-journal = typer.Typer(name="journal", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+journal = options.group("journal")
 
 _Directory = Annotated[
     Path, Argument(metavar="DIRECTORY", show_default=False, help="Folder of the journal, with its journal.json.")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from messaging.cli import options
@@ -18,7 +17,7 @@ from messaging.errors import ArgumentError
 if TYPE_CHECKING:
     from messaging.leases import LeaseInfo
 
-leases = typer.Typer(name="leases", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+leases = options.group("leases")
 
 #: how long to wait for the answers of all objects, seconds
 WAIT = 1.0

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-import typer
 from typer import Argument, Option
 
 from messaging.cli import options
 from messaging.cli.connecting import Broker, identity, split, warn_of_memory
-from messaging.cli.output import ExitCode, dump, show_table, sigterm_stops, wait_while_read, write
+from messaging.cli.output import ExitCode, dump, show_table, wait_while_read, write
+from messaging.cli.signals import sigterm_stops
 from messaging.errors import (
     ArgumentError,
     ConnectionLostError,
@@ -42,7 +42,7 @@ _ANSWER: Final = 4.0
 _PATIENCE: Final = 60.0
 _DELAY: Final = 0.2
 
-mailbox = typer.Typer(name="mailbox", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+mailbox = options.group("mailbox")
 
 
 class Keep(enum.StrEnum):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final
 
-from typer import Argument, Option
+from typer import Argument, Option, Typer
 
 from messaging.cli.output import set_verbosity
 from messaging.environment import URL_VARIABLE
@@ -99,6 +99,15 @@ def count_option(text: str) -> Any:
 def timeout_option(text: str) -> Any:
     """Return the option ``--timeout`` with ``text`` as its help; see :func:`check_timeout`."""
     return Option("--timeout", "-W", metavar="SECONDS", help=text)
+
+
+def group(name: str | None = None, **more: Any) -> Typer:
+    """Return a group of commands; ``more`` are further arguments of ``Typer``.
+
+    Its help is plain: importing rich takes as long as all the rest of a help text. Tracebacks are, too: rich shows the
+    values of variables, such as passwords.
+    """
+    return Typer(name=name, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, **more)
 
 
 def command(function: Callable[..., int]) -> Callable[..., int]:

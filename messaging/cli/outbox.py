@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
 from typer import Argument, Option
 
 from messaging.cli import options
@@ -26,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-outbox = typer.Typer(name="outbox", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+outbox = options.group("outbox")
 
 _PANEL = "Database"
 #: sent rows that ``cleanup`` deletes in one transaction

@@ -14,7 +14,6 @@ import logging
 import math
 import re
 import select
-import signal
 import sys
 import threading
 import time
@@ -59,29 +58,6 @@ class ReaderGoneError(Exception):
 
 
 # --- stdout
-
-
-class _Stopped(KeyboardInterrupt):
-    """SIGTERM, for a command that runs as a service."""
-
-
-@contextlib.contextmanager
-def sigterm_stops() -> Iterator[None]:
-    """Have SIGTERM leave the block, in good order, as its regular end. SIGINT interrupts the command as before."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise _Stopped
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    except _Stopped:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def write(data: bytes) -> None:

@@ -12,14 +12,11 @@ from typing import Annotated
 import typer
 
 from adapters.spark.telemetry.fleet import FleetPlan
-from messaging.cli import options  # noqa: TC001  # typer evaluates annotations
+from messaging.cli import options
 from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
 
-app = typer.Typer(
-    name="pipeline",
-    add_completion=False,
-)
+app = options.group("pipeline")
 
 _DEFAULT = FleetPlan()
 
