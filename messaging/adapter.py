@@ -14,9 +14,8 @@ and until ``open`` returns, only these two, ``unsubscribe``, ``acknowledge``, ``
 **Errors.** Every error raised or reported is a :class:`~messaging.errors.MessagingError`, with the exception of the
 library as ``__cause__``. Its text never holds a password.
 
-**Optional parts.** For hosts, log-ins, last wills, flow control, order across channels and lasting sessions it also has
-:class:`TakesEndpoint`, :class:`TakesCredentials`, :class:`TakesLastWill`, :class:`FlowControl`,
-:class:`SubscribesJointly`, :class:`KeepsSession`.
+**Optional parts** are protocols: :class:`TakesEndpoint`, :class:`TakesCredentials`, :class:`TakesLastWill`,
+:class:`FlowControl`, :class:`SubscribesJointly`, :class:`KeepsSession`, :class:`AdministersQueues`.
 
 An adapter announces itself by an entry point in the group ``messaging.adapters``: name = URL scheme, value = the
 :class:`Adapter` subclass. ``docs/adapters.md`` walks through writing one.
@@ -252,3 +251,20 @@ class KeepsSession(Protocol):
 
     def bequeath(self, handle: Any, heir: Any) -> None:
         """Deliver unsettled messages of ``handle``, which ends, to ``heir`` on its channel; not with ``can_reject``."""
+
+
+@runtime_checkable
+class AdministersQueues(Protocol):
+    """An adapter with feature ``queueAdministration``. A refusal is a ``QueueRefusedError``, also for no such queue."""
+
+    async def declare_queue(self, spec: SubscriptionSpec, *, is_bound: bool) -> None:
+        """Declare the queue as ``subscribe`` would and, if ``is_bound``, bind it. Refused for one that differs."""
+
+    async def peek_queue(self, name: str, limit: int) -> Sequence[Incoming]:
+        """Return the first messages, without tokens, and requeue them."""
+
+    async def purge_queue(self, name: str) -> int:
+        """Remove the messages that no consumer has, and return their number."""
+
+    async def delete_queue(self, name: str, *, if_empty: bool, if_unused: bool) -> int:
+        """Delete a queue, which ends its subscriptions; return the number of its messages."""

@@ -359,6 +359,10 @@ class SubscriptionRefusedError(BrokerError):
     """The broker refused a subscription, or cancelled one."""
 
 
+class QueueRefusedError(BrokerError):
+    """The broker refused a request about a queue: the queue does not exist, differs, is in use, or is not yours."""
+
+
 class DatabaseError(MessagingError):
     """The database of an outbox failed, or cannot be reached.
 

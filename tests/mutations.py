@@ -163,8 +163,8 @@ FAULTS = (
     # memory
     Fault(
         "an expired message is delivered",
-        "adapters/memory/broker.py",
-        "            if entry[5] is None or not _is_expired(entry):\n                take(entry)",
+        "adapters/memory/queues.py",
+        "            if entry[5] is None or not is_expired(entry):\n                take(entry)",
         "            take(entry)",
         f"tests/memory {MEMORY}",
     ),

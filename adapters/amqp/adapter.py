@@ -47,11 +47,12 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
+    from adapters.amqp.declarations import Source
     from adapters.amqp.joint import JointQueue
     from adapters.amqp.link import Link
     from adapters.amqp.target import Target
     from messaging.adapter import Events
-    from messaging.model import BrokerUrl, Endpoint, PublishPlan
+    from messaging.model import BrokerUrl, Endpoint, Incoming, PublishPlan
     from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings
 
@@ -69,6 +70,7 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
         Features.MESSAGE_PROPERTIES,
         Features.BROKER_REDELIVERY,
         Features.QUEUE_RETENTION,
+        Features.QUEUE_ADMINISTRATION,
         Features.EXTENSION_GUARANTEED_DELIVERY,
         Features.EXTENSION_QOS,
         Features.EXTENSION_TIME_TO_LIVE,
@@ -104,12 +106,12 @@ class AmqpAdapter(Adapter):
     def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
         super().__init__(url, settings, name)
         try:
-            from adapters.amqp import connection, link
+            from adapters.amqp import administration, connection, link
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in ("aio_pika", "aiormq", "pamqp", "yarl"):
                 raise
             raise MissingExtraError("amqp", f"{url.scheme}://") from error
-        self._connection, self._link_type = connection, link.Link
+        self._connection, self._link_type, self._administration = connection, link.Link, administration
         self._target = make_target(url, self.settings, name)
         #: the target with the credentials of the last connection
         self._current = self._target
@@ -179,7 +181,11 @@ class AmqpAdapter(Adapter):
             )
         if options.dead_letter_channel is not None:
             _check_names(options.dead_letter_channel, None, names.routing_key(options.dead_letter_channel))
-        declarations.source(spec, self.settings.exchange, self.settings.max_priority)
+        self._source(spec)
+
+    def _source(self, spec: SubscriptionSpec) -> Source:
+        """Return the queue of a subscription, and its declaration, also for :meth:`declare_queue`."""
+        return declarations.source(spec, self.settings.exchange, self.settings.max_priority)
 
     def redelivers(self, spec: SubscriptionSpec, handle: Any = None) -> bool:
         """Return ``False`` for queues that may be deleted with the connection, or with their last consumer."""
@@ -276,23 +282,20 @@ class AmqpAdapter(Adapter):
 
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Any:
         """See :class:`adapters.amqp.consumer.QueueConsumer`."""
-        if self.link is None:
-            raise ConnectionLostError(f"there is no connection to {self._target}")
+        link = self._linked()
         if spec.channel == names.DIRECT_CHANNEL and spec.channel_extension is None:
-            return await self.link.publisher.channels.receive_replies(sink)
-        source = declarations.source(spec, self.settings.exchange, self.settings.max_priority)
+            return await link.publisher.channels.receive_replies(sink)
+        source = self._source(spec)
         position: StreamPosition | None = None
         if source.stream_offset is not None:
             position = self._positions.setdefault(sink, StreamPosition(source.stream_offset))
-        return await self.link.subscribe(spec, sink, source, position)
+        return await link.subscribe(spec, sink, source, position)
 
     async def join(self, spec: SubscriptionSpec, sink: Sink, handle: JointQueue | None) -> JointQueue:
         """See ``SubscribesJointly`` and :class:`adapters.amqp.joint.JointQueue`."""
-        if self.link is None:
-            raise ConnectionLostError(f"there is no connection to {self._target}")
-        source = declarations.source(spec, self.settings.exchange, self.settings.max_priority)
+        link, source = self._linked(), self._source(spec)
         if handle is None:
-            return await self.link.join(spec, sink, source)
+            return await link.join(spec, sink, source)
         await handle.join(spec.channel, names.binding_key(spec.channel))
         return handle
 
@@ -330,6 +333,44 @@ class AmqpAdapter(Adapter):
     def is_stale(self, token: Any) -> bool:
         """Return whether the delivery's AMQP channel is closed."""
         return not token[0].is_open
+
+    # --- queues
+
+    def _linked(self) -> Link:
+        if self.link is None:
+            raise ConnectionLostError(f"there is no connection to {self._target}")
+        return self.link
+
+    async def declare_queue(self, spec: SubscriptionSpec, *, is_bound: bool) -> None:
+        """See ``AdministersQueues``."""
+        source = self._source(spec)
+        queue = source.queue
+        if queue.exclusive:
+            raise InvalidExtensionError(
+                extensions.EXCLUSIVE,
+                "the queue would be deleted at once, with the connection that declares it; a subscription declares one",
+            )
+        if queue.declare == "none":
+            raise InvalidExtensionError(extensions.DECLARE, "'none' declares nothing; 'passive' checks for the queue")
+        declare = functools.partial(self._administration.declare, source=source, is_bound=is_bound)
+        await self._linked().administer(f"queue {queue.name!r} is not declared", declare, queue)
+        if is_bound:
+            self._refusing.declared(source)
+
+    async def peek_queue(self, name: str, limit: int) -> list[Incoming]:
+        """See ``AdministersQueues``."""
+        peek = functools.partial(self._administration.peek, name=name, limit=limit, exchange=self.settings.exchange)
+        return await self._linked().administer(f"queue {name!r} is not peeked at", peek)
+
+    async def purge_queue(self, name: str) -> int:
+        """See ``AdministersQueues``."""
+        purge = functools.partial(self._administration.purge, name=name)
+        return await self._linked().administer(f"queue {name!r} is not purged", purge)
+
+    async def delete_queue(self, name: str, *, if_empty: bool, if_unused: bool) -> int:
+        """See ``AdministersQueues``."""
+        delete = functools.partial(self._administration.delete, name=name, if_empty=if_empty, if_unused=if_unused)
+        return await self._linked().administer(f"queue {name!r} is not deleted", delete)
 
 
 def _check_names(channel: str, extension: str | None, key: str) -> None:

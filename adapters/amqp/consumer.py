@@ -10,30 +10,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import aiormq
 from aiormq import spec as methods
 
 from adapters.amqp import absent_queues, frames, topology
 from adapters.amqp.arrival_channels import ArrivalChannels
-from adapters.amqp.connection import CLOSE_GRACE, refusal, reply
+from adapters.amqp.connection import CLOSE_GRACE, refusal
 from adapters.amqp.delays import RawMessage
-from adapters.amqp.deliveries import DeliveryLane
-from adapters.amqp.extensions import ENVELOPE, STREAM_OFFSET
+from adapters.amqp.deliveries import DeliveryLane, is_enveloped, unwrapped
+from adapters.amqp.extensions import STREAM_OFFSET
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.execution import shielded
-from messaging.model import Features, Incoming, envelope
+from messaging.model import Incoming
 from messaging.receiving import redelivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine
 
     from aio_pika.abc import AbstractChannel
 
     from adapters.amqp.connection import Wire
-    from adapters.amqp.declarations import QueueSpec, Source
+    from adapters.amqp.declarations import Source
     from adapters.amqp.delays import Delays
     from adapters.amqp.properties import Properties
     from adapters.amqp.streams import StreamPosition
@@ -42,9 +41,6 @@ if TYPE_CHECKING:
     from messaging.model.envelope import Unwrapped
 
 logger = logging.getLogger(__name__)
-
-#: header that RabbitMQ's MQTT plugin adds to the messages it publishes
-_MQTT_QOS: Final = "x-mqtt-publish-qos"
 
 
 class QueueConsumer(DeliveryLane):
@@ -138,7 +134,7 @@ class QueueConsumer(DeliveryLane):
             self._spawn(self._clean_up(opening))
             if isinstance(error, aiormq.AMQPChannelError):
                 raise refusal(
-                    SubscriptionRefusedError, self._what(), error, _way_out(self._source.queue, error)
+                    SubscriptionRefusedError, self._what(), error, topology.way_out(self._source.queue, error)
                 ) from error
             raise
         self._private_queue = None  # it has a consumer, and is deleted with it
@@ -263,13 +259,13 @@ class QueueConsumer(DeliveryLane):
             return
         content: Unwrapped | Properties = known
         body = payload
-        if payload.startswith(envelope.START) and _is_of_mqtt(known):
-            unwrapped = envelope.unwrap(payload, MappingProxyType({**known.extensions, ENVELOPE: True}))
-            if unwrapped is None:  # expired
+        if is_enveloped(known, payload):
+            inner = unwrapped(known, payload)
+            if inner is None:  # expired
                 if self._settles:
                     self.settle(tag, requeue=False)
                 return
-            content, body = unwrapped, unwrapped.payload
+            content, body = inner, inner.payload
         incoming = Incoming(
             body,
             arrival[0],
@@ -362,16 +358,3 @@ class QueueConsumer(DeliveryLane):
             parts.append(frames.ack(self._number, max(contiguous), multiple=len(contiguous) > 1))
         parts += [frames.ack(self._number, tag, multiple=False) for tag in acks if tag > floor]
         self._wire.write(b"".join(parts))
-
-
-def _way_out(queue: QueueSpec, error: aiormq.AMQPChannelError) -> str:
-    """Return a hint for a queue that differs from its declaration; empty for any other refusal."""
-    code, text = reply(error)
-    # "inequivalent arg 'x-max-priority' for queue ...", "invalid arg ..."
-    return topology.declared(queue) if code == 406 and " arg '" in (text or "") else ""
-
-
-def _is_of_mqtt(known: Properties) -> bool:
-    """Return whether RabbitMQ's MQTT plugin published a message."""
-    headers: Mapping[str, str] = known.extensions.get(Features.EXTENSION_HEADERS, {})
-    return _MQTT_QOS in headers

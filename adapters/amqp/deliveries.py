@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from adapters.amqp import frames, names, properties
-from messaging.model import Incoming
+from adapters.amqp.extensions import ENVELOPE
+from messaging.model import Features, Incoming, envelope
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from adapters.amqp.properties import Properties
     from messaging.adapter import Sink
     from messaging.errors import MessagingError
+    from messaging.model.envelope import Unwrapped
+
+#: header that RabbitMQ's MQTT plugin adds to the messages it publishes
+_MQTT_QOS: Final = "x-mqtt-publish-qos"
 
 
 class DeliveryLane(abc.ABC):
@@ -48,6 +57,9 @@ class DeliveryLane(abc.ABC):
             method = data[at : at + 4]
             if method == frames.BASIC_DELIVER:
                 self._delivery, self._missing = frames.read_delivery(data, at, end), 0
+                return True
+            if method == frames.BASIC_GET_OK:
+                self._delivery, self._missing = frames.read_got(data, at, end), 0
                 return True
             return self.take_method(method)
         if self._delivery is None:
@@ -145,3 +157,16 @@ class DirectReplies(DeliveryLane):
         sink, self.sink = self.sink, None
         if sink is not None:
             sink.fail(error)
+
+
+def is_enveloped(known: Properties, payload: bytes) -> bool:
+    """Return whether a message has an envelope around it: RabbitMQ's MQTT plugin published it."""
+    if not payload.startswith(envelope.START):
+        return False
+    headers: Mapping[str, str] = known.extensions.get(Features.EXTENSION_HEADERS, {})
+    return _MQTT_QOS in headers
+
+
+def unwrapped(known: Properties, payload: bytes) -> Unwrapped | None:
+    """Return the message in an envelope; ``None`` if it has expired."""
+    return envelope.unwrap(payload, MappingProxyType({**known.extensions, ENVELOPE: True}))

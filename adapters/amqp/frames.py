@@ -44,6 +44,9 @@ BASIC_CANCEL: Final = _METHOD_ID.pack(60, 30)
 BASIC_PUBLISH: Final = _METHOD_ID.pack(60, 40)
 BASIC_RETURN: Final = _METHOD_ID.pack(60, 50)
 BASIC_DELIVER: Final = _METHOD_ID.pack(60, 60)
+BASIC_GET: Final = _METHOD_ID.pack(60, 70)
+BASIC_GET_OK: Final = _METHOD_ID.pack(60, 71)
+BASIC_GET_EMPTY: Final = _METHOD_ID.pack(60, 72)
 BASIC_ACK: Final = _METHOD_ID.pack(60, 80)
 BASIC_NACK: Final = _METHOD_ID.pack(60, 120)
 BASIC_REJECT: Final = _METHOD_ID.pack(60, 90)
@@ -64,6 +67,8 @@ CONTENT_OVERHEAD: Final = _CONTENT.size + 1
 _BASIC: Final = 60
 _MULTIPLE: Final = 1
 _REQUEUE: Final = 1
+#: of ``basic.nack``, whose flags share a byte
+_REQUEUE_ALL: Final = 3
 
 
 def short_string(text: str) -> bytes:
@@ -123,6 +128,17 @@ def requeue(channel: int, tag: int) -> bytes:
     return _SETTLEMENT.pack(METHOD, channel, 13, BASIC_REJECT, tag, _REQUEUE, END)
 
 
+def requeue_all(channel: int, tag: int) -> bytes:
+    """Return the frame of a ``basic.nack`` that requeues all messages up to ``tag``."""
+    return _SETTLEMENT.pack(METHOD, channel, 13, BASIC_NACK, tag, _REQUEUE_ALL, END)
+
+
+def get(channel: int, queue: str) -> bytes:
+    """Return the frame of ``basic.get`` for one message, to be settled."""
+    payload = BASIC_GET + b"\x00\x00" + short_string(queue) + b"\x00"
+    return PREFIX.pack(METHOD, channel, len(payload)) + payload + _END
+
+
 def read_settlement(data: bytes, at: int) -> tuple[int, bool]:
     """Return delivery tag and "multiple" of the ``basic.ack`` or ``basic.nack`` whose payload starts at ``at``."""
     (tag,) = _U64.unpack_from(data, at + 4)
@@ -138,6 +154,12 @@ def read_delivery(data: bytes, at: int, end: int) -> tuple[int, bool, bytes]:
     at += 5 + data[at + 4]  # the consumer tag: there is one consumer on a channel
     (tag,) = _U64.unpack_from(data, at)
     return tag, bool(data[at + 8]), data[at + 9 : end]
+
+
+def read_got(data: bytes, at: int, end: int) -> tuple[int, bool, bytes]:
+    """Return the same of the ``basic.get-ok`` in ``data[at:end]``, which has a message count at its end."""
+    (tag,) = _U64.unpack_from(data, at + 4)
+    return tag, bool(data[at + 12]), data[at + 13 : end - 4]
 
 
 def read_return(data: bytes, at: int, end: int) -> tuple[int, str, str]:

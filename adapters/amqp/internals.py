@@ -100,6 +100,7 @@ def _lenient(kind: type[F]) -> type[F]:
 _ExchangeDeclare: Final = _lenient(spec.Exchange.Declare)
 _QueueDeclare: Final = _lenient(spec.Queue.Declare)
 _QueueUnbind: Final = _lenient(spec.Queue.Unbind)
+_QueuePurge: Final = _lenient(spec.Queue.Purge)
 _QueueDelete: Final = _lenient(spec.Queue.Delete)
 _Consume: Final = _lenient(spec.Basic.Consume)
 
@@ -131,6 +132,10 @@ class _LenientChannel:
     async def queue_declare(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
         """Declare a queue, or check for it."""
         return await self._channel.rpc(_QueueDeclare(queue=queue, **fields), timeout=timeout)
+
+    async def queue_purge(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
+        """Remove the messages of a queue."""
+        return await self._channel.rpc(_QueuePurge(queue=queue, **fields), timeout=timeout)
 
     async def queue_delete(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
         """Delete a queue."""

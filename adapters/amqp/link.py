@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, Wire, connect
+import aiormq
+
+from adapters.amqp import topology
+from adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, Wire, connect, refusal
 from adapters.amqp.consumer import QueueConsumer
 from adapters.amqp.delays import Delays
 from adapters.amqp.joint import JointQueue
@@ -21,6 +24,7 @@ from messaging.errors import (
     BrokerError,
     ConnectFailedError,
     ConnectionLostError,
+    QueueRefusedError,
     SubscriptionRefusedError,
 )
 from messaging.execution import clock
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from adapters.amqp.declarations import Source
+    from adapters.amqp.declarations import QueueSpec, Source
     from adapters.amqp.overflow import RefusingQueues
     from adapters.amqp.streams import StreamPosition
     from adapters.amqp.target import Target
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
     from messaging.model import SubscriptionSpec
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: seconds that a planned reconnect is delayed by unconfirmed messages
 _PLANNED_TIMEOUT: Final = 1.0
@@ -77,7 +83,8 @@ class Link:
         self.wires = [publishing]
         self._consuming: Wire | None = None
         self._connecting = asyncio.Lock()
-        self._dialling: asyncio.Timeout | None = None
+        #: the attempts to connect of now
+        self._dialling: set[asyncio.Timeout] = set()
         self._log_in = log_in
         self._may_change = may_change
         self._exchange = exchange
@@ -117,6 +124,32 @@ class Link:
         # the core knows the channels: to the consumer, whatever is in the queue is wanted
         consumer = await self.subscribe(spec, sink, source._replace(patterns=()), None)
         return JointQueue(await self._consuming_wire(), consumer, source.exchange)
+
+    async def administer(self, what: str, request: Callable[[Wire], Awaitable[T]], queue: QueueSpec | None = None) -> T:
+        """Make a request about a queue, on a connection of its own: the broker may close it over the request.
+
+        Args:
+            what: the subject of errors.
+            request: see :mod:`.administration`.
+            queue: its declaration, for the error about a queue that differs.
+
+        Raises:
+            QueueRefusedError: the broker refused the request.
+            ConnectFailedError, ConnectionLostError: as they say.
+        """
+        self._check()
+        try:
+            wire = await self._dial("administration")
+        except TimeoutError:
+            self._check()
+            raise ConnectFailedError(f"no connection to {self._target} within {self._target.timeout:g} s") from None
+        try:
+            return await request(wire)
+        except aiormq.AMQPChannelError as error:
+            raise refusal(QueueRefusedError, what, error, topology.way_out(queue, error) if queue else "") from error
+        finally:
+            self.wires.remove(wire)
+            await wire.close()
 
     def read(self, wanted: bool) -> None:
         """Resume or pause reading deliveries."""
@@ -185,12 +218,7 @@ class Link:
 
     async def _connect(self) -> Wire:
         try:
-            async with clock.timeout(self._target.timeout) as self._dialling:
-                try:
-                    target, context = await self._log_in()
-                    wire = await connect(target, "consuming", context)
-                finally:
-                    self._dialling = None  # its deadline cannot be changed after it has passed
+            wire = await self._dial("consuming")
         except (ConnectFailedError, TimeoutError) as error:
             if isinstance(error, AuthenticationError) and not self._may_change:
                 what = f"no connection to consume on: {error}"
@@ -204,10 +232,20 @@ class Link:
             lost.__cause__ = error
             self._end(lost)
             raise lost from error
+        wire.lost = self._end
+        return wire
+
+    async def _dial(self, purpose: str) -> Wire:
+        async with clock.timeout(self._target.timeout) as dialling:
+            self._dialling.add(dialling)
+            try:
+                target, context = await self._log_in()
+                wire = await connect(target, purpose, context)
+            finally:
+                self._dialling.discard(dialling)  # its deadline cannot be changed after it has passed
         if not self.alive:  # it came too late
             await wire.close()
             self._check()
-        wire.lost = self._end
         self.wires.append(wire)
         return wire
 
@@ -239,8 +277,9 @@ class Link:
             self._blocked_timer = None
 
     def _stop_dialling(self) -> None:
-        if self._dialling is not None and not self._dialling.expired():
-            self._dialling.reschedule(clock.time_of(asyncio.get_running_loop()))
+        for dialling in self._dialling:
+            if not dialling.expired():
+                dialling.reschedule(clock.time_of(asyncio.get_running_loop()))
 
     def _check(self) -> None:
         if not self.alive:

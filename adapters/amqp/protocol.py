@@ -43,6 +43,7 @@ _REPLIES: Final = frozenset(
         spec.Queue.DeclareOk,
         spec.Queue.BindOk,
         spec.Queue.UnbindOk,
+        spec.Queue.PurgeOk,
         spec.Queue.DeleteOk,
         spec.Basic.QosOk,
         spec.Basic.ConsumeOk,

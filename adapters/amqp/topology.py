@@ -8,10 +8,12 @@ function opens a channel of its own, or returns the one that is open at the end.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import aiormq
 from aiormq import spec
+
+from adapters.amqp.connection import reply
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractQueue
@@ -113,8 +115,12 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
-def declared(queue: QueueSpec) -> str:
-    """Return how a queue is declared here, and what to do about a queue that differs, for an error text."""
+def way_out(queue: QueueSpec, error: aiormq.AMQPChannelError) -> str:
+    """Return a hint for a queue that differs from its declaration; empty for any other refusal."""
+    code, text = reply(error)
+    # "inequivalent arg 'x-max-priority' for queue ...", "invalid arg ..."
+    if code != 406 or " arg '" not in (text or ""):
+        return ""
     flags = f"durable={queue.durable}, exclusive={queue.exclusive}, auto_delete={queue.auto_delete}"
     return (
         f"declared here with {flags}, arguments {dict(queue.arguments)}; ask for what the queue has, use it as it is "
@@ -122,11 +128,13 @@ def declared(queue: QueueSpec) -> str:
     )
 
 
-async def delete_queue(wire: Wire, name: str) -> None:
-    """Delete a queue, if it exists. Raises as :func:`ensure_queue`."""
+async def delete_queue(wire: Wire, name: str, *, if_empty: bool = False, if_unused: bool = False) -> int:
+    """Delete a queue, if it exists, and return the number of its messages. Raises as :func:`ensure_queue`."""
     channel = await wire.channel()
     try:
-        await wire.command(channel.queue_delete(name), spec.Queue.Delete)
+        deleting = channel.queue_delete(name, if_empty=if_empty, if_unused=if_unused)
+        deleted = await wire.command(deleting, spec.Queue.Delete)
+        return cast("int", deleted.message_count)
     finally:
         await wire.close_channel(channel)
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from adapters.memory.broker import Broker, Client, Consumer, Queue, join
+from adapters.memory.broker import Broker, Client, join
 from adapters.memory.modelled import MAX_PRIORITY, NO_LOCAL, SUBSCRIBE_EXTENSIONS, delay_of
 from adapters.memory.settings import MemorySettings, scheme_like
 from messaging.adapter import Adapter, Sink
@@ -21,8 +21,9 @@ from messaging.instance import find_adapter
 from messaging.model import CORE_FEATURES, Capabilities, Features, SubscriptionSpec, headers, parse_url
 
 if TYPE_CHECKING:
+    from adapters.memory.queues import Consumer, Queue
     from messaging.adapter import Events
-    from messaging.model import BrokerUrl, Outgoing, PublishPlan
+    from messaging.model import BrokerUrl, Incoming, Outgoing, PublishPlan
     from messaging.model.settings import Settings
 
 _FEATURES: Final = CORE_FEATURES | frozenset(
@@ -34,6 +35,7 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
         Features.MESSAGE_PROPERTIES,
         Features.BROKER_REDELIVERY,
         Features.QUEUE_RETENTION,
+        Features.QUEUE_ADMINISTRATION,
         Features.EXTENSION_GUARANTEED_DELIVERY,
         Features.EXTENSION_LAST_WILL,
         Features.EXTENSION_QOS,
@@ -201,13 +203,33 @@ class MemoryAdapter(Adapter):
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Consumer:
         client = self._connected()
         custom = spec.options.custom
-        levels = custom.get(MAX_PRIORITY, self.settings.max_priority)
-        consumer = client.broker.subscribe(spec, sink, self.settings.max_queue_length, levels)
+        consumer = client.broker.subscribe(spec, sink, *self._limits(spec))
         consumer.delay = delay_of(spec)
         if custom.get(NO_LOCAL) and spec.options.queue is None:
             consumer.queue.excluded = client
         client.consumers.add(consumer)
         return consumer
+
+    def _limits(self, spec: SubscriptionSpec) -> tuple[int, int | None]:
+        """Return how many messages a queue made for ``spec`` holds, and its levels of priority."""
+        levels: int | None = spec.options.custom.get(MAX_PRIORITY, self.settings.max_priority)
+        return self.settings.max_queue_length, levels
+
+    async def declare_queue(self, spec: SubscriptionSpec, *, is_bound: bool) -> None:
+        """See ``AdministersQueues``."""
+        self.broker.declare(spec, *self._limits(spec), is_bound=is_bound)
+
+    async def peek_queue(self, name: str, limit: int) -> list[Incoming]:
+        """See ``AdministersQueues``."""
+        return self.broker.named(name).peek(limit)
+
+    async def purge_queue(self, name: str) -> int:
+        """See ``AdministersQueues``."""
+        return self.broker.named(name).purge()
+
+    async def delete_queue(self, name: str, *, if_empty: bool, if_unused: bool) -> int:
+        """See ``AdministersQueues``."""
+        return self.broker.delete(name, if_empty=if_empty, if_unused=if_unused)
 
     async def join(self, spec: SubscriptionSpec, sink: Sink, handle: Consumer | None) -> Consumer:
         """See ``SubscribesJointly``: one queue with several patterns."""

@@ -9,307 +9,19 @@ bounded: publishers to a full queue wait.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from adapters.memory.modelled import properties_of, wants_retained
+from adapters.memory.modelled import wants_retained
+from adapters.memory.queues import Consumer, Entry, Queue, binding, is_expired
 from messaging.bounded import BoundedCache
-from messaging.errors import ConnectionLostError, SubscriptionRefusedError
+from messaging.errors import ConnectionLostError, QueueRefusedError, SubscriptionRefusedError
 from messaging.execution import clock
 from messaging.forking import in_child
-from messaging.model import Features, Incoming, channels
 
 if TYPE_CHECKING:
-    from adapters.memory.modelled import Delay
     from messaging.adapter import Sink
     from messaging.model import Outgoing, PublishPlan, SubscriptionSpec
-
-_PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
-    qos: MappingProxyType({Features.EXTENSION_QOS: qos}) for qos in ("0", "1", "2")
-}
-
-
-#: A message in a queue: payload, plan, correlation id, whether it is a retained copy, how often it was delivered, when
-#: it expires (monotonic seconds, or ``None``). A plain tuple, because one is made for every message and queue.
-Entry = tuple[bytes, "PublishPlan", str | None, bool, int, float | None]
-
-
-def _is_expired(entry: Entry) -> bool:
-    expires = entry[5]
-    return expires is not None and clock.monotonic() >= expires
-
-
-def _told(entry: Entry, qos: str) -> Mapping[str, Any]:
-    """Return the extensions of a received message."""
-    _, plan, _, retained, deliveries, expires = entry
-    options = plan.options
-    told: dict[str, Any] = {Features.EXTENSION_QOS: qos, **properties_of(options.custom)}
-    if retained:
-        told[Features.EXTENSION_RETAIN] = True
-    if deliveries:
-        told["redelivered"] = True
-    if options.headers:
-        told[Features.EXTENSION_HEADERS] = options.headers
-    if options.priority is not None:
-        told[Features.EXTENSION_PRIORITY] = options.priority
-    if options.message_id is not None:
-        told[Features.EXTENSION_MESSAGE_ID] = options.message_id
-    if expires is not None:
-        told[Features.EXTENSION_TIME_TO_LIVE] = max(expires - clock.monotonic(), 0.001)
-    return MappingProxyType(told)
-
-
-class Consumer:
-    """The consumer of a queue for one subscription, with the credit of its stream."""
-
-    __slots__ = ("_next_tag", "batch", "closed", "delay", "max_qos", "paused", "prefetch", "queue", "sink", "unsettled")
-
-    def __init__(self, queue: Queue, sink: Sink, prefetch: int, max_qos: str) -> None:
-        self.queue = queue
-        self.sink = sink
-        self.prefetch = prefetch
-        self.max_qos = max_qos
-        self.paused = False
-        self.closed = False
-        #: of rejected messages; ``None``: at once
-        self.delay: Delay | None = None
-        self.unsettled: dict[int, Entry] = {}
-        self.batch: list[Incoming] = []
-        self._next_tag = 0
-
-    def can_take(self) -> bool:
-        """Return whether the stream has credit for another delivery."""
-        return len(self.unsettled) < self.prefetch and not self.paused
-
-    def take(self, entry: Entry) -> None:
-        """Add a delivery to the batch, which :meth:`flush` hands over."""
-        payload, plan, correlation_id, retained, deliveries, expires = entry
-        options = plan.options
-        qos = options.qos
-        if qos > self.max_qos:
-            qos = self.max_qos
-        token = None
-        if qos != "0":
-            self._next_tag = tag = self._next_tag + 1
-            self.unsettled[tag] = entry
-            token = (self, tag)
-        plain = not (
-            retained
-            or deliveries
-            or options.headers
-            or expires
-            or options.priority is not None
-            or options.message_id
-            or options.custom
-        )
-        self.batch.append(
-            Incoming(
-                payload,
-                plan.channel,
-                plan.channel_extension,
-                plan.content_type,
-                plan.content_encoding,
-                correlation_id,
-                plan.reply_to_channel,
-                _PLAIN[qos] if plain else _told(entry, qos),
-                token,
-                deliveries + 1,
-            )
-        )
-
-    def flush(self) -> None:
-        """Hand the batch to the sink."""
-        if self.batch:
-            batch, self.batch = self.batch, []
-            self.sink.deliver(batch)
-
-
-class Queue:
-    """Messages that wait for consumers, by priority, then in order of arrival."""
-
-    __slots__ = (
-        "_dispatch_again",
-        "_dispatching",
-        "_length",
-        "_mortal",
-        "_ready",
-        "_room",
-        "consumers",
-        "excluded",
-        "levels",
-        "max_length",
-        "name",
-        "patterns",
-    )
-
-    def __init__(self, name: str | None, max_length: int, levels: int | None = None) -> None:
-        #: ``None`` for the private queue of one subscription
-        self.name = name
-        self.max_length = max_length
-        #: of priority; ``None``: one for each
-        self.levels = levels
-        #: whose messages it does not get
-        self.excluded: Client | None = None
-        self.consumers: deque[Consumer] = deque()
-        self.patterns: dict[tuple[str, str | None], Callable[[PublishPlan], bool]] = {}
-        self._ready: dict[int, deque[Entry]] = {0: deque()}
-        self._length = 0
-        self._dispatching = self._dispatch_again = False
-        #: whether there may be messages with a time-to-live
-        self._mortal = False
-        self._room: asyncio.Event | None = None
-
-    def __len__(self) -> int:
-        return self._length
-
-    def bind(self, channel: str, extension: str | None) -> None:
-        """Route messages of this pattern to the queue."""
-        self.patterns[channel, extension] = _binding(channel, extension)
-
-    def matches(self, plan: PublishPlan) -> bool:
-        """Return whether a message is routed to the queue."""
-        return any(matches(plan) for matches in self.patterns.values())
-
-    # --- filling
-
-    def is_full(self) -> bool:
-        """Return whether publishers must wait."""
-        return self._length >= self.max_length
-
-    async def wait_for_room(self, timeout: float) -> None:
-        """Wait until there may be room, for at most ``timeout`` seconds."""
-        self._drop_expired()
-        if self.is_full():
-            if self._room is None:
-                self._room = asyncio.Event()
-            with contextlib.suppress(TimeoutError):
-                async with clock.timeout(timeout):
-                    await self._room.wait()
-
-    def put(self, entry: Entry) -> None:
-        """Accept a message; the caller must :meth:`dispatch` afterwards."""
-        if not self._length and len(self.consumers) == 1:
-            # the common case: no message is ahead of it, and the queue has one consumer
-            consumer = self.consumers[0]
-            if len(consumer.unsettled) < consumer.prefetch and not consumer.paused:
-                consumer.take(entry)
-                return
-        self.push(entry)
-
-    def push(self, entry: Entry) -> None:
-        """Append a message; :meth:`dispatch` hands it out."""
-        self._line(entry).append(entry)
-
-    def push_again(self, entry: Entry) -> None:
-        """Return an unsettled message to the front of the queue."""
-        payload, plan, correlation_id, retained, deliveries, expires = entry
-        self._line(entry).appendleft((payload, plan, correlation_id, retained, deliveries + 1, expires))
-
-    def push_later(self, entry: Entry, seconds: float) -> None:
-        """Append an unsettled message after ``seconds``, and hand it out."""
-        payload, plan, correlation_id, retained, deliveries, expires = entry
-
-        def come_again() -> None:
-            self.push((payload, plan, correlation_id, retained, deliveries + 1, expires))
-            self.dispatch()
-
-        clock.call_later(asyncio.get_running_loop(), seconds, come_again)
-
-    def _line(self, entry: Entry) -> deque[Entry]:
-        """Return the line of ``entry`` by its priority, and count the message."""
-        self._length += 1
-        if entry[5] is not None:
-            self._mortal = True
-        priority = entry[1].options.priority or 0
-        if self.levels is not None:
-            priority = min(priority, self.levels)
-        line = self._ready.get(priority)
-        if line is None:
-            line = deque()
-            # highest first, so that taking from it is a walk from the front
-            self._ready = dict(sorted({**self._ready, priority: line}.items(), reverse=True))
-        return line
-
-    def _drop_expired(self) -> None:
-        if not self._mortal:
-            return
-        for priority, ready in self._ready.items():
-            self._ready[priority] = deque(entry for entry in ready if not _is_expired(entry))
-        self._length = sum(map(len, self._ready.values()))
-        self._mortal = any(entry[5] is not None for ready in self._ready.values() for entry in ready)
-
-    def purge(self) -> None:
-        """Drop all messages, and resume the waiting publishers."""
-        for ready in self._ready.values():
-            ready.clear()
-        self._length = 0
-        self._announce_room()
-
-    # --- emptying
-
-    def dispatch(self) -> None:
-        """Hand out messages to consumers with credit: highest priority first, consumers in turns.
-
-        A sink may acknowledge at once and thereby call this method again, which then adds a round, not a recursion.
-        """
-        if self._dispatching:
-            self._dispatch_again = True
-            return
-        self._dispatching = True
-        try:
-            self._dispatch_again = True
-            while self._dispatch_again:
-                self._dispatch_again = False
-                self._dispatch_once()
-        finally:
-            self._dispatching = False
-        if self._room is not None and not self.is_full():
-            self._announce_room()
-
-    def _dispatch_once(self) -> None:
-        consumers = self.consumers
-        for ready in self._ready.values():
-            if len(consumers) == 1:
-                self._hand_out(ready, consumers[0])
-            else:
-                self._hand_out_in_turns(ready)
-            if ready:
-                break
-        for consumer in tuple(consumers):
-            consumer.flush()
-
-    def _hand_out(self, ready: deque[Entry], consumer: Consumer) -> None:
-        unsettled, prefetch, take = consumer.unsettled, consumer.prefetch, consumer.take
-        before = len(ready)
-        while ready and len(unsettled) < prefetch and not consumer.paused:
-            entry = ready.popleft()
-            if entry[5] is None or not _is_expired(entry):
-                take(entry)
-        self._length -= before - len(ready)
-
-    def _hand_out_in_turns(self, ready: deque[Entry]) -> None:
-        consumers = self.consumers
-        while ready:
-            for _ in range(len(consumers)):
-                consumer = consumers[0]
-                consumers.rotate(-1)
-                if consumer.can_take():
-                    break
-            else:
-                return
-            entry = ready.popleft()
-            self._length -= 1
-            if not _is_expired(entry):
-                consumer.take(entry)
-
-    def _announce_room(self) -> None:
-        room, self._room = self._room, None
-        if room is not None:
-            room.set()
 
 
 class Broker:
@@ -357,8 +69,7 @@ class Broker:
                 raise SubscriptionRefusedError(
                     f"queue {options.queue!r} does not exist at memory://{self.name}, and autocreate is off"
                 )
-            queue = existing if existing is not None else Queue(options.queue, max_length, levels)
-            self.queues[options.queue] = queue
+            queue = existing if existing is not None else self._declare(options.queue, max_length, levels)
         if options.autocreate:
             queue.bind(spec.channel, spec.channel_extension)
         self._routes.clear()
@@ -369,6 +80,70 @@ class Broker:
                 queue.push(retained)
         queue.dispatch()
         return consumer
+
+    def _declare(self, name: str, max_length: int, levels: int | None) -> Queue:
+        queue = self.queues[name] = Queue(name, max_length, levels)
+        return queue
+
+    # --- administration
+
+    def named(self, name: str) -> Queue:
+        """Return a queue.
+
+        Raises:
+            QueueRefusedError: there is none of that name.
+        """
+        queue = self.queues.get(name)
+        if queue is None:
+            raise QueueRefusedError(f"queue {name!r} does not exist at memory://{self.name}")
+        return queue
+
+    def declare(self, spec: SubscriptionSpec, max_length: int, levels: int | None, *, is_bound: bool) -> None:
+        """Make the queue that :meth:`subscribe` would, and bind it if ``is_bound``.
+
+        Raises:
+            QueueRefusedError: it exists with other limits, or does not exist and must not be made.
+        """
+        name = spec.options.queue or ""
+        if not spec.options.autocreate:
+            self.named(name)
+            return
+        queue = self.queues.get(name)
+        if queue is None:
+            queue = self._declare(name, max_length, levels)
+        elif (queue.max_length, queue.levels) != (max_length, levels):
+            raise QueueRefusedError(
+                f"queue {name!r} exists at memory://{self.name} with max_queue_length={queue.max_length} and "
+                f"max_priority={queue.levels}, not {max_length} and {levels}; ask for what it has, or delete it"
+            )
+        if is_bound:
+            queue.bind(spec.channel, spec.channel_extension)
+            self._routes.clear()
+
+    def delete(self, name: str, *, if_empty: bool, if_unused: bool) -> int:
+        """Delete a named queue, end its subscriptions, and return the number of its messages.
+
+        Raises:
+            QueueRefusedError: there is none, or it is not as empty or unused as it must be.
+        """
+        queue = self.named(name)
+        messages = queue.count()
+        if if_empty and messages:
+            raise QueueRefusedError(f"queue {name!r} at memory://{self.name} is not empty: it has {messages} messages")
+        if if_unused and queue.consumers:
+            raise QueueRefusedError(f"queue {name!r} at memory://{self.name} has {len(queue.consumers)} consumers")
+        del self.queues[name]
+        self._routes.clear()
+        error = SubscriptionRefusedError(f"queue {name!r} was deleted at memory://{self.name}")
+        for consumer in (*queue.consumers,):
+            consumer.closed = True
+            consumer.unsettled.clear()
+            for client in self.clients:
+                client.consumers.discard(consumer)
+            consumer.sink.fail(error)
+        queue.consumers.clear()
+        queue.purge()
+        return messages
 
     def bind(self, consumer: Consumer, channel: str) -> None:
         """Route a further channel to the queue of a consumer; to a private one its retained messages, too.
@@ -381,7 +156,7 @@ class Broker:
             raise ConnectionLostError(f"memory://{self.name} has dropped the subscription")
         if (channel, None) in queue.patterns:
             return
-        retained = [] if queue.name is not None else [*self._retained_for(queue, _binding(channel, None))]
+        retained = [] if queue.name is not None else [*self._retained_for(queue, binding(channel, None))]
         queue.bind(channel, None)
         self._routes.clear()
         for entry in retained:
@@ -396,7 +171,7 @@ class Broker:
     def _retained_for(self, queue: Queue, added: Callable[[PublishPlan], bool] | None = None) -> Iterator[Entry]:
         """Return the retained messages of a queue; with ``added`` the further ones that a new pattern matches."""
         for key, entry in [*self._retained.items()]:
-            if _is_expired(entry):
+            if is_expired(entry):
                 del self._retained[key]
             elif queue.matches(entry[1]) if added is None else added(entry[1]) and not queue.matches(entry[1]):
                 payload, plan, correlation_id, _, _, expires = entry
@@ -488,49 +263,6 @@ class Client:
             for queue in queues:
                 queue.dispatch()
         self._lost()
-
-
-def _binding(channel: str, extension: str | None) -> Callable[[PublishPlan], bool]:
-    """Return a predicate for messages. A channel with a routing key differs from the one without."""
-    in_channel = channels.matcher(channel)
-    if extension is None:
-        return lambda plan: plan.channel_extension is None and in_channel(plan.channel)
-    in_extension = routing_matcher(extension)
-    return lambda plan: (
-        plan.channel_extension is not None and in_extension(plan.channel_extension) and in_channel(plan.channel)
-    )
-
-
-def routing_matcher(pattern: str) -> Callable[[str], bool]:
-    """Compile a routing key pattern of AMQP: words separated by '.', '*' for one word, '#' for any number."""
-    words = pattern.split(".")
-
-    def matches(key: str) -> bool:
-        # positions in ``words`` that the key read so far can have reached
-        reached = _closure({0}, words)
-        for word in key.split("."):
-            step = set()
-            for at in reached:
-                if at < len(words):
-                    if words[at] == "#":
-                        step.add(at)
-                    elif words[at] in ("*", word):
-                        step.add(at + 1)
-            reached = _closure(step, words)
-            if not reached:
-                return False
-        return len(words) in reached
-
-    return matches
-
-
-def _closure(reached: set[int], words: list[str]) -> set[int]:
-    for at in sorted(reached):
-        position = at
-        while position < len(words) and words[position] == "#":
-            position += 1
-            reached.add(position)
-    return reached
 
 
 _brokers: dict[str, Broker] = {}

@@ -17,6 +17,7 @@ from messaging.execution import Promise, engine, may_block, seconds, warn_in_loo
 from messaging.forking import LiveObjects
 from messaging.instance.contexts import Contexts
 from messaging.instance.parts import assemble
+from messaging.instance.queues import Queues
 from messaging.instance.services import InstanceServices
 from messaging.instance.shortcuts import Shortcuts
 from messaging.journal import JournalReporter
@@ -53,6 +54,7 @@ class Messaging(Shortcuts):
         name: the ``osgi.messaging.name``, unique in ``services``.
         services: the registry its services are in.
         publisher, subscription, reply_to, reply_to_many, whiteboard, runtime: its services.
+        queues: the administration of the queues at the broker, with the feature ``queueAdministration``.
         connection_state: the state of the connection: an Observable of
             :class:`~messaging.connection.state.ConnectionState`, and its current ``value``.
         ready: resolves with the first connection.
@@ -106,6 +108,7 @@ class Messaging(Shortcuts):
             self.whiteboard = parts.whiteboard
             self.runtime = MessageServiceRuntime(connection, outbox, self._requests, self.whiteboard)
             self._contexts = Contexts(self._adapter)
+            self.queues = Queues(connection, self._contexts, self.subscription)
             self.publisher.announce(self._contexts.announced("will", will), self._contexts.announced("birth", birth))
             self._features = announced(self._adapter)
             self._register_services(outbox.durable)

@@ -43,6 +43,8 @@ class Features:
     BROKER_REDELIVERY: Final = "brokerRedelivery"
     #: a queue keeps messages while it has no consumer
     QUEUE_RETENTION: Final = "queueRetention"
+    #: queues are declared, peeked at, purged and deleted without consuming: ``Messaging.queues``
+    QUEUE_ADMINISTRATION: Final = "queueAdministration"
 
     # --- extension features of the RFC (6.3)
     EXTENSION_GUARANTEED_ORDERING: Final = "guaranteedOrdering"  #: bool

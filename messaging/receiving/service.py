@@ -221,9 +221,11 @@ class MessageSubscription:
         if self._connection.state == "closed" or self._connection.endings.is_closing:
             raise ClosedError(f"the instance {self._connection.adapter.name!r} is closed")
 
-    def check(self, channel: str, extensions: Mapping[str, Any]) -> SubscriptionSpec:
+    def check(
+        self, channel: str, extensions: Mapping[str, Any], channel_extension: str | None = None
+    ) -> SubscriptionSpec:
         """Return the checked spec of a subscription; raise as :meth:`subscribe`."""
-        return self._check(MessageContext(channel, extensions=MappingProxyType({**extensions})))
+        return self._check(MessageContext(channel, channel_extension, extensions=MappingProxyType({**extensions})))
 
     def open_requests(self, channel: str, extensions: Mapping[str, Any], kind: type[Subscription]) -> Subscription:
         """Return a subscription to requests, which its caller starts; raise as :meth:`subscribe`.

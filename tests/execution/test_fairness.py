@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 import pytest
 
-from adapters.memory import broker as memory
+from adapters.memory import queues as memory
 from messaging import Messaging
 from messaging.errors import DeadlineError, PublishRefusedError
 from messaging.execution import Deadlines, Engine, Promise, engine
@@ -91,13 +91,13 @@ def test_the_sender_gives_the_loop_back_although_publishers_keep_up(
 
 def test_memory_looks_for_expired_messages_only_if_something_can_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[memory.Entry] = []
-    original = memory._is_expired
+    original = memory.is_expired
 
     def look(entry: memory.Entry) -> bool:
         looked.append(entry)
         return original(entry)
 
-    monkeypatch.setattr(memory, "_is_expired", look)
+    monkeypatch.setattr(memory, "is_expired", look)
     queue = memory.Queue("q", 10)
     for _ in range(10):
         queue.push(entry())

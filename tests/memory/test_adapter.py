@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.memory import MemoryAdapter
-from adapters.memory.broker import routing_matcher
+from adapters.memory.queues import routing_matcher
 from messaging import Message
 from messaging.errors import ConfigurationError, DeadlineError, InvalidUrlError
 from messaging.services import ServiceRegistry

@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from adapters.memory import MemoryAdapter, MemorySettings
-from adapters.memory import broker as module
-from adapters.memory.broker import Broker, Consumer, Queue
+from adapters.memory import MemoryAdapter, MemorySettings, broker, queues
+from adapters.memory.broker import Broker
+from adapters.memory.queues import Consumer, Queue
 from messaging import Features, MessageContext
 from messaging.model import Incoming, PublishOptions, SubscribeOptions, SubscriptionSpec, matcher, parse_url
 from tests.doubles.plans import plan_of
@@ -108,7 +108,8 @@ class BrokerMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: self.now))
+        for module in (broker, queues):
+            self.patch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: self.now))
         self.broker = Broker("model")
         self.adapter = MemoryAdapter(parse_url("memory://model"), MemorySettings(), "model")
         self.lines: dict[str | None, Line] = {}

@@ -26,7 +26,7 @@ NETWORKED: Final = {
     "amqp": ("rabbitmq", ""),
 }
 
-_MQTT: Final = {"autocreate", "brokerRedelivery", "priority", "queueRetention", "routingKey"}
+_MQTT: Final = {*("autocreate", "brokerRedelivery", "priority", "queueAdministration", "queueRetention", "routingKey")}
 #: features that the adapters of this project do not announce: their tests are left out, rather than skipped
 LACKING: Final[dict[str, frozenset[str]]] = {
     "memory": frozenset(),
