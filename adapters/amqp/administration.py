@@ -62,9 +62,7 @@ async def peek(wire: Wire, name: str, limit: int, exchange: str) -> list[Incomin
         wire.write(frames.get(number, name) * min(_AT_ONCE, limit - len(lane.found)))
         # replies come in the order of the requests: with this one, all messages are here, or the refusal is
         await wire.command(channel.set_qos(0), spec.Basic.Get)
-    if lane.last:
-        # in one frame, for their order; nack, since RabbitMQ 4.3 counts no delivery for it
-        wire.write(frames.requeue_all(number, lane.last))
+    # requeues them at the front; a quorum queue without a delivery limit appends what basic.nack requeues
     await wire.close_channel(channel)
     return lane.found
 
@@ -77,8 +75,6 @@ class _PeekLane(DeliveryLane):
         self.found: list[Incoming] = []
         #: whether the queue is empty, or enough was read
         self.is_over = False
-        #: the last delivery tag
-        self.last = 0
         self._exchange = exchange
         self._own_route = b"\x00" + frames.short_string(queue)
         self._bytes = 0
@@ -92,7 +88,7 @@ class _PeekLane(DeliveryLane):
 
     def delivered(self, tag: int, route: bytes, payload: bytes) -> None:
         """Keep a message as a subscription would hand it over."""
-        self.last = tag
+        del tag
         self._bytes += len(payload)
         self.is_over = self.is_over or self._bytes > _MAX_BYTES
         known = self.known

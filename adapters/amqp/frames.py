@@ -67,8 +67,6 @@ CONTENT_OVERHEAD: Final = _CONTENT.size + 1
 _BASIC: Final = 60
 _MULTIPLE: Final = 1
 _REQUEUE: Final = 1
-#: of ``basic.nack``, whose flags share a byte
-_REQUEUE_ALL: Final = 3
 
 
 def short_string(text: str) -> bytes:
@@ -126,11 +124,6 @@ def requeue(channel: int, tag: int) -> bytes:
     From RabbitMQ 4.3 on, ``basic.nack`` does not count for the delivery limit of a quorum queue.
     """
     return _SETTLEMENT.pack(METHOD, channel, 13, BASIC_REJECT, tag, _REQUEUE, END)
-
-
-def requeue_all(channel: int, tag: int) -> bytes:
-    """Return the frame of a ``basic.nack`` that requeues all messages up to ``tag``."""
-    return _SETTLEMENT.pack(METHOD, channel, 13, BASIC_NACK, tag, _REQUEUE_ALL, END)
 
 
 def get(channel: int, queue: str) -> bytes:

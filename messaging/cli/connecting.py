@@ -142,3 +142,12 @@ def split(broker: Broker, words: list[str]) -> tuple[Broker, list[str]]:
     if broker.url_option is None and not os.environ.get(URL_VARIABLE):
         return broker, words  # connecting reports the fault
     return replace(broker, url=None), [first, *words]
+
+
+def exactly(words: list[str], names: str, count: int) -> list[str]:
+    """Return ``words`` if they are ``count`` arguments after the URL, which ``names`` names for the error."""
+    if len(words) < count:
+        raise ArgumentError(f"arguments are missing: URL {names}")
+    if len(words) > count:
+        raise ArgumentError(f"one argument more than URL {names}: {words[count]!r}")
+    return words

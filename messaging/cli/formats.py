@@ -1,4 +1,4 @@
-"""``messaging sub --format``: the output formats of ``mosquitto_sub -F``, for messages of any protocol.
+"""How messages are written: ``--format``, the output formats of ``mosquitto_sub -F``, for messages of any protocol.
 
 A format is text with sequences: ``%`` and a letter for a part of the message (between them a flag ``0`` or ``-``, a
 width and, after a dot, a maximum, both in bytes), ``@`` and a letter for a part of the local time as in ``strftime``,
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import messaging
 from messaging.cli.filters import is_retained
-from messaging.cli.output import dump, payload_fields
+from messaging.cli.output import dump, payload_fields, payload_line, record_line
 from messaging.errors import ArgumentError, MessagingError
 
 if TYPE_CHECKING:
@@ -137,6 +137,28 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "x": lambda message, _: message.payload.hex().encode(),
     "X": lambda message, _: message.payload.hex().upper().encode(),
 }
+
+
+def message_form(
+    format_: str | None, *, json: bool, verbose: bool, no_newline: bool
+) -> tuple[Callable[[Message], bytes], Mapping[str, Any]]:
+    """Return the form of messages that the options of the same names ask for.
+
+    Returns:
+        A function that formats a message, see :func:`compiled`, and the extensions that it needs of a subscription.
+
+    Raises:
+        ArgumentError: options contradict each other, or the format is malformed.
+    """
+    if json and (format_ is not None or verbose):
+        raise ArgumentError(f"--json and {'--verbose' if format_ is None else '--format'}: give one of them")
+    if json:
+        return record_line, {}
+    end = b"" if no_newline else b"\n"
+    if format_ is None:
+        return payload_line(end, channel=verbose), {}
+    form, letters = compiled(format_)
+    return lambda message: form(message) + end, {PACKET_ID: True} if "m" in letters else {}
 
 
 def compiled(text: str) -> tuple[Callable[[Message], bytes], frozenset[str]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from typer import Argument, Option
 
 from messaging.cli import options
-from messaging.cli.connecting import Broker, identity, split, warn_of_memory
+from messaging.cli.connecting import Broker, exactly, identity, split, warn_of_memory
 from messaging.cli.output import ExitCode, dump, show_table, wait_while_read, write
 from messaging.cli.signals import sigterm_stops
 from messaging.errors import (
@@ -118,7 +118,7 @@ def run(
     from messaging.remoteevent.mailbox.mailbox import MAX_BYTES
 
     broker, found = split(broker, words or [])
-    channel, path = _exactly(found, "CHANNEL PATH", 2)
+    channel, path = exactly(found, "CHANNEL PATH", 2)
     _check_channel(channel)
     if not path:
         raise ArgumentError("PATH must be the path of a folder, not empty")
@@ -166,7 +166,7 @@ def register(
     Example: messaging mailbox register mqtt://localhost mailboxes/field --duration 604800
     """
     broker, found = split(broker, words or [])
-    (channel,) = _exactly(found, "CHANNEL", 1)
+    (channel,) = exactly(found, "CHANNEL", 1)
     _check_channel(channel)
     _check_seconds("--duration", duration)
     with broker.connect("mailbox-register") as m:
@@ -191,7 +191,7 @@ def list_registrations(broker: Broker, words: _Words = None, json: _Json = False
     Example: messaging mailbox list mqtt://localhost mailboxes/field
     """
     broker, found = split(broker, words or [])
-    (channel,) = _exactly(found, "CHANNEL", 1)
+    (channel,) = exactly(found, "CHANNEL", 1)
     _check_channel(channel)
     with broker.connect("mailbox-list") as m:
         infos = _mailbox(m, channel).registrations().result()
@@ -230,7 +230,7 @@ def drain(
     from messaging.remoteevent.layout import encode_event
 
     broker, found = split(broker, words or [])
-    channel, registration_id = _exactly(found, "CHANNEL ID", 2)
+    channel, registration_id = exactly(found, "CHANNEL ID", 2)
     _check_channel(channel)
     options.check_timeout(timeout)
     with broker.connect("mailbox-drain") as m:
@@ -267,7 +267,7 @@ def cancel(
     Example: messaging mailbox cancel mqtt://localhost mailboxes/field 6f1c0a
     """
     broker, found = split(broker, words or [])
-    channel, registration_id = _exactly(found, "CHANNEL ID", 2)
+    channel, registration_id = exactly(found, "CHANNEL ID", 2)
     _check_channel(channel)
     with broker.connect("mailbox-cancel") as m:
         _mailbox(m, channel).registration(registration_id).lease.cancel().result()
@@ -326,14 +326,6 @@ def _repeated(request: Callable[[], T]) -> T:
 
 
 # --- arguments and output
-
-
-def _exactly(words: list[str], names: str, count: int) -> list[str]:
-    if len(words) < count:
-        raise ArgumentError(f"arguments are missing: URL {names}")
-    if len(words) > count:
-        raise ArgumentError(f"one argument more than URL {names}: {words[count]!r}")
-    return words
 
 
 def _check_channel(channel: str) -> None:

@@ -65,6 +65,16 @@ Debug = Annotated[
     ),
 ]
 NoNewline = Annotated[bool, Option("--no-newline", "-N", help="Write no newline after a payload.")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Write the channel and a space before the payload.")]
+Format = Annotated[
+    str | None,
+    Option(
+        "--format",
+        "-F",
+        metavar="FORMAT",
+        help="Format of mosquitto_sub: %t channel, %p payload, %j JSON, %I time, …",
+    ),
+]
 Topics = Annotated[
     list[str],
     Option("--topic", "-t", metavar="PATTERN", show_default=False, help="Channel or pattern with + and #. Repeatable."),

@@ -6,7 +6,7 @@ import enum
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -14,9 +14,8 @@ import messaging
 from messaging.cli import options
 from messaging.cli.connecting import Broker, identity, warn_of_memory
 from messaging.cli.filters import Filter, Removal, Verdict, is_retained, require_retain
-from messaging.cli.formats import PACKET_ID, UnformattableError, compiled
-from messaging.cli.output import ExitCode, ReaderGoneError, payload_line, record_line, wait_while_read, write
-from messaging.errors import ArgumentError
+from messaging.cli.formats import UnformattableError, message_form
+from messaging.cli.output import ExitCode, ReaderGoneError, wait_while_read, write
 
 if TYPE_CHECKING:
     from messaging import Message
@@ -42,18 +41,8 @@ def sub(
         float | None, options.timeout_option("End that long after subscribing (see exit codes).")
     ] = None,
     json: Annotated[bool, Option("--json", help="Write each message as a JSON object on one line.")] = False,
-    verbose: Annotated[
-        bool, Option("--verbose", "-v", help="Write the channel and a space before the payload.")
-    ] = False,
-    format_: Annotated[
-        str | None,
-        Option(
-            "--format",
-            "-F",
-            metavar="FORMAT",
-            help="Format of mosquitto_sub: %t channel, %p payload, %j JSON, %I time, …",
-        ),
-    ] = None,
+    verbose: options.Verbose = False,
+    format_: options.Format = None,
     no_newline: options.NoNewline = False,
     filter_out: Annotated[
         list[str] | None, Option("--filter-out", "-T", metavar="PATTERN", help="Skip these channels. Repeatable.")
@@ -91,9 +80,7 @@ def sub(
     for topic in topics:
         check_pattern(topic)
     options.check_timeout(timeout)
-    if json and (format_ is not None or verbose):
-        raise ArgumentError(f"--json and {'--verbose' if format_ is None else '--format'}: give one of them")
-    form, wanted = _form(format_, json=json, verbose=verbose, end=b"" if no_newline else b"\n")
+    form, wanted = message_form(format_, json=json, verbose=verbose, no_newline=no_newline)
     select = Filter(filter_out or (), live_only=no_retained, retained_only=retained_only)
     given = wanted | options.extensions(
         extension, qos=qos, queue=queue, autoAcknowledge=True if ack is Ack.ARRIVAL else None
@@ -127,18 +114,6 @@ def sub(
                 logger.warning("%d messages were dropped: they came faster than they could be written", dropped)
             writer.finish()
     return writer.result(timeout)
-
-
-def _form(
-    format_: str | None, *, json: bool, verbose: bool, end: bytes
-) -> tuple[Callable[[Message], bytes], dict[str, Any]]:
-    """Return a function that formats a message, and the extensions that it needs of the subscription."""
-    if json:
-        return record_line, {}
-    if format_ is None:
-        return payload_line(end, channel=verbose), {}
-    form, letters = compiled(format_)
-    return lambda message: form(message) + end, {PACKET_ID: True} if "m" in letters else {}
 
 
 class _Writer:

@@ -54,7 +54,7 @@ class Queues:
         self._contexts = contexts
         self._subscription = subscription
 
-    def declare(self, name: str, *channels: str, **context: Unpack[SubscribeKeywords]) -> Promise[None]:
+    def declare(self, name: str, /, *channels: str, **context: Unpack[SubscribeKeywords]) -> Promise[None]:
         """Declare a queue and bind it to ``channels``, exactly as subscribing with the same arguments does.
 
         A queue that exists and is equal stays as it is, with its messages. Bindings are added, never removed. Without
@@ -73,6 +73,8 @@ class Queues:
             InvalidChannelError, InvalidExtensionError, UnsupportedFeatureError: as :meth:`Messaging.subscribe`.
         """
         self._check(name)
+        if "queue" in context:
+            raise ArgumentError("queue= is the first argument")
         specs = []
         for channel in channels or (_UNBOUND,):
             given = self._contexts.subscribing(channel, {**context, "queue": name})
@@ -88,8 +90,9 @@ class Queues:
         """Look at the first messages of a queue, which stay there. They cannot be acknowledged.
 
         The broker hands them out and takes them back. So their next delivery is marked as redelivered, and a quorum
-        queue of RabbitMQ before 4.3 counts a delivery of each, towards its ``deliveryLimit``, too. Messages that a
-        consumer has not settled are not seen; meanwhile consumers do not get the ones that are looked at.
+        queue counts a delivery of each: one that has reached its delivery limit is dead-lettered, or dropped. It also
+        appends them to the messages that were redelivered before, and so their order may change. Messages that a
+        consumer has not settled are not seen; consumers get the others once they are taken back.
 
         Args:
             name: of the queue.
@@ -137,10 +140,7 @@ class Queues:
         connection = self._connection
         if Features.QUEUE_ADMINISTRATION not in connection.adapter.capabilities.features:
             raise connection.adapter.capabilities.lacks(Features.QUEUE_ADMINISTRATION)
-        try:
-            CHECKS[Features.EXTENSION_QUEUE](name)
-        except ValueError as error:
-            raise InvalidExtensionError(Features.EXTENSION_QUEUE, str(error)) from None
+        check_queue(name)
         if connection.endings.is_closing or connection.states.is_closed:
             raise ClosedError(f"the instance {connection.adapter.name!r} is closed")
 
@@ -163,6 +163,14 @@ class Queues:
                 raise
 
         return connection.engine.run(request(), what)
+
+
+def check_queue(name: str) -> None:
+    """Refuse a malformed name of a queue with an ``InvalidExtensionError``."""
+    try:
+        CHECKS[Features.EXTENSION_QUEUE](name)
+    except ValueError as error:
+        raise InvalidExtensionError(Features.EXTENSION_QUEUE, str(error)) from None
 
 
 def _checked(argument: str, check: Callable[[Any], V], value: Any) -> V:

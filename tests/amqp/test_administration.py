@@ -112,11 +112,15 @@ def test_what_a_queue_type_does_not_support_costs_no_connection(m: Messaging, qu
     assert losses(m) == 0
 
 
-def test_peeking_at_a_quorum_queue_counts_a_delivery(m: Messaging, queue: str) -> None:
+def test_peeking_at_a_quorum_queue_counts_a_delivery_and_keeps_the_order(m: Messaging, queue: str) -> None:
     m.queues.declare(queue, "quorum/peeked", queue_type="quorum").result(PATIENCE)
     m.publish("quorum/peeked", b"x").result(PATIENCE)
     counts = [m.queues.peek(queue).result(PATIENCE)[0].context.delivery_count for _ in range(3)]
     assert counts == [1, 2, 3]
+    for payload in (b"y", b"z"):
+        m.publish("quorum/peeked", payload).result(PATIENCE)
+    m.queues.peek(queue, 1).result(PATIENCE)
+    assert [each.payload for each in m.queues.peek(queue).result(PATIENCE)] == [b"x", b"y", b"z"]
 
 
 def test_many_messages_of_other_programs_are_peeked_at_in_their_order(

@@ -1,0 +1,152 @@
+"""``messaging queue``: declare, peek at, purge and delete the queues of a broker."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from messaging.cli import options
+from messaging.cli.connecting import Broker, exactly, identity, split, warn_of_memory
+from messaging.cli.output import ExitCode, dump, write
+
+if TYPE_CHECKING:
+    from messaging import Messaging
+
+logger = logging.getLogger(__name__)
+
+queue = options.group("queue")
+
+#: most messages of one peek, as in ``Queues.peek``
+_MAX_PEEK = 1000
+
+_Words = Annotated[
+    list[str] | None, Argument(metavar="NAME", show_default=False, help="Name of the queue, as in sub --queue.")
+]
+_Json = Annotated[bool, Option("--json", help="Write JSON on one line.")]
+
+
+@queue.callback()
+def main() -> None:
+    """Declare, peek at, purge and delete queues at a broker that has them, such as RabbitMQ. MQTT has none."""
+
+
+@queue.command()
+@options.command
+def declare(
+    broker: Broker,
+    words: _Words = None,
+    topics: Annotated[
+        list[str] | None,
+        Option(
+            "--topic",
+            "-t",
+            metavar="PATTERN",
+            show_default=False,
+            help="Bind it to this channel or pattern; repeatable.",
+        ),
+    ] = None,
+    routing_key: options.RoutingKey = None,
+    extension: options.Extensions = None,
+) -> int:
+    """Declare a queue and bind it to channels, exactly as `sub --queue` with the same options does.
+
+    A queue that exists and is equal stays as it is; one that differs is refused.
+
+    Example: messaging queue declare amqp://localhost work -t 'jobs/#' -x queueType=quorum
+    """
+    with _connected(broker, words) as (m, name):
+        given = {"channel_extension": routing_key, **options.extensions(extension, queue=name)}
+        del given["queue"]  # checked not to be among the extensions
+        m.queues.declare(name, *(topics or ()), **given).result()
+        logger.info("queue %r is declared at %s", name, identity(m))
+    return ExitCode.OK
+
+
+@queue.command()
+@options.command
+def peek(
+    broker: Broker,
+    words: _Words = None,
+    most: Annotated[
+        int, Option("--max", "-n", metavar="N", min=1, max=_MAX_PEEK, help="Write at most N messages.")
+    ] = 10,
+    json: Annotated[bool, Option("--json", help="Write each message as a JSON object on one line.")] = False,
+    verbose: options.Verbose = False,
+    format_: options.Format = None,
+    no_newline: options.NoNewline = False,
+) -> int:
+    """Write the first messages of a queue, which stay in it, in the forms of `sub`.
+
+    The broker delivers them and takes them back: their next delivery is marked as redelivered, and a quorum queue
+    counts it, towards its delivery limit, too. Messages that a consumer has not acknowledged are not seen.
+
+    Example: messaging queue peek amqp://localhost work --max 3 --json
+    """
+    from messaging.cli.formats import UnformattableError, message_form
+
+    form, _ = message_form(format_, json=json, verbose=verbose, no_newline=no_newline)
+    with _connected(broker, words) as (m, name):
+        found = m.queues.peek(name, most).result()
+    for message in found:
+        try:
+            write(form(message))
+        except UnformattableError as error:
+            logger.warning("%s", error)
+    if found:
+        logger.info("%d messages of queue %r were peeked at: they are marked as redelivered now", len(found), name)
+    return ExitCode.OK
+
+
+@queue.command()
+@options.command
+def purge(broker: Broker, words: _Words = None, json: _Json = False) -> int:
+    """Remove all messages of a queue, except for those that a consumer has.
+
+    Example: messaging queue purge amqp://localhost work
+    """
+    with _connected(broker, words) as (m, name):
+        removed = m.queues.purge(name).result()
+    return _told("removed", name, removed, "removed %d messages from queue %r", json=json)
+
+
+@queue.command()
+@options.command
+def delete(
+    broker: Broker,
+    words: _Words = None,
+    if_empty: Annotated[bool, Option("--if-empty", help="Refuse a queue with messages.")] = False,
+    if_unused: Annotated[bool, Option("--if-unused", help="Refuse a queue with consumers.")] = False,
+    json: _Json = False,
+) -> int:
+    """Delete a queue with its messages. Its consumers are cancelled.
+
+    Example: messaging queue delete amqp://localhost work --if-unused
+    """
+    with _connected(broker, words) as (m, name):
+        deleted = m.queues.delete(name, if_empty=if_empty, if_unused=if_unused).result()
+    return _told("deleted", name, deleted, "deleted %d messages with queue %r", json=json)
+
+
+@contextlib.contextmanager
+def _connected(broker: Broker, words: list[str] | None) -> Iterator[tuple[Messaging, str]]:
+    """Connect to the broker; return the instance, and the name of the queue."""
+    from messaging.instance import check_queue  # importing it is slow, and help and completion do not need it
+
+    broker, found = split(broker, words or [])
+    (name,) = exactly(found, "NAME", 1)
+    check_queue(name)
+    with broker.connect("queue") as m:
+        warn_of_memory(m)
+        yield m, name
+
+
+def _told(what: str, name: str, count: int, text: str, *, json: bool) -> int:
+    if json:
+        write(dump({"queue": name, what: count}))
+    else:
+        logger.info(text, count, name)
+    return ExitCode.OK
