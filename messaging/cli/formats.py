@@ -141,7 +141,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
 
 def message_form(
     format_: str | None, *, json: bool, verbose: bool, no_newline: bool
-) -> tuple[Callable[[Message], bytes], Mapping[str, Any]]:
+) -> tuple[Callable[[Message], bytes], dict[str, Any]]:
     """Return the form of messages that the options of the same names ask for.
 
     Returns:
