@@ -1,4 +1,4 @@
-"""Configuration of an instance (RFC 5.1.2), with pydantic-settings.
+"""Configuration of an instance (RFC 5.1.2), with pydantic.
 
 The value of a setting is the first of: keyword of ``connect()``, query option of the URL, environment variable
 ``MESSAGING_<SETTING>``, for secrets the file named by ``MESSAGING_<SETTING>_FILE``, default. Adapters subclass
@@ -11,14 +11,23 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+)
+from pydantic_core import from_json
 
 from messaging.environment import ENVIRONMENT_PREFIX
 from messaging.errors import CodecError, InvalidOptionError
@@ -80,11 +89,15 @@ Name = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]
 LocalPath = Annotated[Path, BeforeValidator(_path)]
 
+#: types that are iterable, and no collections
+_TEXTS: Final = (str, bytes, bytearray)
+_MALFORMED: Final = object()
+
 #: settings that say where passwords come from, by precedence among environment variables; at most one may be given
 PASSWORD_SOURCES: Final = ("credentials", "password", "password_command", "password_file")
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Settings common to all adapters. Immutable.
 
     Settings with ``exclude`` run code or are objects: they are keywords, and refused in a URL.
@@ -93,8 +106,8 @@ class Settings(BaseSettings):
         InvalidOptionError: a value is not accepted; the text omits it, because any value may be a secret.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, case_sensitive=False, hide_input_in_errors=True
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True, arbitrary_types_allowed=True
     )
 
     name: Name | None = Field(None, description="osgi.messaging.name; generated and unique if not given")
@@ -179,36 +192,21 @@ class Settings(BaseSettings):
     )
 
     def __init__(self, **given: Any) -> None:
+        values = {**_from_secret_files(type(self)), **_from_environment(type(self)), **given}
         try:
-            super().__init__(**given)
+            super().__init__(**values)
             return
         except ValidationError as error:
             first = error.errors(include_input=False, include_context=False, include_url=False)[0]
-            option = str(first["loc"][0]) if first["loc"] else "?"
-            source = "" if option in given else f" (from {ENVIRONMENT_PREFIX}{option.upper()})"
-            text = f"option {option!r}{source}: {first['msg'].removeprefix('Value error, ')}"
-        except SettingsError as error:  # its text names the field but not the variable; its cause holds the value
-            named = re.search(r'field "(\w+)"', str(error))
-            option = named.group(1) if named else "?"
-            text = f"option {option!r} (from {ENVIRONMENT_PREFIX}{option.upper()}): the value does not parse"
-        raise InvalidOptionError(option, text)  # outside of the handlers: the context would hold the values
+        option = str(first["loc"][0]) if first["loc"] else "?"
+        source = "" if option in given else f" (from {ENVIRONMENT_PREFIX}{option.upper()})"
+        # outside of the handler: the context would hold the values
+        raise InvalidOptionError(option, f"option {option!r}{source}: {first['msg'].removeprefix('Value error, ')}")
 
     @classmethod
-    def for_options(cls, given: Mapping[str, Any]) -> type[Settings]:  # a subclass reads it
+    def for_options(cls, given: Mapping[str, Any]) -> type[Settings]:  # noqa: ARG003  # a subclass reads it
         """Return the settings class of an instance with these options: an option may bring others along."""
         return cls
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources of values by precedence, see the module."""
-        return init_settings, _Environment(settings_cls, env_settings), _SecretFiles(settings_cls)
 
 
 class NetworkSettings(Settings):
@@ -253,44 +251,57 @@ class TlsSettings(NetworkSettings):
     allow_insecure: bool = Field(False, description="accept any certificate of the broker: for tests only")
 
 
-class _Environment(PydanticBaseSettingsSource):
-    """Reads environment variables; of several that say where the password comes from, the first one counts."""
+def _from_environment(kind: type[Settings]) -> dict[str, Any]:
+    """Return the values of environment variables; of several that say where the password is from, the first counts.
 
-    def __init__(self, kind: type[BaseSettings], source: PydanticBaseSettingsSource) -> None:
-        super().__init__(kind)
-        self._source = source
+    A collection is written as JSON.
 
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        return self._source.get_field_value(field, field_name)
+    Raises:
+        InvalidOptionError: the JSON is malformed. The text omits it: it may hold a secret.
+    """
+    variables = {name.lower(): value for name, value in os.environ.items()}
+    found: dict[str, Any] = {}
+    for name, field in kind.model_fields.items():
+        value = variables.get(f"{ENVIRONMENT_PREFIX}{name}".lower())
+        if value is None:
+            continue
+        found[name] = _parsed(value) if _is_collection(field.annotation) else value
+        if found[name] is _MALFORMED:
+            variable = f"{ENVIRONMENT_PREFIX}{name.upper()}"
+            raise InvalidOptionError(name, f"option {name!r} (from {variable}): the value does not parse")
+    for name in [each for each in PASSWORD_SOURCES if each in found][1:]:
+        del found[name]
+    return found
 
-    def __call__(self) -> dict[str, Any]:
-        found = self._source()
-        for name in [each for each in PASSWORD_SOURCES if each in found][1:]:
-            del found[name]
-        return found
+
+def _parsed(value: str) -> Any:
+    try:
+        return from_json(value)
+    except ValueError:  # it would hold the value as its context
+        return _MALFORMED
 
 
-class _SecretFiles(PydanticBaseSettingsSource):
-    """Reads secrets from the files named by ``MESSAGING_<SETTING>_FILE``, as container platforms mount them."""
+def _is_collection(annotation: Any) -> bool:
+    origin = get_origin(annotation) or annotation
+    if origin in (Union, UnionType):
+        return any(map(_is_collection, get_args(annotation)))
+    return isinstance(origin, type) and issubclass(origin, (Iterable, BaseModel)) and not issubclass(origin, _TEXTS)
 
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        return None, field_name, False
 
-    def __call__(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name in self.settings_cls.model_fields:
-            if not _is_secret(self.settings_cls, name):
-                continue
-            variable = f"{ENVIRONMENT_PREFIX}{name.upper()}_FILE"
-            path = os.environ.get(variable)
-            if path:
-                try:
-                    found[name] = SecretStr(Path(path).read_text().rstrip("\r\n"))
-                except (OSError, UnicodeDecodeError) as error:
-                    raise InvalidOptionError(
-                        name, f"{variable}: cannot read {path!r}: {type(error).__name__}"
-                    ) from None
-        return found
+def _from_secret_files(kind: type[Settings]) -> dict[str, Any]:
+    """Return the secrets in files that ``MESSAGING_<SETTING>_FILE`` name, as container platforms mount them."""
+    found: dict[str, Any] = {}
+    for name in kind.model_fields:
+        if not _is_secret(kind, name):
+            continue
+        variable = f"{ENVIRONMENT_PREFIX}{name.upper()}_FILE"
+        path = os.environ.get(variable)
+        if path:
+            try:
+                found[name] = SecretStr(Path(path).read_text().rstrip("\r\n"))
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidOptionError(name, f"{variable}: cannot read {path!r}: {type(error).__name__}") from None
+    return found
 
 
 S = TypeVar("S", bound=Settings)
@@ -365,5 +376,5 @@ def _check_combinations(given: Mapping[str, Any], settings: Settings) -> None:
             raise InvalidOptionError(option, f"option {option!r} is for a durable outbox: set 'outbox_path' too")
 
 
-def _is_secret(kind: type[BaseSettings], option: str) -> bool:
+def _is_secret(kind: type[Settings], option: str) -> bool:
     return "SecretStr" in str(kind.model_fields[option].annotation)
