@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from adapters.spark.telemetry.fleet import FleetPlan
+from adapters.spark.telemetry.plan import FleetPlan
 from messaging.cli import options
 from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError

@@ -19,17 +19,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import messaging
 from adapters.spark.telemetry.model import METRICS, TELEMETRY_CHANNEL, Telemetry
+from adapters.spark.telemetry.plan import INTERVAL as INTERVAL
+from adapters.spark.telemetry.plan import FleetPlan as FleetPlan
 from messaging import Promise
 
-#: between two readings of a device, simulated
-INTERVAL: Final = timedelta(minutes=6)
 START: Final = datetime(2025, 6, 2, 12, tzinfo=UTC)
 
 #: site -> mean temperature, °C
@@ -51,31 +51,6 @@ _SETTLING: Final = timedelta(hours=3)
 #: messages that may be unconfirmed
 _WINDOW: Final = 500
 _PROGRESS: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class FleetPlan:
-    """The parameters of a simulation.
-
-    Attributes:
-        seconds: how long to publish, in real time.
-        rate: messages per second, of all devices together.
-    """
-
-    seed: int = 1
-    devices: int = 48
-    seconds: float = 25.0
-    rate: float = 320.0
-
-    @property
-    def readings(self) -> int:
-        """Number of readings of each device."""
-        return max(1, round(self.rate * self.seconds / self.devices))
-
-    @property
-    def span(self) -> timedelta:
-        """The simulated time of the run."""
-        return self.readings * INTERVAL
 
 
 class Sent(NamedTuple):
