@@ -6,8 +6,8 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Iterable
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
 from messaging.environment import URL_VARIABLE
@@ -21,6 +21,9 @@ from messaging.text import did_you_mean
 if TYPE_CHECKING:
     from messaging.instance.contexts import Announced
     from messaging.interception import Interceptor
+
+#: the distribution of this project
+_DISTRIBUTION: Final = "rx-messaging"
 
 
 def connect(
@@ -95,7 +98,9 @@ def find_adapter(scheme: str) -> type[Adapter]:
         AdapterClashError: a foreign package hides this project's ``adapters``.
         MissingExtraError: a library the adapter needs is missing.
     """
-    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    found = _own()
+    if scheme not in found:  # looking into every installed distribution takes long
+        found = {**{point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}, **found}
     point = found.get(scheme)
     if point is None:
         hint = did_you_mean(scheme, found)
@@ -115,6 +120,15 @@ def find_adapter(scheme: str) -> type[Adapter]:
     if not (isinstance(kind, type) and issubclass(kind, Adapter)):
         raise ConfigurationError(f"entry point {point.name} = {point.value} is not a messaging.adapter.Adapter")
     return kind
+
+
+def _own() -> dict[str, EntryPoint]:
+    """Return the entry points of this project's adapters, which win over those of others."""
+    try:
+        points = distribution(_DISTRIBUTION).entry_points
+    except PackageNotFoundError:  # the sources are on the path without being installed
+        return {}
+    return {point.name: point for point in points.select(group=ENTRY_POINT_GROUP)}
 
 
 def _refuse_foreign_package(package: str, error: Exception) -> None:

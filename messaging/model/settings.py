@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import ssl
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import UnionType
@@ -92,6 +93,8 @@ LocalPath = Annotated[Path, BeforeValidator(_path)]
 #: types that are iterable, and no collections
 _TEXTS: Final = (str, bytes, bytearray)
 _MALFORMED: Final = object()
+#: one thread at a time compiles a class of settings
+_compiling: Final = threading.Lock()
 
 #: settings that say where passwords come from, by precedence among environment variables; at most one may be given
 PASSWORD_SOURCES: Final = ("credentials", "password", "password_command", "password_file")
@@ -107,8 +110,10 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True, arbitrary_types_allowed=True
-    )
+        extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True, arbitrary_types_allowed=True,
+        # compiling takes longer than all the rest of an adapter's import, and only one class of a family is used
+        defer_build=True,
+    )  # fmt: skip
 
     name: Name | None = Field(None, description="osgi.messaging.name; generated and unique if not given")
     client_id: Annotated[Text, StringConstraints(max_length=200)] | None = Field(
@@ -192,6 +197,9 @@ class Settings(BaseModel):
     )
 
     def __init__(self, **given: Any) -> None:
+        if not type(self).__pydantic_complete__:
+            with _compiling:  # pydantic's own compiling on first use is not thread safe
+                type(self).model_rebuild()
         values = {**_from_secret_files(type(self)), **_from_environment(type(self)), **given}
         try:
             super().__init__(**values)
