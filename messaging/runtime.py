@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from messaging.connection import Connection
-    from messaging.publishing import DurableOutboxDTO, Outbox
+    from messaging.publishing import Outbox
+    from messaging.publishing.durable import DurableOutboxDTO
     from messaging.receiving import StreamCounters
     from messaging.services import ServiceReference
 

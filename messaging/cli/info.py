@@ -5,13 +5,11 @@ import dataclasses
 import os
 import platform
 import queue
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Annotated, Any, Final
 
-from rich.table import Table
-from rich.text import Text
 from typer import Option
 
 from messaging.adapter import ENTRY_POINT_GROUP
@@ -63,21 +61,28 @@ def info(
         if features:
             raise ArgumentError("--features needs a broker URL: the announced features depend on the broker")
         found: Mapping[str, Any] = _installed()
-        tables = _installation_tables(found)
+        is_installation = True
     else:
         with broker.connect("info") as m:
-            announced = {name: name in m.features for name in sorted(_known_features("") | m.features)}
+            announced = {name: name in m.features for name in sorted(_kinds().keys() | m.features)}
             found = announced if features else dataclasses.asdict(m.runtime.get_runtime_dto())
-        tables = [_features_table(found)] if features else [_table("", _flat(found))]
+        is_installation = False
     if json:
         write(dump(found))
+        return ExitCode.OK
+    from messaging.cli import info_tables  # rich takes as long to import as many commands to run
+
+    if is_installation:
+        show(*info_tables.installation(found))
     else:
-        show(*tables)
+        show(info_tables.features(found, _kinds()) if features else info_tables.state(found))
     return ExitCode.OK
 
 
-def _known_features(prefix: str) -> set[str]:
-    return {value for name, value in vars(Features).items() if name.isupper() and name.startswith(prefix)}
+def _kinds() -> dict[str, str]:
+    """Return the kinds of the known features."""
+    known = {name: value for name, value in vars(Features).items() if name.isupper()}
+    return {value: "extension" if name.startswith("EXTENSION_") else "functional" for name, value in known.items()}
 
 
 # --- the states of a connection
@@ -168,50 +173,3 @@ def _status(create: Callable[[str], object], name: str) -> str:
     except Exception as error:  # noqa: BLE001  # a broken package must not hide the others
         return f"broken: {type(error).__name__}: {error}"
     return "ok"
-
-
-# --- tables
-
-
-def _installation_tables(found: Mapping[str, Any]) -> list[Table]:
-    rows = {
-        "versions": {name: version or "not installed" for name, version in found["versions"].items()},
-        "adapters": {
-            f"{scheme}://": "{status} ({adapter})".format(**each) for scheme, each in found["adapters"].items()
-        },
-        "codecs": found["codecs"],
-    }
-    return [_table(title, each.items()) for title, each in rows.items()]
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield nested data as rows of name and value, without service properties, which repeat parts of the DTO."""
-    for name, each in value.items():
-        if isinstance(each, Mapping):
-            if name != "service":
-                yield from _flat(each, f"{prefix}{name}.")
-        elif isinstance(each, (list, tuple)):
-            yield prefix + name, ", ".join(map(str, each)) or "-"
-        else:
-            yield prefix + name, "-" if each is None else str(each)
-
-
-def _table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    if title:
-        table.add_row(Text(title, style="bold"), "")
-    for name, value in rows:
-        table.add_row(Text(("  " if title else "") + name), Text(value))
-    return table
-
-
-def _features_table(found: Mapping[str, bool]) -> Table:
-    extensions = _known_features("EXTENSION_")
-    functional = _known_features("") - extensions
-    table = Table("feature", "kind", "announced", box=None, pad_edge=False, header_style="bold")
-    for name, announced in found.items():
-        kind = "functional" if name in functional else "extension" if name in extensions else "adapter's own"
-        table.add_row(name, kind, "yes" if announced else "no")
-    return table

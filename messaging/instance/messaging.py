@@ -20,11 +20,10 @@ from messaging.instance.parts import assemble
 from messaging.instance.queues import Queues
 from messaging.instance.services import InstanceServices
 from messaging.instance.shortcuts import Shortcuts
-from messaging.journal import JournalReporter
 from messaging.model import AcknowledgeMessageContextBuilder, Features, MessageContextBuilder, MessageContextProvider
 from messaging.model.settings import load_settings
 from messaging.properties import announced
-from messaging.publishing import MessagePublisher, Outbox, open_durable
+from messaging.publishing import MessagePublisher, Outbox
 from messaging.receiving import MessageSubscription, in_observer
 from messaging.replyto import ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard
 from messaging.reporting import PartReporter, Reporter
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from messaging.instance.contexts import Announced
     from messaging.interception import Interceptor
     from messaging.model import BrokerUrl
-    from messaging.publishing import DurableOutbox
+    from messaging.publishing.durable import DurableOutbox
     from messaging.services import ServiceRegistration, ServiceRegistry
 
 #: the open instances
@@ -95,6 +94,8 @@ class Messaging(Shortcuts):
         self._connection = connection = Connection(engine(), self._adapter, outbox)
         try:
             if settings.outbox_path is not None:
+                from messaging.publishing.durable import open_durable  # not at import: few instances have a journal
+
                 outbox.durable = open_durable(engine(), self.name, outbox, settings)
             self.ready: Promise[None] = connection.ready
             self.connection_state: ConnectionStates = connection.states
@@ -133,6 +134,8 @@ class Messaging(Shortcuts):
             Reporter, PartReporter("instance", self.name, self.runtime.get_runtime_dto, self.runtime.problems)
         )
         if durable is not None:
+            from messaging.journal import JournalReporter
+
             registered.register(Reporter, JournalReporter(durable.journal, f"{self.name}/outbox"))
         registered.register(MessagePublisher, self.publisher)
         registered.register(MessageContextBuilder, self.context_builder, "prototype")

@@ -1,12 +1,9 @@
 """Publishing: the publisher service (RFC 5.5) and the outbox, which holds messages until they are settled.
 
 May import: ``connection``, ``adapter`` (the contract), ``journal``, ``model``, ``execution``. Independent of
-``receiving``.
+``receiving``. ``publishing.durable`` is imported by its own name, because it loads the journal.
 """
 
-from messaging.publishing.durable import DurableOutbox as DurableOutbox
-from messaging.publishing.durable import DurableOutboxDTO as DurableOutboxDTO
-from messaging.publishing.durable import open_durable as open_durable
 from messaging.publishing.intercepted import InterceptedPublisher as InterceptedPublisher
 from messaging.publishing.outbox import Outbox as Outbox
 from messaging.publishing.publication import Publication as Publication

@@ -37,7 +37,6 @@ from messaging.model import (
     requested,
 )
 from messaging.publishing.publication import ExpiringPublication, IdentifiedPublication, Publication
-from messaging.publishing.stored import RecordPlan
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
@@ -131,7 +130,7 @@ class MessagePublisher:
         deadline = clock.monotonic() + timeout
         if self._intake is not None and not plan.options.last_will:
             if plan.record is None:
-                plan.record = RecordPlan(plan.channel, context, self._requested(context))
+                self._plan_record(plan, context)
             return self._intake.accept(payload, plan, deadline)
         if not plan.is_special:
             publication = Publication(self.outbox, payload, plan, deadline)
@@ -160,8 +159,13 @@ class MessagePublisher:
         if plan is None or plan.stamp is not self.stamp:  # the broker has other features meanwhile
             plan = self._compile(context)
         if plan.record is None:
-            plan.record = RecordPlan(plan.channel, context, self._requested(context))
+            self._plan_record(plan, context)
         return plan
+
+    def _plan_record(self, plan: PublishPlan, context: MessageContext) -> None:
+        from messaging.publishing.stored import RecordPlan  # not at import: few instances have a journal
+
+        plan.record = RecordPlan(plan.channel, context, self._requested(context))
 
     def readdress(self, plan: PublishPlan, channel: str) -> PublishPlan:
         """Return a copy of ``plan`` for another channel; only the channel is checked. From any thread."""

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Final
 from messaging.errors import ArgumentError, JournalUnreadableError, MessagingError
 from messaging.execution import clock
 from messaging.forking import LiveObjects
-from messaging.journal import State
-from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.model import Features
 
 if TYPE_CHECKING:
+    from messaging.journal import State
     from messaging.journal.folders import HeldLock
     from messaging.model import Incoming, SubscriptionSpec
 
@@ -93,6 +92,9 @@ class SettledIds:
             _open_ids.add(self)
 
     def _open(self, path: Path, name: str) -> None:
+        from messaging.journal import State  # not at import: few instances have a journal
+        from messaging.journal.folders import LocalFolder, journal_errors
+
         files = LocalFolder(str(path), option=_OPTION, locked=_LOCKED, private=True)
         with ExitStack() as stack, journal_errors(files, "cannot open", JournalUnreadableError):
             files.make()

@@ -334,18 +334,55 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
     assert imported("--help") & {f"messaging.cli.{name}" for name in OWN} == set()
 
 
-@table("command", ["pub", "sub", "request", "mailbox", "gateway"])
+#: what takes long to import, and only commands that connect need
+TOOLKIT = {"messaging.model", "messaging.instance", "messaging.execution", "reactivex", "asyncio", "ssl"}
+#: what no command needs that connects and writes no tables
+NEVER = {"pydantic_settings", "rich", "typer.rich_utils", "messaging.journal", "sqlite3", "sqlalchemy", "pyspark"}
+
+
+@table("command", ["pub", "sub", "request", "mailbox", "gateway", "queue", "pipeline"])
 def test_the_help_of_a_command_imports_nothing_of_the_toolkit(command: str) -> None:
     found = imported(command, "--help")
-    assert f"messaging.cli.{command}" in found
-    assert found & {"messaging.model", "messaging.instance", "pydantic_settings", "reactivex", "asyncio"} == set()
+    assert f"messaging.cli.{command}" in found or "adapters.spark.telemetry.command" in found
+    assert found & (TOOLKIT | NEVER) == set()
 
 
 def test_the_list_of_commands_imports_nothing_of_the_toolkit() -> None:
-    assert imported("--help") & {"messaging.model", "messaging.instance", "pydantic_settings", "reactivex"} == set()
+    assert imported("--help") & (TOOLKIT | NEVER) == set()
 
 
-@table("arguments", [("-h",), ("pub", "-h"), ("pub", "memory://x", "-h"), ("mailbox", "-h"), ("mailbox", "run", "-h")])
+@table(
+    "arguments, needed, others",
+    [
+        (("pub", "memory://usage", "-t", "a", "-m", "x"), "adapters.memory", {"paho", "aio_pika"}),
+        (("sub", "memory://usage", "-t", "a", "-W", "0.01"), "adapters.memory", {"paho", "aio_pika"}),
+        (("info", "memory://usage", "--json"), "adapters.memory", {"paho", "aio_pika"}),
+        (("queue", "purge", "memory://usage", "q"), "adapters.memory", {"paho", "aio_pika"}),
+        (("pub", "mqtt://127.0.0.1:1", "-t", "a", "-m", "x"), "paho", {"adapters.memory", "aio_pika"}),
+        (("sub", "amqp://127.0.0.1:1", "-t", "a"), "aio_pika", {"adapters.memory", "paho"}),
+    ],
+)
+def test_a_command_that_connects_imports_its_own_adapter_and_no_journal(
+    arguments: tuple[str, ...], needed: str, others: set[str]
+) -> None:
+    found = imported(*arguments)
+    assert needed in found
+    assert found & (NEVER | others) == set()
+
+
+@table(
+    "arguments",
+    [
+        ("-h",),
+        ("pub", "-h"),
+        ("pub", "memory://x", "-h"),
+        ("mailbox", "-h"),
+        ("mailbox", "run", "-h"),
+        ("queue", "peek", "-h"),
+        ("pipeline", "-h"),
+        ("pipeline", "demo", "-h"),
+    ],
+)
 def test_h_is_help(run: Run, arguments: tuple[str, ...]) -> None:
     code, out, _ = run(*arguments)
     assert (code, "Usage: messaging" in out) == (0, True)
