@@ -32,6 +32,7 @@ from pydantic_core import from_json
 
 from messaging.environment import ENVIRONMENT_PREFIX
 from messaging.errors import CodecError, InvalidOptionError
+from messaging.forking import hold_over_fork
 from messaging.model.channels import MAX_BYTES, forbidden_character
 from messaging.model.credentials import as_command, as_provider
 from messaging.model.extensions import MAX_PREFETCH, MAX_SECONDS, Overflow
@@ -95,6 +96,7 @@ _TEXTS: Final = (str, bytes, bytearray)
 _MALFORMED: Final = object()
 #: one thread at a time compiles a class of settings
 _compiling: Final = threading.Lock()
+hold_over_fork(_compiling)
 
 #: settings that say where passwords come from, by precedence among environment variables; at most one may be given
 PASSWORD_SOURCES: Final = ("credentials", "password", "password_command", "password_file")

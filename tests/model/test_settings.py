@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 
 from messaging.errors import ConfigurationError, InvalidOptionError
 from messaging.model import parse_url
 from messaging.model.settings import Settings, TlsSettings, load_settings
 from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
 from tests.doubles.fake import FakeSettings
 
 SECRET = "hunter2-pl4nted"
@@ -158,6 +161,54 @@ def test_a_value_of_the_environment_that_does_not_fit_names_its_variable(
         load()
     assert SECRET not in str(caught.value)
     assert caught.value.option == option
+
+
+class Collections(Settings):
+    """Settings that are no single values."""
+
+    names: list[str] = Field(default_factory=list)
+    sizes: dict[str, int] | None = None
+    either: int | tuple[int, ...] = 0
+    text: str | bytes = ""
+
+
+@table(
+    "option, written, value",
+    [
+        ("names", '["a", "b"]', ["a", "b"]),
+        ("sizes", '{"a": 1}', {"a": 1}),
+        ("sizes", "null", None),
+        ("either", "[1, 2]", (1, 2)),
+        ("either", "7", 7),
+        ("text", '["a"]', '["a"]'),
+        ("retry_connect", "true", True),
+        ("prefetch", "7", 7),
+    ],
+)
+def test_collections_in_the_environment_are_json(
+    monkeypatch: pytest.MonkeyPatch, option: str, written: str, value: Any
+) -> None:
+    monkeypatch.setenv(f"Messaging_{option}", written)
+    assert getattr(load_settings(Collections, parse_url("fake://x"), {}), option) == value
+    monkeypatch.setenv(f"Messaging_{option}", "[")
+    if option != "text":
+        with pytest.raises(InvalidOptionError, match=f"option '{option}' .from MESSAGING_{option.upper()}"):
+            load_settings(Collections, parse_url("fake://x"), {})
+    monkeypatch.delenv(f"Messaging_{option}")
+
+
+def test_threads_may_be_the_first_to_use_settings_together() -> None:
+    """They are compiled on first use, by one of the threads."""
+    barrier = threading.Barrier(8)
+
+    def first(kind: type[TlsSettings]) -> float:
+        barrier.wait(PATIENCE)
+        return kind(timeout="3").timeout
+
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            kind = type("Fresh", (TlsSettings,), {"__annotations__": {"own": int}, "own": 1})
+            assert [*pool.map(first, [kind] * 8)] == [3.0] * 8
 
 
 def test_options_of_a_url_are_parsed_from_text() -> None:
