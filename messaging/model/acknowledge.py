@@ -44,7 +44,10 @@ class Settler(Protocol):
         ...
 
     def settle_invalid(self, incoming: Any) -> bool:
-        """Settle a message that its consumer cannot read: dead-letter it if there is a channel, or else reject it."""
+        """Settle a message that its consumer cannot read: dead-letter it if there is a channel, or else reject it.
+
+        A message that takes no verdict is dead-lettered as well, or counted as rejected; the result is then ``False``.
+        """
         ...
 
 
@@ -82,7 +85,7 @@ class AcknowledgeMessageContext(MessageContext):
 
     def settle_invalid(self) -> bool:
         """Dead-letter a message that its consumer cannot read, or else reject it; as :meth:`settle`."""
-        settler = self.settler if self.state is AcknowledgeType.RECEIVED else None
+        settler = self.settler
         return self.settle(False) if settler is None else settler.settle_invalid(self)
 
     def settle(self, acknowledged: bool) -> bool:

@@ -14,6 +14,7 @@ from messaging.receiving.parameters import NOT_ANNOTATED as NOT_ANNOTATED
 from messaging.receiving.parameters import MessageParameter as MessageParameter
 from messaging.receiving.parameters import evaluated as evaluated
 from messaging.receiving.parameters import parameter_of as parameter_of
+from messaging.receiving.receiver import OnInvalid as OnInvalid
 from messaging.receiving.receiver import StreamCounters as StreamCounters
 from messaging.receiving.runners import Handler as Handler
 from messaging.receiving.runners import HandlerExhaustedError as HandlerExhaustedError
@@ -28,5 +29,4 @@ from messaging.receiving.service import MessageSubscription as MessageSubscripti
 from messaging.receiving.stream import MessageObserver as MessageObserver
 from messaging.receiving.stream import MessageStream as MessageStream
 from messaging.receiving.subscription import Consumption as Consumption
-from messaging.receiving.subscription import OnInvalid as OnInvalid
 from messaging.receiving.subscription import Subscription as Subscription

@@ -56,11 +56,13 @@ class MessageBuffer:
             messages.extend(batch)
         else:
             dropped: list[Any] = []
-            for incoming in batch:
+            for position, incoming in enumerate(batch):
+                if len(messages) >= self._capacity and self._owner.spec.options.overflow == "fail":
+                    messages.extend(batch[position:])  # released with the others
+                    self._fail()
+                    break
                 if len(messages) < self._capacity or self._makes_room(incoming, dropped):
                     messages.append(incoming)
-                if self._owner.ended:
-                    return
             if dropped:
                 self._adapter.acknowledge(dropped)
 
@@ -77,7 +79,10 @@ class MessageBuffer:
             withheld.popleft()
             if incoming.token is not None:
                 done.append(incoming.token)
-            if not is_full or self._makes_room(incoming, []):
+            if is_full and self._owner.spec.options.overflow == "fail":
+                self._counters.dropped += 1
+                self._fail()
+            elif not is_full or self._makes_room(incoming, []):
                 messages.append(incoming)
         if any(incoming.token is None for incoming in withheld):
             # no broker holds those back: they must not pile up behind the others
@@ -102,6 +107,13 @@ class MessageBuffer:
             self._admit(())
             self._owner.proceed()
 
+    def _fail(self) -> None:
+        """End the subscription: its buffer is full, and its overflow policy is ``fail``."""
+        channel = self._owner.spec.channel
+        self._owner.fail(
+            StreamOverflowError(f"stream of {channel!r} overflowed: its buffer holds {self._capacity} messages")
+        )
+
     def _makes_room(self, incoming: Incoming, dropped: list[Any]) -> bool:
         """Apply the overflow policy to a full buffer; return whether to append ``incoming``.
 
@@ -116,11 +128,6 @@ class MessageBuffer:
                 return True  # bounded by the protocol's credit
             # unacknowledged deliveries cannot be held back: the newest counts most, but the order is kept
             policy = "drop_oldest" if self.messages and self._may_drop(self.messages[0]) else "drop_latest"
-        if policy == "fail":
-            self._owner.fail(
-                StreamOverflowError(f"stream of {channel!r} overflowed: its buffer holds {self._capacity} messages")
-            )
-            return False
         victim = incoming
         if policy == "drop_oldest":
             try:
@@ -149,7 +156,10 @@ class MessageBuffer:
             self.messages.append(incoming)
 
     def clear(self) -> list[Incoming]:
-        """Empty the buffer; return the messages that are to be released. The consumer may take meanwhile."""
+        """Empty the buffer; return the messages that are to be released, and count the others as dropped.
+
+        The consumer may take meanwhile.
+        """
         unsettled = []
         for queue, settles in ((self.messages, not self._auto), (self.withheld, True)):
             with contextlib.suppress(IndexError):
@@ -157,6 +167,8 @@ class MessageBuffer:
                     incoming = queue.popleft()
                     if settles and incoming.token is not None:
                         unsettled.append(incoming)
+                    else:
+                        self._counters.dropped += 1
         return unsettled
 
     # --- lost connections

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from messaging.model import Incoming
     from messaging.receiving.buffer import MessageBuffer
     from messaging.receiving.direct import DirectAcknowledger
-    from messaging.receiving.receiver import Receiver
+    from messaging.receiving.receiver import OnInvalid, Receiver
     from messaging.receiving.settlement import Credit, Settlement
     from messaging.receiving.throttle import ReadThrottle
 
@@ -51,7 +51,7 @@ class HandOut:
         direct: DirectAcknowledger | None,
         make: Callable[[bytes, Incoming, Any], ReceivedMessage],
         model: Any,
-        on_invalid: str,
+        on_invalid: OnInvalid,
     ) -> None:
         self._owner = owner
         self._counters = owner.counters
@@ -145,10 +145,9 @@ class HandOut:
             ):
                 self._moved = None
                 continue
-            if incoming.token is None:
-                incoming.state = _UNSUPPORTED
-            elif self._auto:
-                incoming.state = _ACKNOWLEDGED
+            if incoming.token is None or self._auto:
+                incoming.settler = self._settlement
+                incoming.state = _UNSUPPORTED if incoming.token is None else _ACKNOWLEDGED
             elif incoming is not self._counted:
                 if credit.held is not None:
                     credit.held[id(incoming)] = incoming
@@ -205,18 +204,13 @@ class HandOut:
         try:
             message.value()
         except CodecError as error:
-            self._counters.invalid += 1
             if self._on_invalid == "raise":
                 self._settlement.stop_accepting()
-                self._settlement.refuse_invalid(message)
-                raise
-            logger.warning("message on %r is invalid: %s", incoming.channel, error)
-            if self._on_invalid == "skip":
-                incoming.settle(True)
-            elif self._on_invalid == "reject":
-                self._settlement.refuse(message)
             else:
-                self._owner.connection.engine.call(self._settlement.dead_letter_invalid, incoming)
+                logger.warning("message on %r is invalid: %s", incoming.channel, error)
+            self._settlement.settle_invalid(incoming, self._on_invalid)
+            if self._on_invalid == "raise":
+                raise
             return False
         return True
 
@@ -224,7 +218,9 @@ class HandOut:
         """Reject the message in which :meth:`fetch` was interrupted: there will be no next call."""
         incoming = self._moved
         if incoming is not None:
-            if incoming.settle(False) and incoming is not self._counted:
+            if not incoming.settle(False):
+                self._settlement.refuse_unsupported(incoming)
+            elif incoming is not self._counted:
                 self._credit.handed_out += 1  # the verdict returns its credit
             self._moved = None
 
@@ -235,8 +231,10 @@ class HandOut:
         if message is not None and withdraw(context_of(message)):
             unsettled.append(context_of(message))
         incoming, self._moved = self._moved, None
-        if incoming is None or incoming.token is None or self._auto:
+        if incoming is None:
             return unsettled
-        if incoming is not self._counted or withdraw(incoming):
+        if incoming.token is None or self._auto:
+            self._counters.dropped += 1
+        elif incoming is not self._counted or withdraw(incoming):
             unsettled.append(incoming)
         return unsettled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from messaging.connection import Subscribed
 from messaging.reporting import counter
@@ -12,6 +12,9 @@ from messaging.reporting import counter
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.model import SubscriptionSpec
+
+#: how a message that does not fit the model of its stream is settled
+OnInvalid = Literal["raise", "reject", "skip", "dead_letter"]
 
 
 @dataclass(slots=True)
@@ -39,7 +42,7 @@ class StreamCounters:
     dropped: int = field(
         default=0,
         metadata=counter(
-            "messages discarded by the overflow policy, or unsettled when the stream ended and not delivered to "
+            "messages discarded by the overflow policy, or not handled when the stream ended and not delivered to "
             "another consumer",
             "messages",
         ),

@@ -19,6 +19,7 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.model import Capabilities
+    from messaging.receiving.buffer import MessageBuffer
     from messaging.receiving.receiver import Receiver
 
 logger = SafeLog(__name__)
@@ -63,13 +64,12 @@ class Redelivery:
     message is redelivered, after a delay that grows. Without dead-letter channel the message is discarded, which is
     logged.
 
-    The broker redelivers where its protocol can; elsewhere ``put_back`` puts the message into the buffer again, and
-    the broker still holds it for this client.
+    The broker redelivers where its protocol can; elsewhere the message is put into the buffer again, and the broker
+    still holds it for this client.
 
     Args:
-        owner: the subscription.
+        owner, buffer: the subscription and its buffer.
         publish: publishes a dead letter.
-        put_back: buffers a message again.
         acknowledge: acknowledges a message that was dead-lettered or discarded.
         handed_back: called with a message whose dead letter has no route, before it is redelivered.
 
@@ -81,8 +81,8 @@ class Redelivery:
     def __init__(
         self,
         owner: Receiver,
+        buffer: MessageBuffer,
         publish: Publish,
-        put_back: Callable[[Incoming], object],
         acknowledge: Callable[[Incoming], object],
         handed_back: Callable[[Incoming], object],
     ) -> None:
@@ -92,19 +92,23 @@ class Redelivery:
         self._counters = owner.counters
         self._options = owner.spec.options
         self._publish = publish
-        self._put_back = put_back
+        self._buffer = buffer
         self._acknowledge = acknowledge
         self._handed_back = handed_back
         self.rejections: OrderedDict[object, int] = OrderedDict()
-        #: dead letters being published for the first time
-        self._dead_letters: set[Promise[None]] = set()
-        #: dead letters that failed and are tried again, of messages that only this process has
+        #: dead letters being published
+        self._attempts: set[Promise[None]] = set()
+        #: dead letters that failed: their next attempts, and whether the broker has the message; by its identity
+        self._retries: dict[int, tuple[asyncio.TimerHandle, Callable[[], object], bool]] = {}
+        #: dead letters that are tried again, of messages that only this process has
         self._unacknowledged = 0
         #: whether it was logged that nothing receives the dead-letter channel
         self._is_reported = False
         #: rejected while the subscription was leaving, and their delivery attempts
         self._left: list[tuple[Incoming, int]] = []
         self._is_handed_on = False
+        #: whether the broker delivers the unsettled messages to another consumer, known when they are handed on
+        self._is_requeued = False
         #: rejected messages whose next delivery waits, by identity
         self._delayed: dict[int, tuple[asyncio.TimerHandle, Incoming, int, Callable[[], object]]] = {}
 
@@ -145,12 +149,13 @@ class Redelivery:
 
     def _requeue(self, incoming: Incoming, deliveries: int, requeued: Callable[[], object]) -> None:
         self._delayed.pop(id(incoming), None)
-        if not self._owner.ended:
-            if self._adapter.capabilities.can_reject:
-                self._adapter.reject([incoming.token])
-            else:
-                self._counters.redelivered += 1
-                self._put_back(again(incoming, deliveries + 1))
+        if self._owner.ended:
+            self._leave(incoming, deliveries)
+        elif self._adapter.capabilities.can_reject:
+            self._adapter.reject([incoming.token])
+        else:
+            self._counters.redelivered += 1
+            self._buffer.put_back(again(incoming, deliveries + 1))
         requeued()
 
     def _leave(self, incoming: Incoming, deliveries: int) -> None:
@@ -184,6 +189,7 @@ class Redelivery:
             for incoming in buffered:
                 if incoming.delivery_count is not None:  # put back after it was rejected
                     self.rejections[_key(incoming)] = incoming.delivery_count - 1
+        self._is_requeued = self.is_requeued()
         delayed, self._delayed = self._delayed, {}
         for timer, incoming, deliveries, requeued in delayed.values():
             timer.cancel()
@@ -193,6 +199,9 @@ class Redelivery:
         for incoming, count in self._left:
             self._leave(incoming, count)
         self._left.clear()
+        for timer, retry, _ in [*self._retries.values()]:
+            timer.cancel()
+            retry()  # the last attempt: the end of the subscription waits for it
         if self.rejections:
             self._owner.connection.subscriptions.hand_on(self._owner, self.rejections)
 
@@ -224,7 +233,7 @@ class Redelivery:
         """Wait until pending dead letters are published: unsubscribing before would requeue their messages as well."""
         with contextlib.suppress(TimeoutError):
             async with clock.timeout(timeout):
-                for published in [*self._dead_letters]:
+                for published in [*self._attempts]:
                     await published
 
     def dead_letter(self, incoming: Incoming, reason: str, deliveries: int | None = None) -> None:
@@ -248,13 +257,10 @@ class Redelivery:
             return
         contexts = dead_letter_contexts(incoming, channel, reason, deliveries, self._adapter.capabilities)
         pause = _FIRST_RETRY
-        first_attempt: Promise[None] = Promise(f"the dead letter of a message of {incoming.channel!r}")
-        self._dead_letters.add(first_attempt)
-        is_held = incoming.token is not None and not self._options.auto_acknowledge
 
-        def publish(again: bool = False) -> None:
-            if again and not is_held:
-                self._unacknowledged -= 1
+        def publish() -> None:
+            attempt: Promise[None] = Promise(f"the dead letter of a message of {incoming.channel!r}")
+            self._attempts.add(attempt)
             # another program may have set values that cannot be published from here: then it travels with less
             for context in contexts:
                 try:
@@ -265,9 +271,9 @@ class Redelivery:
                     problem = error
                     break
                 else:
-                    promise.listen(lambda promise=promise: finished(outcome(promise)))  # type: ignore[misc]
+                    promise.listen(lambda promise=promise: finished(attempt, outcome(promise)))  # type: ignore[misc]
                     return
-            finished(problem)
+            finished(attempt, problem)
 
         def outcome(promise: Promise[None]) -> MessagingError | None:
             error = promise.exception()
@@ -277,8 +283,7 @@ class Redelivery:
                 return None
             return error
 
-        def finished(error: MessagingError | None) -> None:
-            nonlocal pause
+        def finished(attempt: Promise[None], error: MessagingError | None) -> None:
             if error is None:
                 self._counters.dead_lettered += 1
                 self._is_reported = False
@@ -287,25 +292,41 @@ class Redelivery:
                 self._note_unrouted(channel, error)
             else:
                 logger.error("dead letter of %r did not reach %r: %s", incoming.channel, channel, error)
-            self._dead_letters.discard(first_attempt)
-            first_attempt.resolve(None)
-            if error is None or isinstance(error, ClosedError):
+            self._attempts.discard(attempt)
+            attempt.resolve(None)
+            if error is None:
                 return
-            if (
-                self._owner.ended or self._is_handed_on
-            ):  # not acknowledged: the broker still has it where another consumer receives it
-                if self._owner.handle is not None and not (is_held and self.is_requeued()):
-                    self._drop(incoming)
+            is_held = self._is_held(incoming)
+            if self._owner.ended or self._is_handed_on or isinstance(error, ClosedError):
+                self._end_dead_letter(incoming)
             elif is_held and isinstance(error, UnroutableError):
                 self._hand_back(incoming, deliveries)
             elif is_held or self._unacknowledged < _UNACKNOWLEDGED:
                 self._unacknowledged += not is_held
-                clock.call_later(self._loop, pause, publish, True)
-                pause = min(pause * 2, _LONGEST_RETRY)
+                self._retries[id(incoming)] = clock.call_later(self._loop, pause, retry), retry, is_held
             else:
                 self._drop(incoming)
 
+        def retry() -> None:
+            nonlocal pause
+            pause = min(pause * 2, _LONGEST_RETRY)
+            _, _, is_held = self._retries.pop(id(incoming))
+            self._unacknowledged -= not is_held
+            publish()
+
         publish()
+
+    def _is_held(self, incoming: Incoming) -> bool:
+        """Return whether the broker has a message until it is acknowledged, or delivers it again after a loss."""
+        if incoming.token is None or self._options.auto_acknowledge:
+            return False
+        return self._buffer.is_redelivered or not self._adapter.is_stale(incoming.token)
+
+    def _end_dead_letter(self, incoming: Incoming) -> None:
+        """Leave a message whose dead letter failed to the broker, at the end of its stream; or count it as lost."""
+        is_requeued = self._is_requeued if self._is_handed_on else self.is_requeued()
+        if not (self._is_held(incoming) and (is_requeued or self._adapter.redelivers(self._owner.spec))):
+            self._drop(incoming)
 
     def _note_unrouted(self, channel: str, error: MessagingError) -> None:
         self._counters.unrouted += 1

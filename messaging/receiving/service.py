@@ -27,9 +27,10 @@ from messaging.receiving.consumers import observed_here
 from messaging.receiving.handler import ON_INVALID, HandlerRegistration
 from messaging.receiving.intercepted_handler import InterceptedMessageHandler
 from messaging.receiving.joint import JointSubscription
+from messaging.receiving.receiver import OnInvalid
 from messaging.receiving.settled_ids import Inboxes
 from messaging.receiving.stream import MessageStream
-from messaging.receiving.subscription import Consumption, OnInvalid, Subscription
+from messaging.receiving.subscription import Consumption, Subscription
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from messaging.receiving.buffer import MessageBuffer
     from messaging.receiving.direct import DirectAcknowledger
     from messaging.receiving.inbox import Inbox
-    from messaging.receiving.receiver import Receiver
+    from messaging.receiving.receiver import OnInvalid, Receiver
     from messaging.receiving.redelivery import Redelivery
 
 #: how long verdicts are collected before the loop looks for them by itself, seconds
 _GATHER_SECONDS: Final = 0.001
+
+#: values of ``on_invalid`` with which a message goes to the dead-letter channel, if there is one
+_DEAD_LETTERED: Final = ("raise", "dead_letter")
 
 _RECEIVED: Final = AcknowledgeType.RECEIVED
 _ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
@@ -189,31 +192,46 @@ class Settlement:
         if not incoming.settle(False):
             self.refuse_unsupported(incoming)
 
-    def settle_invalid(self, incoming: Incoming) -> bool:
-        """See ``acknowledge.Settler``."""
-        self._counters.invalid += 1
-        if self._owner.spec.options.dead_letter_channel is None or self.is_released:
-            return self.settle(incoming, False)
-        if self._adapter.is_stale(incoming.token):
-            return self.settle(incoming, False)
+    def settle_invalid(self, incoming: Incoming, on_invalid: OnInvalid = "dead_letter") -> bool:
+        """Count and settle a message that does not fit, unless it is settled; see ``acknowledge.Settler``.
+
+        Args:
+            incoming: the message.
+            on_invalid: ``skip`` acknowledges it, ``reject`` rejects it; the others dead-letter it if there is a
+                channel, and reject it if there is none.
+        """
+        takes_verdict = not self._auto and incoming.state is not _UNSUPPORTED
+        is_dead = on_invalid in _DEAD_LETTERED and self._owner.spec.options.dead_letter_channel is not None
+        with state_lock:
+            if incoming.settler is None or (takes_verdict and incoming.state is not _RECEIVED):
+                return False
+            self._counters.invalid += 1
+            if not takes_verdict:
+                incoming.settler = None
+        if not takes_verdict:
+            if is_dead:
+                self._connection.engine.call(self._redelivery.dead_letter, incoming, INVALID)
+            elif on_invalid != "skip":
+                self._connection.engine.call(self._drop_rejected, incoming)
+            return False
+        if not is_dead or self.is_released or (self._adapter.is_stale(incoming.token) and not self._is_gone(incoming)):
+            return self.settle(incoming, on_invalid == "skip")
         with state_lock:
             if incoming.state is not _RECEIVED:
                 return False
             incoming.state = AcknowledgeType.REJECTED
         try:
-            self._connection.engine.call(self.dead_letter_invalid, incoming)
+            self._connection.engine.call(self._dead_letter_invalid, incoming)
         except BaseException:  # an interrupt: it is dead-lettered once
-            self._connection.engine.call(self.dead_letter_invalid, incoming)
+            self._connection.engine.call(self._dead_letter_invalid, incoming)
             raise
         if self._direct is not None:
             self._direct.settled(incoming)
         return True
 
     def refuse_invalid(self, message: Message) -> None:
-        """Reject a message whose content its consumer cannot read, unless it is settled."""
-        incoming: Incoming = context_of(message)
-        if not incoming.settle_invalid():
-            self.refuse_unsupported(incoming)
+        """Dead-letter or reject a message whose content its consumer cannot read, unless it is settled."""
+        self.settle_invalid(context_of(message))
 
     def refuse_unsupported(self, incoming: Incoming) -> None:
         """Reject a message without acknowledgement, or acknowledged on arrival; others are left as they are."""
@@ -328,16 +346,11 @@ class Settlement:
         if self._owner.spec.options.dead_letter_channel is not None:
             self._redelivery.dead_letter(incoming, REJECTED, 1)
 
-    def dead_letter_invalid(self, incoming: Incoming) -> None:
-        """Dead-letter a message that does not fit its model and is not settled."""
-        with state_lock:
-            if incoming.state is AcknowledgeType.REJECTED and incoming.settler is None:
-                return  # an interrupted call
-            if incoming.state is AcknowledgeType.REJECTED or incoming.state is _RECEIVED:
-                if incoming.state is _RECEIVED:
-                    incoming.state = _ACKNOWLEDGED
-                incoming.settler = None
-                self._credit.settled += self._credit.forget(incoming)
+    def _dead_letter_invalid(self, incoming: Incoming) -> None:
+        if incoming.settler is None:  # an interrupted call
+            return
+        incoming.settler = None
+        self._credit.settled += self._credit.forget(incoming)
         self._redelivery.dead_letter(incoming, INVALID)
         self._owner.proceed()
 

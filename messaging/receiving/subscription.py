@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from messaging.errors import ClosedError, MessagingError
 from messaging.model import context_of, maker
@@ -32,7 +32,7 @@ from messaging.receiving.buffer import MessageBuffer
 from messaging.receiving.direct import DirectAcknowledger
 from messaging.receiving.handout import HandOut
 from messaging.receiving.inbox import Inbox
-from messaging.receiving.receiver import Receiver
+from messaging.receiving.receiver import OnInvalid, Receiver
 from messaging.receiving.redelivery import Redelivery
 from messaging.receiving.settlement import Credit, Settlement, withdraw
 from messaging.receiving.throttle import ReadThrottle
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)
-
-OnInvalid = Literal["raise", "reject", "skip", "dead_letter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +111,7 @@ class Subscription(Receiver):
         self.throttle = ReadThrottle(self)
         self.buffer = MessageBuffer(self)
         self.credit = Credit(is_tracked=self.manual)
-        self._redelivery = Redelivery(
-            self, publish, self.buffer.put_back, self._acknowledge_settled, self._forget_verdict
-        )
+        self._redelivery = Redelivery(self, self.buffer, publish, self._acknowledge_settled, self._forget_verdict)
         self.inbox = inbox = self._open_inbox(inboxes, replaced)
         self.settlement = Settlement(self, self.buffer, self._redelivery, self.credit, direct, inbox)
         self.hand_out = HandOut(
@@ -243,14 +239,15 @@ class Subscription(Receiver):
         incoming: Incoming = context_of(message)
         if withdraw(incoming):
             self._untaken.append(incoming)
+        elif incoming.token is None or self.spec.options.auto_acknowledge:
+            self.connection.engine.call(self._count_dropped)
+
+    def _count_dropped(self) -> None:
+        self.counters.dropped += 1
 
     def drop_invalid(self, message: Message, dead_letter: bool) -> None:
         """Dead-letter or skip a message that its consumer found invalid. On the loop."""
-        self.counters.invalid += 1
-        if dead_letter:
-            self.settlement.dead_letter_invalid(context_of(message))
-        else:
-            self.settlement.accept(message)
+        self.settlement.settle_invalid(context_of(message), "dead_letter" if dead_letter else "skip")
 
     async def release(self, timeout: float) -> None:
         """Release the unsettled messages of a consumer that has stopped. On the loop; see ``Subscribed.release``."""

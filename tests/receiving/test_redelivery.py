@@ -7,13 +7,19 @@ from typing import Any
 import pytest
 
 from messaging import Message, MessageStream
-from messaging.errors import PublishRefusedError, UnroutableError
+from messaging.errors import (
+    DeadlineError,
+    DecodeError,
+    PublishRefusedError,
+    SubscriptionRefusedError,
+    UnroutableError,
+)
 from messaging.instance import Messaging
 from messaging.receiving.redelivery import CHANNEL_HEADER, DELIVERIES_HEADER, REASON_HEADER
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.doubles.calling import Calling
-from tests.doubles.consumers import acknowledge, manual, numbered, reject
+from tests.doubles.consumers import Slow, acknowledge, manual, numbered, reject
 from tests.doubles.fake import FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
 
@@ -410,6 +416,81 @@ def test_an_unrouted_dead_letter_of_a_stream_that_ends_is_counted_as_lost_only_w
     assert caplog.text.count("is lost: its dead letter failed") == 1
 
 
+# --- every message is delivered, dead-lettered, left to the broker or counted
+
+
+@table("taken", ["default", "auto", "QoS 0"])
+@table("requeues", [True, False])
+@table("end", ["stream", "instance", "m.on", "error", "overflow"])
+def test_messages_that_no_consumer_gets_are_counted_unless_the_broker_keeps_them(
+    broker: FakeBroker, connect: Connect, taken: str, requeues: bool, end: str
+) -> None:
+    broker.requeues = requeues
+    slow = Slow()
+    options: dict[str, Any] = {"auto_acknowledge": True} if taken == "auto" else {}
+    if end == "overflow":
+        options |= {"overflow": "fail", "buffer_size": 2}
+    m = connect(broker)
+    consumed: Any = m.on("a", slow, **options) if end == "m.on" else m.subscribe("a", **options)
+    consumed.ready.result(PATIENCE)
+    counters = consumed.counters
+    broker.deliver(*numbered(4), qos0=taken == "QoS 0")
+    if end == "m.on":
+        slow.wait()
+        closing = consumed.close()
+        slow.go(4)
+        closing.result(PATIENCE)
+    elif end == "instance":
+        m.close(PATIENCE)
+    elif end == "stream":
+        close(consumed)
+    elif end == "error":
+        broker.end_subscription(SubscriptionRefusedError("deleted"))
+    broker.unsubscribed.wait_for(1)
+    left = 4 - (end == "m.on")
+    if requeues and taken != "QoS 0":  # of an overflow, the broker has what was not acknowledged on arrival
+        left = 0 if taken == "default" else 3 if end == "overflow" else left
+    eventually(lambda: counters.dropped == left, "counted")
+    settle_loop()
+    assert counters.received == 4
+
+
+@pytest.mark.usefixtures("virtual_clock")
+@table("taken", ["default", "auto", "QoS 0"])
+@table("requeues", [True, False])
+@table("end", ["stream", "instance"])
+@table("last", ["fails", "succeeds", "is not confirmed"])
+def test_a_dead_letter_that_waits_for_its_next_attempt_is_tried_once_more_at_the_end_of_its_stream(
+    broker: FakeBroker, connect: Connect, taken: str, requeues: bool, end: str, last: str
+) -> None:
+    broker.requeues, broker.hold = requeues, True
+    m = connect(broker, close_timeout=2.0)
+    options = {"auto_acknowledge": True} if taken == "auto" else {}
+    stream = m.subscribe("a", dict[str, int], dead_letter_channel="dead", **options)
+    stream.ready.result(PATIENCE)
+    broker.deliver(b"no json", qos0=taken == "QoS 0", content_type="application/json")
+    with pytest.raises(DeadlineError):
+        stream.receive(0.01)
+    broker.held.wait_for(1)
+    broker.fail(PublishRefusedError("full"))
+    settle_loop()
+    closing = Calling(lambda: m.close() if end == "instance" else close(stream))
+    broker.wait_sent(2)
+    if last == "fails":
+        broker.fail(PublishRefusedError("still full"))
+    elif last == "succeeds":
+        broker.confirm()
+    closing.result()
+    counters = stream.counters
+    if last == "is not confirmed" and end == "stream":
+        broker.fail(PublishRefusedError("still full"))
+    is_lost = last != "succeeds" and not (taken == "default" and requeues)
+    eventually(lambda: counters.dropped == is_lost, "counted")
+    settle_loop()
+    assert (counters.dead_lettered, counters.dropped) == (last == "succeeds", is_lost)
+    assert len(broker.sent) == 2
+
+
 # --- invalid messages
 
 
@@ -430,6 +511,64 @@ def test_a_dead_letter_of_an_invalid_message_keeps_the_original_bytes(broker: Fa
     assert broker.acknowledged == []
     broker.confirm()
     eventually(lambda: broker.acknowledged == tokens[:1])
+
+
+@table("on_invalid", [None, "raise", "reject", "skip", "dead_letter", "observer", "loop", "by hand", "m.on"])
+@table("taken", ["default", "manual", "auto", "QoS 0"])
+@table("dead", [None, "dead"])
+def test_an_invalid_message_is_counted_once_and_its_dead_letter_says_so(
+    broker: FakeBroker, connect: Connect, on_invalid: str | None, taken: str, dead: str | None
+) -> None:
+    """Found by the model of the stream, or by its consumer. With ``reject`` it counts as any rejected message."""
+    broker.hold = True
+    m = connect(broker)
+    options: dict[str, Any] = {} if dead is None else {"dead_letter_channel": dead}
+    options |= {"manual": {"acknowledge": "manual"}, "auto": {"auto_acknowledge": True}}.get(taken, {})
+    if (on_invalid == "dead_letter" and dead is None) or (
+        on_invalid in ("observer", "loop", "m.on") and taken == "manual"
+    ):
+        return  # needs a channel; the consumer gives the verdict
+    consumed: Any
+    if on_invalid == "m.on":
+        consumed = m.on("a", print, model=dict[str, int], **options)
+    else:
+        of_model = on_invalid not in ("observer", "loop", "by hand")
+        options |= {"model": dict[str, int]} if of_model else {}
+        options |= {"on_invalid": on_invalid} if of_model and on_invalid is not None else {}
+        consumed = m.subscribe("a", **options)
+    consumed.ready.result(PATIENCE)
+    tokens = broker.deliver(b"no json", content_type="application/json", qos0=taken == "QoS 0")
+    if on_invalid == "observer":
+        consumed.subscribe(lambda message: message.value(dict[str, int]), print)
+    elif on_invalid == "loop":
+        with pytest.raises(DecodeError), consumed:
+            consumed.receive(PATIENCE).value(dict[str, int])
+    elif on_invalid == "by hand":
+        message = consumed.receive(PATIENCE)
+        for _ in range(2):  # the second one comes too late
+            message.reject_invalid()
+    elif on_invalid != "m.on":
+        with pytest.raises(DecodeError if on_invalid == "raise" else DeadlineError):
+            consumed.receive(PATIENCE if on_invalid == "raise" else 0.01)
+    skips = on_invalid == "skip" or (on_invalid == "m.on" and dead is None)
+    is_rejected = not skips and (on_invalid == "reject" or dead is None)
+    counters = consumed.counters
+    eventually(lambda: counters.invalid == 1, "counted")
+    eventually(lambda: counters.rejected == is_rejected, "rejected")
+    if skips or dead is None:
+        settle_loop()
+        assert broker.sent == []
+    else:
+        broker.held.wait_for(1)
+        headers = broker.held[0].plan.options.headers
+        assert headers[REASON_HEADER] == ("rejected" if on_invalid == "reject" else "invalid")
+        broker.confirm()
+        eventually(lambda: counters.dead_lettered == 1, "dead-lettered")
+    if taken == "auto" or (taken != "QoS 0" and (skips or dead is not None)):
+        broker.wait_acknowledged(1)
+    settle_loop()
+    assert (counters.invalid, counters.rejected, counters.dropped) == (1, is_rejected, 0)
+    assert broker.acknowledged in ([], tokens)
 
 
 @table("on_invalid", ["skip", "dead_letter"])
