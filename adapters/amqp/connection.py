@@ -384,7 +384,7 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
         reason = tls.explain(error, "amqps", "amqp") if context is not None and isinstance(error, OSError) else None
         raise ConnectFailedError(f"cannot connect to {target}: {reason or describe(error)}") from error
     except ConnectFailedError as error:  # of the proxy
-        raise ConnectFailedError(f"cannot connect to {target}: {error}", code=error.code) from error.__cause__
+        raise ConnectFailedError(f"cannot connect to {target}: {error}") from error.__cause__
     if context is not None and target.tls is not None:
         target.tls.made(transport.get_extra_info("ssl_object"))
     writer = asyncio.StreamWriter(transport, protocol, protocol.reader, loop)

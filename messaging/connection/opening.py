@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import socket
 from typing import TYPE_CHECKING, Final
 
 from messaging.adapter import TakesEndpoint
 from messaging.connection.hosts import MAX_SERVERS, Hosts
+from messaging.connection.names import addresses_of, is_address
+from messaging.connection.proxies import parse_proxy
 from messaging.errors import (
     AuthenticationError,
     ConnectFailedError,
@@ -19,8 +19,7 @@ from messaging.errors import (
     RedirectedError,
     TakenOverError,
 )
-from messaging.execution import clock, of_library, on_worker, shielded
-from messaging.forking import in_child
+from messaging.execution import clock, of_library
 from messaging.model import Endpoint, parse_host
 from messaging.model.settings import NetworkSettings
 from messaging.text import SafeLog
@@ -35,8 +34,6 @@ logger = SafeLog(__name__)
 
 #: a connection that lasted this long resets the delays between attempts, seconds
 STABLE_SECONDS: Final = 5.0
-#: look-ups that have no answer yet, by name
-_looked_up: Final[dict[str, asyncio.Future[list[str]]]] = {}
 #: for so long the addresses of a name are not asked for again, seconds
 _FRESH_SECONDS: Final = 1.0
 #: shortest share of the deadline of a message that an attempt at one of several endpoints gets, seconds
@@ -69,6 +66,9 @@ class Opener:
         self._renewal = renewal
         self._connect_timeout = settings.connect_timeout
         self._timeout = settings.timeout
+        proxy = parse_proxy(settings.proxy) if isinstance(settings, NetworkSettings) else None
+        #: name of the proxy, which looks up the names of the hosts
+        self._proxy = None if proxy is None else proxy.host
         self.hosts = Hosts(
             adapter.url.hosts,
             is_shuffled=settings.host_order == "shuffled",
@@ -162,7 +162,8 @@ class Opener:
             finally:
                 _insist_on_cancellation()
         except TimeoutError:
-            why = "; its name is still being looked up" if endpoint.host in self._unresolved else ""
+            named = "its name" if self._proxy is None else f"the name of its proxy, {self._proxy!r},"
+            why = f"; {named} is still being looked up" if endpoint.host in self._unresolved else ""
             failure = ConnectFailedError(f"no connection to {where} within {timeout:g} s{why}")
             is_final = timeout >= self._connect_timeout
         except RedirectedError as error:
@@ -234,16 +235,15 @@ class Opener:
     # --- names
 
     async def _resolve(self, endpoint: Endpoint, asked: set[Host], timeout: float) -> bool:
-        """Look up the addresses of a host. Return whether they were known, so that the choice stands.
+        """Look up the addresses of a host, or its proxy. Return whether they were known, so that the choice stands.
 
         A look-up that fails or takes more than ``timeout`` seconds leaves the addresses as they are. The hosts in
         ``asked`` are not looked up again, so that the choice has an end.
         """
         host = endpoint.host
-        if not isinstance(self._adapter, TakesEndpoint) or _is_address(host.name) or host in asked:
+        name = self._proxy or host.name
+        if not isinstance(self._adapter, TakesEndpoint) or is_address(name) or host in asked:
             return True
-        if isinstance(self._adapter.settings, NetworkSettings) and self._adapter.settings.proxy is not None:
-            return True  # the proxy looks names up
         asked.add(host)
         loop = self._engine.loop
         known = self._resolved_at.get(host)
@@ -255,54 +255,16 @@ class Opener:
         self._unresolved.discard(host)
         try:
             async with clock.timeout(timeout):
-                addresses = await addresses_of(host.name)
+                addresses = await addresses_of(name)
         except TimeoutError:
             self._unresolved.add(host)
         except Exception as error:  # noqa: BLE001  # the adapter tries the name, and its error gives the reason
-            logger.debug("%s: cannot look up %r: %s", self._label, host.name, error)
+            logger.debug("%s: cannot look up %r: %s", self._label, name, error)
         else:
-            self.hosts.resolved(host, addresses)
+            if self._proxy is None:
+                self.hosts.resolved(host, addresses)
         self._resolved_at[host] = clock.time_of(loop)
         return False
-
-
-async def addresses_of(name: str) -> list[str]:
-    """Return the IP addresses of a host name, in the order of the resolver. On the engine loop.
-
-    A name is looked up once at a time. While that hangs, the next caller waits for the same answer, so that one thread
-    at most hangs with each name.
-
-    Raises:
-        OSError, UnicodeError: there is none.
-        RuntimeError: no thread can be started.
-    """
-    pending = _looked_up.get(name)
-    if pending is None:
-        pending = _looked_up[name] = on_worker(lambda: _look_up(name))
-        pending.add_done_callback(lambda _: _looked_up.pop(name, None))
-    return await shielded(pending)
-
-
-def _look_up(name: str) -> list[str]:
-    return [*dict.fromkeys(map(_shown, socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)))]
-
-
-def _shown(found: tuple[object, object, object, str, tuple[object, ...]]) -> str:
-    """Return the IP address in a result of the resolver: a link-local one of IPv6 with the number of its link."""
-    *_, address = found
-    text, scope = str(address[0]), address[3:]
-    return f"{text}%{scope[0]}" if any(scope) and "%" not in text else text
-
-
-in_child(_looked_up.clear)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _insist_on_cancellation() -> None:

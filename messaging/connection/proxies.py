@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from messaging.connection.names import addresses_of
 from messaging.errors import ConnectFailedError, InvalidOptionError, InvalidUrlError
 from messaging.model import parse_url
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
-#: yields bytes to send and the number of bytes to read after them, and is sent those
+#: yields bytes to send and the number of bytes to read after them, and is sent those: fewer at the end of the stream
 Dialogue = Generator[tuple[bytes, int], bytes, None]
 
 #: schemes -> kind and default port
@@ -69,9 +71,9 @@ class Proxy:
         except EOFError:
             raise ConnectFailedError(f"{self} closed the connection without an answer") from None
 
-    def refusal(self, host: str, port: int, why: str, code: int | None = None) -> ConnectFailedError:
-        """Return the error for a refusal."""
-        return ConnectFailedError(f"{self} does not connect to {host}:{port}: {why}", code=code)
+    def refusal(self, host: str, port: int, why: str) -> ConnectFailedError:
+        """Return the error for a refusal. It has no ``code``, which would be the broker's."""
+        return ConnectFailedError(f"{self} does not connect to {host}:{port}: {why}")
 
 
 def parse_proxy(url: SecretStr | None) -> Proxy | None:
@@ -104,7 +106,10 @@ def parse_proxy(url: SecretStr | None) -> Proxy | None:
 
 def _read(size: int, data: bytes = b"") -> Generator[tuple[bytes, int], bytes, bytes]:
     """Send ``data``, and return the next ``size`` bytes."""
-    return (yield data, size)
+    answer = yield data, size
+    if len(answer) < size:
+        raise EOFError
+    return answer
 
 
 def _connect(proxy: Proxy, host: str, port: int) -> Dialogue:
@@ -124,7 +129,7 @@ def _connect(proxy: Proxy, host: str, port: int) -> Dialogue:
     if not 200 <= code < 300:
         shown = "".join(each for each in status[:_SHOWN] if each.isprintable())
         hint = "; give user and password in its URL" if code == 407 and proxy.username is None else ""
-        raise proxy.refusal(host, port, shown + hint, code)
+        raise proxy.refusal(host, port, shown + hint)
 
 
 def _socks5(proxy: Proxy, host: str, port: int) -> Dialogue:
@@ -142,7 +147,7 @@ def _socks5(proxy: Proxy, host: str, port: int) -> Dialogue:
         raise proxy.refusal(host, port, "it asks for a log-in that this client has not; give user and password")
     head = yield from _read(4, b"\5\1\0" + _address(proxy, host, port) + port.to_bytes(2, "big"))
     if head[1]:
-        raise proxy.refusal(host, port, _REPLIES.get(head[1], f"reply {head[1]}"), head[1])
+        raise proxy.refusal(host, port, _REPLIES.get(head[1], f"reply {head[1]}"))
     size = {1: 4, 4: 16}.get(head[3])
     if size is None:
         size = (yield from _read(1))[0]
@@ -170,7 +175,7 @@ def _socks4(proxy: Proxy, host: str, port: int) -> Dialogue:
     if answer[0]:
         raise ConnectFailedError(f"{proxy} does not speak SOCKS 4")
     if answer[1] != 90:
-        raise proxy.refusal(host, port, _REPLIES_V4.get(answer[1], f"reply {answer[1]}"), answer[1])
+        raise proxy.refusal(host, port, _REPLIES_V4.get(answer[1], f"reply {answer[1]}"))
 
 
 def _name(proxy: Proxy, host: str, port: int) -> bytes:
@@ -187,27 +192,23 @@ def _counted(data: bytes) -> bytes:
 # --- I/O
 
 
-def reason_of(error: OSError) -> str:
+def reason_of(error: OSError | UnicodeError) -> str:
     """Return the system's words: asyncio has sentences of its own for some errors, and the resolver other numbers."""
+    if isinstance(error, UnicodeError):
+        return f"its name is malformed: {error}"
     return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or str(error)
 
 
 def pass_through(dialogue: Dialogue, sock: socket.socket) -> None:
     """Hold the dialogue over a connected socket that blocks with a timeout. May raise OSError, and as the dialogue."""
-
-    def read(size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            more = sock.recv(size - len(data))
-            if not more:
-                return data
-            data += more
-        return data
-
-    step = _first(dialogue)
-    while step is not None:
-        sock.sendall(step[0])
-        step = _next(dialogue, read(step[1]), step[1])
+    answer: bytes | None = None
+    with contextlib.suppress(StopIteration):
+        while True:
+            data, size = dialogue.send(answer)  # type: ignore[arg-type]  # begins with None
+            sock.sendall(data)
+            answer = b""
+            while len(answer) < size and (more := sock.recv(size - len(answer))):
+                answer += more
 
 
 async def open_through(proxy: Proxy, host: str, port: int) -> socket.socket:
@@ -218,33 +219,30 @@ async def open_through(proxy: Proxy, host: str, port: int) -> socket.socket:
     """
     loop = asyncio.get_running_loop()
     dialogue = proxy.dialogue(host, port)
-    try:
-        sock = await _reach(loop, proxy)
-    except OSError as error:
-        raise ConnectFailedError(f"cannot connect to {proxy}: {reason_of(error)}") from error
-    try:
-        step = _first(dialogue)
-        while step is not None:
-            await loop.sock_sendall(sock, step[0])
-            data = b""
-            while len(data) < step[1]:
-                more = await loop.sock_recv(sock, step[1] - len(data))
-                if not more:
-                    break
-                data += more
-            step = _next(dialogue, data, step[1])
-    except OSError as error:
-        sock.close()
-        raise ConnectFailedError(f"cannot connect to {proxy}: {reason_of(error)}") from error
-    except BaseException:
-        sock.close()
-        raise
+    answer: bytes | None = None
+    with contextlib.ExitStack() as undo:
+        try:
+            sock = await _reach(loop, proxy)
+            undo.callback(sock.close)
+            with contextlib.suppress(StopIteration):
+                while True:
+                    data, size = dialogue.send(answer)  # type: ignore[arg-type]  # begins with None
+                    await loop.sock_sendall(sock, data)
+                    answer = b""
+                    while len(answer) < size and (more := await loop.sock_recv(sock, size - len(answer))):
+                        answer += more
+        except (OSError, UnicodeError) as error:
+            raise ConnectFailedError(f"cannot connect to {proxy}: {reason_of(error)}") from error
+        undo.pop_all()
     return sock
 
 
 async def _reach(loop: asyncio.AbstractEventLoop, proxy: Proxy) -> socket.socket:
     failure: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(proxy.host, proxy.port, type=socket.SOCK_STREAM):
+    for found in await addresses_of(proxy.host):
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            found, proxy.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )[0]
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
         try:
@@ -258,20 +256,3 @@ async def _reach(loop: asyncio.AbstractEventLoop, proxy: Proxy) -> socket.socket
         else:
             return sock
     raise failure or OSError("its name has no address")
-
-
-def _first(dialogue: Dialogue) -> tuple[bytes, int] | None:
-    return _advance(lambda: next(dialogue))
-
-
-def _next(dialogue: Dialogue, data: bytes, size: int) -> tuple[bytes, int] | None:
-    if len(data) < size:
-        return _advance(lambda: dialogue.throw(EOFError()))
-    return _advance(lambda: dialogue.send(data))
-
-
-def _advance(step: Callable[[], tuple[bytes, int]]) -> tuple[bytes, int] | None:
-    try:
-        return step()
-    except StopIteration:
-        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from messaging.errors import ConnectFailedError, InvalidOptionError
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, free_port, require
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.certificates import LOOPBACK, Authority, TlsRabbitMQ
 from tests.connection.proxies import PASSWORD, USER, proxy_server
 from tests.threads import serving
@@ -154,6 +155,63 @@ def test_a_proxy_that_is_not_there_is_named(scheme: str) -> None:
     port = free_port()
     text = failure(f"{scheme}://broker.invalid", proxy=f"http://127.0.0.1:{port}")
     assert f"cannot connect to the HTTP proxy 127.0.0.1:{port}: Connection refused" in text
+
+
+@both
+def test_the_look_up_of_a_proxy_that_hangs_costs_one_thread_for_all_attempts(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the resolver's of the project: once at a time for each name, with the deadline of the attempt."""
+    asked: list[str] = []
+    release = threading.Event()
+    resolve = socket.getaddrinfo
+
+    def hang(host: str, *args: Any, **options: Any) -> Any:
+        if host != "proxy.invalid":
+            return resolve(host, *args, **options)
+        asked.append(host)
+        release.wait(PATIENCE)
+        raise socket.gaierror(socket.EAI_NONAME, "released")
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    try:
+        for _ in range(3):
+            with pytest.raises(
+                ConnectFailedError, match=r"the name of its proxy, 'proxy\.invalid', is still being looked"
+            ):
+                messaging.connect(
+                    f"{scheme}://broker.invalid",
+                    services=ServiceRegistry(),
+                    connect_timeout=0.1,
+                    proxy="http://proxy.invalid",
+                )
+    finally:
+        release.set()
+    assert asked == ["proxy.invalid"]
+
+
+@both
+def test_a_proxy_whose_name_has_no_address_is_named(scheme: str) -> None:
+    text = failure(f"{scheme}://broker.invalid", proxy="socks5://proxy.invalid")
+    assert "cannot connect to the SOCKS 5 proxy proxy.invalid:1080: " in text
+
+
+@both
+@table("kind", ["http", "socks5", "socks4"])
+def test_a_refusal_of_a_proxy_is_none_of_the_broker(scheme: str, kind: str) -> None:
+    """It has no code, and the state is not ``refused``: the broker was not asked."""
+    url = f"{scheme}://broker.invalid:{free_port()}"
+    states = Recorder[Any]()
+    with (
+        proxy_server() as proxy,
+        messaging.connect(
+            url, services=ServiceRegistry(), start_offline=True, proxy=f"{kind}://{proxy.address}", reconnect_min=0.001
+        ) as m,
+    ):
+        m.connection_state.subscribe(states.append)
+        refusal = eventually(lambda: next((each for each in states if each.cause is not None), None))
+    assert f"proxy {proxy.address} does not connect to broker.invalid" in str(refusal.cause)
+    assert (refusal.name, refusal.cause.code) == ("connecting", None)
 
 
 @both

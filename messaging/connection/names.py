@@ -1,0 +1,56 @@
+"""The look-up of host names: each name once at a time, on a worker thread."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import TYPE_CHECKING, Final
+
+from messaging.execution import on_worker, shielded
+from messaging.forking import in_child
+
+if TYPE_CHECKING:
+    import asyncio
+
+#: look-ups that have no answer yet, by name
+_looked_up: Final[dict[str, asyncio.Future[list[str]]]] = {}
+
+
+async def addresses_of(name: str) -> list[str]:
+    """Return the IP addresses of a host name, in the order of the resolver. On the engine loop.
+
+    A name is looked up once at a time. While that hangs, the next caller waits for the same answer, so that one thread
+    at most hangs with each name.
+
+    Raises:
+        OSError, UnicodeError: there is none.
+        RuntimeError: no thread can be started.
+    """
+    pending = _looked_up.get(name)
+    if pending is None:
+        pending = _looked_up[name] = on_worker(lambda: _look_up(name))
+        pending.add_done_callback(lambda _: _looked_up.pop(name, None))
+    return await shielded(pending)
+
+
+def _look_up(name: str) -> list[str]:
+    return [*dict.fromkeys(map(_shown, socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)))]
+
+
+def _shown(found: tuple[object, object, object, str, tuple[object, ...]]) -> str:
+    """Return the IP address in a result of the resolver: a link-local one of IPv6 with the number of its link."""
+    *_, address = found
+    text, scope = str(address[0]), address[3:]
+    return f"{text}%{scope[0]}" if any(scope) and "%" not in text else text
+
+
+in_child(_looked_up.clear)
+
+
+def is_address(name: str) -> bool:
+    """Return whether ``name`` is an IP address, which needs no look-up."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
