@@ -74,12 +74,13 @@ class WebSocket:
         """Turn ``sock``, connected and blocking with a timeout, into a WebSocket.
 
         Raises:
-            ConnectFailedError: the peer accepts no WebSocket at the path, or no MQTT over it.
+            ConnectFailedError: the peer accepts no WebSocket at the path, or no MQTT over it; or the program's callable
+                gives no headers.
             OSError: the connection broke, or took too long.
         """
         protocol = self._protocol
         request = protocol.connect()
-        for name, value in (self._headers.now() if self._headers is not None else {}).items():
+        for name, value in (self._headers.now(sock.gettimeout()) if self._headers is not None else {}).items():
             request.headers.pop(name, None)
             request.headers[name] = value
         protocol.send_request(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import messaging
 from messaging.errors import ConnectFailedError, InvalidOptionError
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE, eventually
 from tests.threads import serving
 
 
@@ -84,6 +86,26 @@ def test_headers_that_cannot_be_had_fail_the_attempt(requests: tuple[str, list[s
             messaging.connect(requests[0], services=ServiceRegistry(), ws_headers=call)
         assert words in str(caught.value)
         assert "hush" not in str(caught.value)
+
+
+def test_headers_that_hang_cost_one_thread_for_all_attempts(
+    requests: tuple[str, list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error names them. The next attempt waits for the same call, and uses what it returns."""
+    calls: list[int] = []
+    release = threading.Event()
+
+    def hang() -> dict[str, str]:
+        calls.append(1)
+        assert release.wait(PATIENCE)
+        return {"X-Plant": "7"}
+
+    timing = {"connect_timeout": 0.2, "reconnect_min": 0.001, "reconnect_max": 0.01}
+    with messaging.connect(requests[0], services=ServiceRegistry(), start_offline=True, ws_headers=hang, **timing):
+        eventually(lambda: caplog.text.count("did not return within 0.16 s") >= 3, "three attempts")
+        assert len(calls) == 1
+        release.set()
+        eventually(lambda: any("X-Plant: 7" in each for each in requests[1]), "the same call")
 
 
 async def _coroutine() -> dict[str, str]:
