@@ -138,13 +138,18 @@ class Leftovers:
                 self._answers.settled(receipt)
 
     def note_dropped(self, topic: str) -> None:
-        """Log that a message without a stream is dropped: a warning for the first one of an earlier subscription."""
-        level = logging.WARNING if self._is_unreported else logging.DEBUG
+        """Log that a message without a stream is dropped: a warning for the first one of an earlier subscription.
+
+        Retained messages and those of QoS 0 are not kept for later streams: while these may come, it is no warning.
+        """
+        if not self._is_unreported or self._unclaimed is not None:
+            logger.debug("mqtt '%s': message on %r matches no subscription and is dropped", self._name, topic)
+            return
         self._is_unreported = False
-        logger.log(
-            level,
-            "mqtt '%s': message on %r matches no subscription and is dropped: the session has a subscription of an "
-            "earlier process; subscribe to it and unsubscribe, or begin a new session; further ones are not logged",
+        logger.warning(
+            "mqtt '%s': message on %r matches no subscription and is dropped: an earlier process of this session has "
+            "subscribed to its channel; subscribe and unsubscribe, or begin a new session; further messages are "
+            "dropped without a warning",
             self._name, topic,
         )  # fmt: skip
 
