@@ -42,6 +42,8 @@ logger = SafeLog(__name__)
 #: longest wait of closing for the listeners of the registry, and for the adapter, seconds
 _TELL_SECONDS: Final = 5.0
 _ADAPTER_CLOSE_SECONDS: Final = 5.0
+#: what closing takes at least to answer requests whose replies come later, seconds
+_ANSWER_SECONDS: Final = 0.2
 
 
 class Connection:
@@ -76,7 +78,8 @@ class Connection:
         #: called on the loop after each connect, and once when the connection is closed
         self.on_connected: Callable[[], object] = _nothing
         self.on_closed: Callable[[], Promise[None] | None] = _nothing
-        #: called with the seconds left for closing before the outbox refuses messages; what it promises is waited for
+        #: called with the seconds left for closing, at least 0.2, before the outbox refuses messages; what it promises
+        #: is waited for
         self.on_finishing: Callable[[float], Promise[None] | None] = _nothing
         #: connections that were lost, without those that were ended to connect anew
         self.losses = 0
@@ -273,11 +276,13 @@ class Connection:
 
     async def _close_in_order(self, deadline: float) -> None:
         await self.subscriptions.end_all(deadline - clock.time_of(self.engine.loop))
-        left = deadline - clock.time_of(self.engine.loop)
+        now = clock.time_of(self.engine.loop)
+        left = max(deadline - now, _ANSWER_SECONDS)
         finishing = self.on_finishing(left)
         if finishing is not None:
+            deadline = now + left
             with contextlib.suppress(TimeoutError):
-                await clock.wait_for(finishing, max(0.0, left))
+                await clock.wait_for(finishing, left)
         self.outbox.refuse()
         await self.outbox.drain(deadline)
         self.verdicts.flush()

@@ -2,7 +2,7 @@
 
 **Closing.** A deferred request is acknowledged, so no other responder gets it: an instance that closes answers it. It
 waits for the reply for half of the time that is left for closing, and reports :class:`~messaging.errors.ClosedError`
-then.
+then. For that it takes some time even if none is left.
 
 **Threads.** Any thread adds requests and sends replies. The lock guards the requests; no code of the application runs
 under it.
@@ -58,7 +58,7 @@ class Deferred(Protocol):
     """A request whose reply comes later."""
 
     def abandon(self) -> None:
-        """Report that the reply was not ready when the instance closed. On a thread."""
+        """Report that the reply was not ready when the instance closed. On a thread, or the loop if there is none."""
 
 
 class DeferredRequests:
@@ -71,6 +71,8 @@ class DeferredRequests:
         self._sending = 0
         #: promise that no request is left; while the instance closes
         self._settled: Promise[None] | None = None
+        #: the time to wait for replies is over
+        self._is_over = False
 
     def __len__(self) -> int:
         """Return the number of requests without a reply."""
@@ -80,6 +82,9 @@ class DeferredRequests:
         """Note a request whose reply comes later."""
         with self._lock:
             self._waiting.add(request)
+            is_late = self._is_over
+        if is_late:  # its handler returned while the instance closed
+            engine().call(self._abandon)
 
     def take(self, request: Deferred) -> bool:
         """Return whether the reply of a request is to be sent now. Call :meth:`sent` after that."""
@@ -114,17 +119,21 @@ class DeferredRequests:
             if not self._waiting and not self._sending:
                 return None
             self._settled = Promise("answer deferred requests")
-        clock.call_later(engine().loop, max(0.0, left * _PART), self._abandon)
+        clock.call_later(engine().loop, left * _PART, self._abandon)
         self._note_settled()
         return self._settled
 
     def _abandon(self) -> None:
         """Answer the requests whose replies are not ready. On the loop of the engine."""
         with self._lock:
+            self._is_over = True
             waiting = [*self._waiting]
         for each in waiting:
             if self.take(each):
-                workers().submit(partial(self._report, each))
+                try:
+                    workers().submit(partial(self._report, each))
+                except RuntimeError:  # no thread can be started
+                    self._report(each)
 
     def _report(self, request: Deferred) -> None:
         try:

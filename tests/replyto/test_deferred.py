@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 import messaging
 from messaging import Messaging
@@ -85,6 +88,45 @@ def test_a_deferred_reply_that_is_not_ready_when_the_responder_closes_becomes_a_
     assert isinstance(error, ReplyError)
     assert error.kind == ClosedError.__name__
     waits[0].resolve(b"too late")
+
+
+@table(("serve", "ask"), [(_handler, _ask), (_call_server, _call)])
+@table("spent", ["no time", "by an observer", "without a thread"])
+def test_a_deferred_request_is_answered_if_no_time_is_left_for_closing(
+    connect: Connect, channel: str, monkeypatch: pytest.MonkeyPatch, serve: Serve, ask: Ask, spent: str
+) -> None:
+    requester, responder, waits = connect(), connect(), Pending()
+    serve(responder, channel, waits).ready.result(PATIENCE)
+    answer = ask(requester, channel)
+    waits.wait_for(1)
+    release = threading.Event()
+    if spent == "by an observer":
+        busy = threading.Event()
+
+        def observe(_: messaging.Message) -> None:
+            busy.set()
+            release.wait(PATIENCE)
+
+        stream = responder.subscribe("busy")
+        stream.subscribe(observe)
+        stream.ready.result(PATIENCE)
+        requester.publish("busy", b"").result(PATIENCE)
+        assert busy.wait(PATIENCE)
+    elif spent == "without a thread":
+        monkeypatch.setattr("messaging.replyto.deferred.workers", lambda: _NoThreads)
+    try:
+        responder.close(0.05 if spent == "by an observer" else 0.0)
+        error = answer.exception(PATIENCE)
+    finally:
+        release.set()
+    assert isinstance(error, ReplyError)
+    assert error.kind == ClosedError.__name__
+
+
+class _NoThreads:
+    @staticmethod
+    def submit(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
 
 
 def _is_closing(m: Messaging) -> bool:
