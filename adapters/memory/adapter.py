@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from adapters.memory.broker import Broker, Client, join
-from adapters.memory.modelled import MAX_PRIORITY, NO_LOCAL, SUBSCRIBE_EXTENSIONS, delay_of
+from adapters.memory.modelled import MAX_PRIORITY, NO_LOCAL, SUBSCRIBE_EXTENSIONS, check, delay_of
 from adapters.memory.settings import MemorySettings, scheme_like
 from messaging.adapter import Adapter, Sink
 from messaging.errors import (
@@ -104,7 +104,7 @@ class MemoryAdapter(Adapter):
     def check_subscribe(self, spec: SubscriptionSpec) -> None:
         if self._model is not None:
             self._model.check_subscribe(spec)
-        delay_of(spec)
+        check(spec)
         if spec.options.queue is None and not spec.options.autocreate:
             raise InvalidExtensionError(
                 Features.EXTENSION_AUTOCREATE,
@@ -205,7 +205,7 @@ class MemoryAdapter(Adapter):
         custom = spec.options.custom
         consumer = client.broker.subscribe(spec, sink, *self._limits(spec))
         consumer.delay = delay_of(spec)
-        if custom.get(NO_LOCAL) and spec.options.queue is None:
+        if custom.get(NO_LOCAL):
             consumer.queue.excluded = client
         client.consumers.add(consumer)
         return consumer

@@ -28,6 +28,8 @@ _RETAIN_HANDLING: Final = "retainHandling"
 _PROPERTIES: Final = ("type", "appId")
 
 _DEFAULT_DELAY_MAX: Final = 60.0
+#: of AMQP: 32 bits of milliseconds
+_LONGEST_DELAY: Final = 4_294_967.0
 _MAX_DOUBLINGS: Final = 32
 
 
@@ -37,11 +39,18 @@ def _queue_type(value: Any) -> str:
     return str(value)
 
 
+def _delay(value: Any) -> float:
+    number = seconds(value)
+    if number > _LONGEST_DELAY:
+        raise ValueError(f"must be a number of seconds above 0 and at most {_LONGEST_DELAY:.0f}, not {value!r}")
+    return number
+
+
 #: those of an instance without ``like``, with their checks
 SUBSCRIBE_EXTENSIONS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
     {
-        _DELAY: seconds,
-        _DELAY_MAX: seconds,
+        _DELAY: _delay,
+        _DELAY_MAX: _delay,
         MAX_PRIORITY: integer(0, 9),
         _QUEUE_TYPE: _queue_type,
         NO_LOCAL: boolean,
@@ -75,6 +84,8 @@ def delay_of(spec: SubscriptionSpec) -> Delay | None:
         return None
     if options.queue is None:
         raise InvalidExtensionError(_DELAY, f"is for a queue with a name: set {Features.EXTENSION_QUEUE!r} as well")
+    if options.auto_acknowledge or options.qos == "0":
+        raise InvalidExtensionError(_DELAY, "nothing can be rejected with qos '0' or autoAcknowledge; leave one out")
     if options.guaranteed_ordering:
         raise InvalidExtensionError(
             _DELAY, f"lets others overtake and so contradicts {Features.EXTENSION_GUARANTEED_ORDERING!r}"
@@ -82,6 +93,27 @@ def delay_of(spec: SubscriptionSpec) -> Delay | None:
     if longest is not None and longest < first:
         raise InvalidExtensionError(_DELAY_MAX, f"must be at least the first delay, {first:g} seconds, not {longest:g}")
     return Delay(first, longest if longest is not None else max(first, _DEFAULT_DELAY_MAX))
+
+
+def check(spec: SubscriptionSpec) -> None:
+    """Refuse extensions that contradict each other, as the adapters do that have them.
+
+    Raises:
+        InvalidExtensionError: naming the extension at fault.
+    """
+    options, custom = spec.options, spec.options.custom
+    delay_of(spec)
+    if custom.get(_QUEUE_TYPE) == "quorum":
+        if options.queue is None:
+            raise InvalidExtensionError(
+                _QUEUE_TYPE, f"a quorum needs a name: set the extension {Features.EXTENSION_QUEUE!r} as well"
+            )
+        if MAX_PRIORITY in custom:
+            raise InvalidExtensionError(
+                MAX_PRIORITY, f"contradicts {_QUEUE_TYPE} 'quorum': a quorum queue has no levels of priority to choose"
+            )
+    if custom.get(NO_LOCAL) and options.queue is not None:
+        raise InvalidExtensionError(NO_LOCAL, "is for subscriptions without queue only")
 
 
 def wants_retained(spec: SubscriptionSpec) -> bool:

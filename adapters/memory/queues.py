@@ -134,6 +134,7 @@ class Queue:
     """Messages that wait for consumers, by priority, then in order of arrival."""
 
     __slots__ = (
+        "_delayed",
         "_dispatch_again",
         "_dispatching",
         "_length",
@@ -160,13 +161,15 @@ class Queue:
         self.patterns: dict[tuple[str, str | None], Callable[[PublishPlan], bool]] = {}
         self._ready: dict[int, deque[Entry]] = {0: deque()}
         self._length = 0
+        #: messages that come again later
+        self._delayed: set[asyncio.TimerHandle] = set()
         self._dispatching = self._dispatch_again = False
         #: whether there may be messages with a time-to-live
         self._mortal = False
         self._room: asyncio.Event | None = None
 
     def __len__(self) -> int:
-        return self._length
+        return self._length + len(self._delayed)
 
     def bind(self, channel: str, extension: str | None) -> None:
         """Route messages of this pattern to the queue."""
@@ -179,8 +182,8 @@ class Queue:
     # --- filling
 
     def is_full(self) -> bool:
-        """Return whether publishers must wait."""
-        return self._length >= self.max_length
+        """Return whether publishers must wait: delayed messages count, those in the hands of consumers do not."""
+        return self._length + len(self._delayed) >= self.max_length
 
     async def wait_for_room(self, timeout: float) -> None:
         """Wait until there may be room, for at most ``timeout`` seconds."""
@@ -216,10 +219,12 @@ class Queue:
         payload, plan, correlation_id, retained, deliveries, expires = entry
 
         def come_again() -> None:
+            self._delayed.discard(timer)
             self.push((payload, plan, correlation_id, retained, deliveries + 1, expires))
             self.dispatch()
 
-        clock.call_later(asyncio.get_running_loop(), seconds, come_again)
+        timer = clock.call_later(asyncio.get_running_loop(), seconds, come_again)
+        self._delayed.add(timer)
 
     def _line(self, entry: Entry) -> deque[Entry]:
         """Return the line of ``entry`` by its priority, and count the message."""
@@ -245,9 +250,9 @@ class Queue:
         self._mortal = any(entry[5] is not None for ready in self._ready.values() for entry in ready)
 
     def count(self) -> int:
-        """Return the number of messages that have not expired."""
+        """Return the number of messages that have not expired, with those that wait for their delay."""
         self._drop_expired()
-        return self._length
+        return len(self)
 
     def purge(self) -> int:
         """Drop all messages, resume the waiting publishers, and return how many messages there were."""
@@ -255,6 +260,9 @@ class Queue:
         for ready in self._ready.values():
             ready.clear()
         self._length = 0
+        for timer in self._delayed:
+            timer.cancel()
+        self._delayed.clear()
         self._announce_room()
         return dropped
 

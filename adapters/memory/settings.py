@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args
 
 from pydantic import Field, create_model
 
-from messaging.environment import ENVIRONMENT_PREFIX
 from messaging.errors import InvalidOptionError
 from messaging.instance import find_adapter
-from messaging.model.settings import Settings
+from messaging.model.settings import Settings, from_environment
 
 Like = Literal["amqp", "mqtt5", "mqtt311"]
 
@@ -42,8 +40,8 @@ class MemorySettings(Settings):
     @classmethod
     def for_options(cls, given: Mapping[str, Any]) -> type[Settings]:
         """See ``Settings.for_options``: with ``like``, the options of that adapter are accepted, too."""
-        like = given.get("like") or os.environ.get(f"{ENVIRONMENT_PREFIX}LIKE")
-        return cls if like not in get_args(Like) else _settings_like(like)
+        like = given["like"] if "like" in given else from_environment(cls).get("like")
+        return _settings_like(like) if isinstance(like, str) and like in get_args(Like) else cls
 
 
 @functools.cache

@@ -202,7 +202,7 @@ class Settings(BaseModel):
         if not type(self).__pydantic_complete__:
             with _compiling:  # pydantic's own compiling on first use is not thread safe
                 type(self).model_rebuild()
-        values = {**_from_secret_files(type(self)), **_from_environment(type(self)), **given}
+        values = {**_from_secret_files(type(self)), **from_environment(type(self)), **given}
         try:
             super().__init__(**values)
             return
@@ -261,7 +261,7 @@ class TlsSettings(NetworkSettings):
     allow_insecure: bool = Field(False, description="accept any certificate of the broker: for tests only")
 
 
-def _from_environment(kind: type[Settings]) -> dict[str, Any]:
+def from_environment(kind: type[Settings]) -> dict[str, Any]:
     """Return the values of environment variables; of several that say where the password is from, the first counts.
 
     A collection is written as JSON.

@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging.errors import ArgumentError, InvalidOptionError, MessagingError, UnsupportedFeatureError
+from messaging.errors import (
+    ArgumentError,
+    DeadlineError,
+    InvalidExtensionError,
+    InvalidOptionError,
+    MessagingError,
+    UnsupportedFeatureError,
+)
 from messaging.instance import find_adapter
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, Recorder
+from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.doubles.core import unique
 from tests.doubles.fixtures import Connect
 
@@ -186,3 +193,88 @@ def test_a_message_has_the_properties_of_amqp(connect: Connect) -> None:
 def test_what_it_does_not_model_is_refused_without_like(connect: Connect, options: dict[str, Any]) -> None:
     with pytest.raises((ArgumentError, UnsupportedFeatureError)):
         connect("memory://x").subscribe("a", **options)
+
+
+@table(
+    "like, options",
+    [
+        ("amqp", {"queue": "q", "redelivery_delay": 1.0, "qos": 0}),
+        ("amqp", {"queue": "q", "redelivery_delay": 1.0, "auto_acknowledge": True}),
+        ("amqp", {"queue": "q", "redelivery_delay": 1.0, "guaranteed_ordering": True}),
+        ("amqp", {"queue": "q", "redelivery_delay": 2.0, "redelivery_delay_max": 1.0}),
+        ("amqp", {"queue": "q", "redelivery_delay_max": 1.0}),
+        ("amqp", {"redelivery_delay": 1.0}),
+        ("amqp", {"queue_type": "quorum"}),
+        ("amqp", {"queue": "q", "queue_type": "quorum", "max_priority": 2}),
+        ("amqp", {"queue": "q", "max_priority": 10}),
+        ("mqtt5", {"queue": "q", "no_local": True}),
+        ("mqtt5", {"retain_handling": 3}),
+    ],
+)
+def test_extensions_that_contradict_each_other_are_refused_without_like_too(
+    connect: Connect, like: str, options: dict[str, Any]
+) -> None:
+    refused = []
+    for m in (connect("memory://x"), connect(f"memory://x?like={like}"), connect(REAL[like], start_offline=True)):
+        with pytest.raises(InvalidExtensionError) as caught:
+            m.subscribe("a", **options)
+        refused.append(caught.value.key)
+        m.close(0.01)
+    assert len({*refused}) == 1
+
+
+def test_the_extensions_of_memory_are_those_of_the_real_adapters() -> None:
+    """Each name is one of theirs, on the same side; what memory:// takes of a value, one of them takes."""
+    ours = find_adapter("memory")
+    theirs = [find_adapter("amqp"), find_adapter("mqtt")]
+    values = [True, False, -1, 0, 1, 2, 3, 9, 10, 0.5, 4_294_967.0, 1e9, "classic", "quorum", "stream", "x", None]
+
+    def taken(check: Any, value: Any) -> bool:
+        try:
+            check(value)
+        except ValueError:
+            return False
+        return True
+
+    for side in ("subscribe_extensions", "publish_extensions"):
+        for name, check in getattr(ours, side).items():
+            checks = [getattr(each, side)[name] for each in theirs if name in getattr(each, side)]
+            assert checks, f"{name} is known to memory:// only"
+            for value in values:
+                assert not taken(check, value) or any(taken(each, value) for each in checks), (name, value)
+
+
+@each
+def test_the_extensions_with_like_are_exactly_those_of_that_adapter(connect: Connect, like: str) -> None:
+    m, real = connect(f"memory://x?like={like}"), connect(REAL[like], start_offline=True)
+    for side in ("subscribe_extensions", "publish_extensions"):
+        found, wanted = (getattr(each._adapter.capabilities, side) for each in (m, real))
+        assert found.keys() == wanted.keys()
+        assert all(found[name] is wanted[name] for name in wanted)
+    real.close(0.01)
+
+
+@table("variable", ["MESSAGING_LIKE", "messaging_like"])
+@table("keyword, features", [({}, True), ({"like": None}, False)])
+def test_like_is_read_from_the_environment_as_every_setting(
+    monkeypatch: pytest.MonkeyPatch, variable: str, keyword: dict[str, Any], features: bool
+) -> None:
+    monkeypatch.setenv(variable, "amqp")
+    with messaging.connect("memory://x", services=ServiceRegistry(), **keyword) as m:
+        assert ("declare" in m.features) is features
+
+
+@pytest.mark.usefixtures("virtual_clock")
+def test_delayed_messages_take_room_in_a_bounded_queue(connect: Connect) -> None:
+    m = connect(f"memory://{unique('room')}", max_queue_length=1)
+    with m.subscribe("a", queue="q", redelivery_delay=100.0, acknowledge="manual", prefetch=1) as stream:
+        m.publish("a", b"1").result(PATIENCE)
+        message = stream.receive(PATIENCE)
+        message.reject()
+        eventually(lambda: stream.counters.rejected == 1)
+        waiting = m.publish("a", b"2", timeout=1000.0)
+        with pytest.raises(DeadlineError):
+            stream.receive(50.0)
+        assert not waiting.done()
+        assert stream.receive(100.0).payload == b"1"
+        waiting.result(PATIENCE)
