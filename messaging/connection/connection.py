@@ -210,10 +210,11 @@ class Connection:
         self._connected_at = clock.time_of(self.engine.loop)
         if not self._loss.is_set():
             self._renewal.connected()
+        self.subscriptions.reconnected(resumed)
         self._up()
         self.on_connected()
         # subscriptions first, for a bounded time, so that no reply to a message of the outbox is missed
-        self._unrestored = await self.subscriptions.restore(resumed)
+        self._unrestored = await self.subscriptions.restore()
         if self._unrestored:
             for task in self._unrestored:
                 task.add_done_callback(self._restored)

@@ -83,19 +83,23 @@ class Subscriptions:
 
     # --- connecting
 
-    async def restore(self, resumed: bool) -> set[asyncio.Task[Any]]:
-        """Subscribe again after a reconnect, for at most the connect timeout.
+    def reconnected(self, resumed: bool) -> None:
+        """Prepare for a new connection, before its state is seen: no subscription is connected yet.
 
         Args:
             resumed: the broker kept the session, and the subscriptions with it.
-
-        Returns:
-            The tasks of subscriptions that are not confirmed yet.
         """
         for subscription in self._active:
             subscription.reconnected(resumed)
             if not resumed:
                 subscription.handle = None
+
+    async def restore(self) -> set[asyncio.Task[Any]]:
+        """Subscribe again after a reconnect, for at most the connect timeout.
+
+        Returns:
+            The tasks of subscriptions that are not confirmed yet.
+        """
         gate = asyncio.Semaphore(_RESUBSCRIBE_AT_ONCE)
 
         async def open_one(subscription: Subscribed) -> None:

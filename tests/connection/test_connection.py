@@ -463,3 +463,28 @@ def test_a_stream_entered_while_the_broker_is_silent_has_a_deadline(broker: Fake
         raise AssertionError("entered")
     broker.gates["subscribe"].open()
     eventually(lambda: len(broker.unsubscribed) == 1, "unsubscribed: no reference is left to close it by")
+
+
+@table("resumed", [False, True])
+def test_a_subscription_counts_as_connected_once_it_is_subscribed_again(
+    broker: FakeBroker, connect: Connect, resumed: bool
+) -> None:
+    """From the moment in which the state is ``connected``: who waits for both would publish into nothing."""
+    m = connect(broker)
+    m.on("a", print).ready.result(PATIENCE)
+    connection = m._connection
+    told, seen = connection.on_connected, Recorder[tuple[str, bool]]()
+
+    def on_connected() -> None:
+        dto = m.runtime.get_runtime_dto()
+        seen((dto.connection.state, dto.subscriptions[0].channel.connected))
+        told()
+
+    connection.on_connected = on_connected
+    broker.resumes = resumed
+    broker.gates["subscribe"].close()
+    broker.lose()
+    seen.wait_for(1)
+    assert [*seen] == [("connected", resumed)]
+    broker.gates["subscribe"].open()
+    eventually(lambda: m.runtime.get_runtime_dto().subscriptions[0].channel.connected)
