@@ -25,6 +25,7 @@ from adapters.amqp import frames, internals
 from adapters.amqp.protocol import FrameProtocol, cut
 from messaging.adapter import PlannedLossError
 from messaging.connection import tls
+from messaging.connection.names import reach
 from messaging.connection.proxies import open_through
 from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError
 from messaging.execution import clock
@@ -373,13 +374,12 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
     protocol.secrets.extend(target.secrets)
     try:
         name = None if context is None or target.tls is None else target.tls.name_of(target.host)
-        if target.proxy is None:
-            transport, _ = await loop.create_connection(
-                lambda: protocol, target.address or target.host, target.port, ssl=context, server_hostname=name
-            )
-        else:
-            sock = await open_through(target.proxy, target.host, target.port)
-            transport, _ = await loop.create_connection(lambda: protocol, sock=sock, ssl=context, server_hostname=name)
+        sock = await (
+            reach(target.address or target.host, target.port)
+            if target.proxy is None
+            else open_through(target.proxy, target.host, target.port)
+        )
+        transport, _ = await loop.create_connection(lambda: protocol, sock=sock, ssl=context, server_hostname=name)
     except (OSError, UnicodeError) as error:
         reason = tls.explain(error, "amqps", "amqp") if context is not None and isinstance(error, OSError) else None
         raise ConnectFailedError(f"cannot connect to {target}: {reason or describe(error)}") from error

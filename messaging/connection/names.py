@@ -1,16 +1,14 @@
-"""The look-up of host names: each name once at a time, on a worker thread."""
+"""The look-up of host names: each name once at a time, on a worker thread; and connecting to them."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.execution import on_worker, shielded
 from messaging.forking import in_child
-
-if TYPE_CHECKING:
-    import asyncio
 
 #: look-ups that have no answer yet, by name
 _looked_up: Final[dict[str, asyncio.Future[list[str]]]] = {}
@@ -31,6 +29,36 @@ async def addresses_of(name: str) -> list[str]:
         pending = _looked_up[name] = on_worker(lambda: _look_up(name))
         pending.add_done_callback(lambda _: _looked_up.pop(name, None))
     return await shielded(pending)
+
+
+async def reach(host: str, port: int) -> socket.socket:
+    """Return a socket that is connected to the first address of ``host`` that answers. On the engine loop.
+
+    Event loops connect to names, too. Cancelling that leaves errors of the resolver that asyncio logs.
+
+    Raises:
+        OSError, UnicodeError: the name has no address, or none answers.
+        RuntimeError: no thread can be started.
+    """
+    loop = asyncio.get_running_loop()
+    failure: OSError | None = None
+    for found in [host] if is_address(host) else await addresses_of(host):
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            found, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        try:
+            await loop.sock_connect(sock, address)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failure or OSError("its name has no address")
 
 
 def _look_up(name: str) -> list[str]:

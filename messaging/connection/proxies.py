@@ -18,7 +18,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from messaging.connection.names import addresses_of
+from messaging.connection.names import reach
 from messaging.errors import ConnectFailedError, InvalidOptionError, InvalidUrlError
 from messaging.model import parse_url
 
@@ -222,7 +222,7 @@ async def open_through(proxy: Proxy, host: str, port: int) -> socket.socket:
     answer: bytes | None = None
     with contextlib.ExitStack() as undo:
         try:
-            sock = await _reach(loop, proxy)
+            sock = await reach(proxy.host, proxy.port)
             undo.callback(sock.close)
             with contextlib.suppress(StopIteration):
                 while True:
@@ -235,24 +235,3 @@ async def open_through(proxy: Proxy, host: str, port: int) -> socket.socket:
             raise ConnectFailedError(f"cannot connect to {proxy}: {reason_of(error)}") from error
         undo.pop_all()
     return sock
-
-
-async def _reach(loop: asyncio.AbstractEventLoop, proxy: Proxy) -> socket.socket:
-    failure: OSError | None = None
-    for found in await addresses_of(proxy.host):
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            found, proxy.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
-        )[0]
-        sock = socket.socket(family, kind, protocol)
-        sock.setblocking(False)
-        try:
-            await loop.sock_connect(sock, address)
-        except OSError as error:
-            sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise failure or OSError("its name has no address")
