@@ -302,7 +302,7 @@ def _from_secret_files(kind: type[Settings]) -> dict[str, Any]:
     """Return the secrets in files that ``MESSAGING_<SETTING>_FILE`` name, as container platforms mount them."""
     found: dict[str, Any] = {}
     for name in kind.model_fields:
-        if not _is_secret(kind, name):
+        if not is_secret(kind, name):
             continue
         variable = f"{ENVIRONMENT_PREFIX}{name.upper()}_FILE"
         path = os.environ.get(variable)
@@ -333,7 +333,7 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
             near = (*kind.model_fields, *_PARAMETERS) if option in keywords else kind.model_fields
             hint = did_you_mean(option, near) or f"known: {', '.join(sorted(kind.model_fields))}"
             raise InvalidOptionError(option, f"unknown option {option!r} for {url.scheme}://; {hint}")
-        if isinstance(given[option], SecretStr) and not _is_secret(kind, option):
+        if isinstance(given[option], SecretStr) and not is_secret(kind, option):
             given[option] = given[
                 option
             ].get_secret_value()  # concealed because of its name, but text in its adapter's settings
@@ -386,5 +386,6 @@ def _check_combinations(given: Mapping[str, Any], settings: Settings) -> None:
             raise InvalidOptionError(option, f"option {option!r} is for a durable outbox: set 'outbox_path' too")
 
 
-def _is_secret(kind: type[Settings], option: str) -> bool:
+def is_secret(kind: type[Settings], option: str) -> bool:
+    """Return whether an option holds a password, a token, or a text that may have one."""
     return "SecretStr" in str(kind.model_fields[option].annotation)
