@@ -5,36 +5,32 @@ No broker is asked, and nothing is written: an adapter tells what it can do befo
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from messaging.errors import ArgumentError, InvalidOptionError, MessagingError, check_instance
+from messaging.errors import ArgumentError, MessagingError, check_instance
 from messaging.gateway.destinations import PASSED_HEADER
+from messaging.gateway.extensions import SOURCE_KEYS, TARGET_KEYS, of_source, of_target, refusals
+from messaging.gateway.instance_checks import Broker, check_folder, check_instances
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Pipeline
 from messaging.gateway.pipeline.steps import SPARKPLUG_NAMES, condition, template_names, transform
 from messaging.gateway.problems import KeyPath, Problem, Problems
-from messaging.gateway.settings import FILE_OPTIONS, FOLDER_OPTIONS, GatewaySettings, listening_address
-from messaging.instance import find_adapter
+from messaging.gateway.settings import GatewaySettings, listening_address
 from messaging.model import ANY_LEVELS, Features, overlap, parse_url, publish_options, subscribe_options
-from messaging.model.settings import load_settings
+from messaging.model.context import check_printable
 from messaging.observability.monitor.publisher import checked_channel, checked_interval
-from messaging.properties import announced
 from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Collection, Iterable, Iterator
 
-    from messaging.adapter import Adapter
     from messaging.gateway.settings import (
         DeviceStateSettings,
-        InstanceSettings,
         RequestSettings,
         RouteSettings,
         SourceSettings,
         TargetSettings,
     )
-    from messaging.model import Capabilities
 
 #: subscription option of MQTT 5: retained messages keep their flag
 _RETAIN_AS_PUBLISHED: Final = "retainAsPublished"
@@ -54,20 +50,17 @@ def check(settings: GatewaySettings) -> list[Problem]:
     return problems.found
 
 
-def check_into(settings: GatewaySettings, problems: Problems) -> None:
-    """Record the problems of settings."""
-    _Checks(settings, problems).run()
+def check_into(
+    settings: GatewaySettings, problems: Problems, from_environment: Collection[KeyPath] = frozenset()
+) -> None:
+    """Record the problems of settings.
 
-
-class _Broker(NamedTuple):
-    """What is known of an instance without connecting it."""
-
-    adapter: Adapter
-    capabilities: Capabilities
-    #: those of the adapter, and of the core
-    features: frozenset[str]
-    #: equal for instances of one broker
-    place: Any
+    Args:
+        settings: what the file says.
+        problems: where they are recorded.
+        from_environment: the values that have a variable of the environment in them.
+    """
+    _Checks(settings, problems, from_environment).run()
 
 
 class _Flow(NamedTuple):
@@ -81,17 +74,16 @@ class _Flow(NamedTuple):
 
 
 class _Checks:
-    def __init__(self, settings: GatewaySettings, problems: Problems) -> None:
+    def __init__(
+        self, settings: GatewaySettings, problems: Problems, from_environment: Collection[KeyPath]
+    ) -> None:  # fmt: skip
         self._settings = settings
         self._problems = problems
-        self._brokers: dict[str, _Broker] = {}
+        self._brokers = check_instances(settings, problems, from_environment)
         self._flows: list[_Flow] = []
 
     def run(self) -> None:
         settings, problems = self._settings, self._problems
-        for name, instance in settings.instances.items():
-            self._check_instance(name, instance)
-        self._check_client_ids()
         for name, route in settings.routes.items():
             self._check_route(name, route)
         for name, request in settings.requests.items():
@@ -99,11 +91,12 @@ class _Checks:
         for name, devices in settings.devices.items():
             self._check_devices(name, devices)
         self._check_queues()
+        self._check_prefetch()
         self._check_loops()
         self._check_status()
         self._check_monitor()
         self._check_monitoring()
-        self._check_folder(("data",), settings.data)
+        check_folder(problems, ("data",), settings.data)
         parts: list[RouteSettings | RequestSettings | DeviceStateSettings] = [
             *settings.routes.values(), *settings.requests.values(), *settings.devices.values(),
         ]  # fmt: skip
@@ -119,71 +112,7 @@ class _Checks:
 
     # --- instances
 
-    def _check_instance(self, name: str, instance: InstanceSettings) -> None:
-        path, problems = ("instances", name), self._problems
-        if instance.password_file is not None and instance.credential is not None:
-            problems.error((*path, "credential"), "password_file and credential exclude each other: give one of them")
-            return
-        extra = dict(instance.model_extra or {})
-        try:
-            url = parse_url(instance.url)
-            kind = find_adapter(url.scheme)
-            given = {"keep_session": True, "name": f"{self._settings.name}-{name}", **extra}
-            if instance.password_file is not None:
-                given["password_file"] = instance.password_file
-            elif instance.credential is not None:
-                given["password"] = "x"  # noqa: S105  # stands for the one in the file
-            adapter = kind(url, load_settings(kind.settings_type, url, given), name)
-        except InvalidOptionError as error:
-            key = error.option if error.option in extra else "url"
-            if error.option in ("password", "password_file") and key == "url" and instance.password_file is not None:
-                key = "password_file"
-            problems.error((*path, key), str(error))
-            return
-        except MessagingError as error:
-            problems.error((*path, "url"), str(error))
-            return
-        self._check_paths(path, extra, adapter.settings)
-        if url.password is not None or any(_is_plain_secret(key, value) for key, value in extra.items()):
-            problems.warning(
-                (*path, "url" if url.password is not None else _secret_key(extra)),
-                "the file holds a password: use password_file, credential, or ${NAME} of the environment",
-            )
-        place = (url.scheme.rstrip("s"), tuple(host.key() for host in url.hosts), url.path)
-        self._brokers[name] = _Broker(adapter, adapter.capabilities, announced(adapter), place)
-
-    def _check_paths(self, path: KeyPath, extra: Mapping[str, Any], settings: object) -> None:
-        """Record files that are missing, and folders that cannot be made."""
-        for option in FILE_OPTIONS:
-            value = getattr(settings, option, None)
-            key = option if option in extra or option == "password_file" else "url"
-            if value is not None and not (value.is_file() and os.access(value, os.R_OK)):
-                self._problems.error((*path, key), f"{option}: cannot read the file {value}")
-        for option in FOLDER_OPTIONS:
-            value = getattr(settings, option, None)
-            if value is not None:
-                self._check_folder((*path, option if option in extra else "url"), value)
-
-    def _check_client_ids(self) -> None:
-        seen: dict[Any, str] = {}
-        for name, broker in self._brokers.items():
-            settings = self._settings.instances[name]
-            client_id = (settings.model_extra or {}).get("client_id") or parse_url(settings.url).options.get(
-                "client_id"
-            )
-            if not client_id:
-                continue
-            key = (broker.place, client_id)
-            if key in seen:
-                is_extra = "client_id" in (settings.model_extra or {})
-                self._problems.error(
-                    ("instances", name, "client_id" if is_extra else "url"),
-                    f"the instances '{seen[key]}' and '{name}' have the same client_id at one broker, which "
-                    "disconnects one for the other; give each its own, or leave it out",
-                )
-            seen.setdefault(key, name)
-
-    def _broker(self, path: KeyPath, name: str) -> _Broker | None:
+    def _broker(self, path: KeyPath, name: str) -> Broker | None:
         """Return what is known of an instance; record that there is none of that name."""
         instances = self._settings.instances
         if name not in instances:
@@ -203,22 +132,14 @@ class _Checks:
             return None
         if broker is None:
             return pattern
-        extensions: dict[str, Any] = dict(source.extensions)
-        named = {
-            "qos": (Features.EXTENSION_QOS, source.qos),
-            "queue": (Features.EXTENSION_QUEUE, source.queue),
-            "deduplicate": (Features.EXTENSION_DEDUPLICATE, source.deduplicate),
-        }
         features = broker.capabilities.features
-        for key, (extension, value) in named.items():
-            if value is None:
-                continue
-            if extension not in features:
+        for key, extension in SOURCE_KEYS.items():
+            if getattr(source, key) is not None and extension not in features:
                 problems.error((*path, key), self._lacking(source.instance, broker, extension))
-            else:
-                extensions[extension] = value
-        for key in source.extensions:
-            self._check_extension((*path, "extensions", key), key, source.instance, broker)
+        self._check_extensions(path, source, broker, publishing=False)
+        extensions = of_source(source, features)
+        if "prefetch" in source.model_fields_set:
+            extensions[Features.EXTENSION_PREFETCH] = source.prefetch
         try:
             subscribe_options(
                 {key: value for key, value in extensions.items() if key in features},
@@ -253,25 +174,22 @@ class _Checks:
         if broker is None:
             return template
         features = broker.capabilities.features
-        named: dict[str, tuple[str, Any]] = {
-            "qos": (Features.EXTENSION_QOS, target.qos),
-            "time_to_live": (Features.EXTENSION_TIME_TO_LIVE, target.time_to_live),
-            "priority": (Features.EXTENSION_PRIORITY, target.priority),
-            "retain": (Features.EXTENSION_RETAIN, None if target.retain == "never" else True),
-            "headers": (Features.EXTENSION_HEADERS, dict(target.headers) or None),
-        }
-        extensions: dict[str, Any] = dict(target.extensions)
-        for key, (extension, value) in named.items():
-            if value is None:
-                continue
-            if extension not in features:
+        for key, extension in TARGET_KEYS.items():
+            is_set = getattr(target, key) not in (None, "never", {})
+            if is_set and extension not in features:
                 problems.error((*path, key), self._lacking(target.instance, broker, extension))
-            else:
-                extensions[extension] = value
-        if target.content_type is not None and Features.MESSAGE_PROPERTIES not in features:
-            problems.error((*path, "content_type"), self._lacking(target.instance, broker, Features.MESSAGE_PROPERTIES))
-        for key in target.extensions:
-            self._check_extension((*path, "extensions", key), key, target.instance, broker)
+        if target.content_type is not None:
+            if Features.MESSAGE_PROPERTIES not in features:
+                properties = self._lacking(target.instance, broker, Features.MESSAGE_PROPERTIES)
+                problems.error((*path, "content_type"), properties)
+            try:
+                check_printable("content_type", target.content_type)
+            except MessagingError as error:
+                problems.error((*path, "content_type"), str(error))
+        self._check_extensions(path, target, broker, publishing=True)
+        extensions = of_target(target, features)
+        if target.headers:
+            extensions[Features.EXTENSION_HEADERS] = dict(target.headers)
         try:
             publish_options({key: value for key, value in extensions.items() if key in features}, broker.capabilities)
         except MessagingError as error:
@@ -288,9 +206,17 @@ class _Checks:
             )
             self._problems.error(path, f"there is no capture {{{name}}}; {hint}")
 
-    def _check_extension(self, path: KeyPath, key: str, instance: str, broker: _Broker) -> None:
-        if key not in broker.capabilities.features:
-            self._problems.error(path, self._lacking(instance, broker, key))
+    def _check_extensions(
+        self, path: KeyPath, side: SourceSettings | TargetSettings, broker: Broker, *, publishing: bool
+    ) -> None:
+        """Record the extensions that the gateway refuses, and those that the instance does not have."""
+        refused = dict(refusals(side, broker.capabilities, publishing=publishing))
+        for key in side.extensions:
+            text = refused.get(key)
+            if text is None and key not in broker.capabilities.features:
+                text = self._lacking(side.instance, broker, key)
+            if text is not None:
+                self._problems.error((*path, "extensions", key), text)
 
     @staticmethod
     def _extension_path(path: KeyPath, extensions: Mapping[str, Any], error: MessagingError) -> KeyPath:
@@ -298,11 +224,12 @@ class _Checks:
         key = str(getattr(error, "key", "") or getattr(error, "feature", "")).partition("=")[0]
         if key in extensions:
             return (*path, "extensions", key)
-        own = {"timeToLive": "time_to_live", "headers": "headers", "qos": "qos", "priority": "priority"}
+        own = {extension: key for keys in (SOURCE_KEYS, TARGET_KEYS) for key, extension in keys.items()}
+        own[Features.EXTENSION_PREFETCH] = "prefetch"
         return (*path, own[key]) if key in own else (*path, "channel")
 
     @staticmethod
-    def _lacking(instance: str, broker: _Broker, feature: str) -> str:
+    def _lacking(instance: str, broker: Broker, feature: str) -> str:
         capabilities = broker.capabilities
         way_out = capabilities.ways_out.get(feature) or did_you_mean(feature, broker.features)
         if not way_out and feature == Features.REPLY_TO:
@@ -439,6 +366,18 @@ class _Checks:
                     )
                 seen.setdefault(key, f"{kind}.{name}")
 
+    def _check_prefetch(self) -> None:
+        """Warn of bounds of an instance that its routes and devices replace by their own."""
+        sources = {each.source.instance for each in [*self._settings.routes.values(), *self._settings.devices.values()]}
+        for name in sources & self._brokers.keys():
+            instance = self._settings.instances[name]
+            for option in ("prefetch", "buffer_size"):
+                if option in instance.model_fields_set or option in parse_url(instance.url).options:
+                    self._problems.warning(
+                        ("instances", name, option if option in instance.model_fields_set else "url"),
+                        f"{option!r} has no effect on routes and devices: their key 'prefetch' of 'from' is used",
+                    )
+
     def _check_loops(self) -> None:
         """Record circles of routes: what one publishes is the source of the next."""
         flows = [each for each in self._flows if each.source in self._brokers and each.target in self._brokers]
@@ -515,15 +454,6 @@ class _Checks:
             except ValueError as error:
                 self._problems.error(("monitoring",), str(error))
 
-    def _check_folder(self, path: KeyPath, folder: Path) -> None:
-        at = folder
-        while not at.exists() and at != at.parent:
-            at = at.parent
-        if not at.is_dir():
-            self._problems.error(path, f"{at} is no folder")
-        elif not os.access(at, os.W_OK | os.X_OK):
-            self._problems.error(path, f"cannot write to the folder {at}; choose another one, or change its owner")
-
 
 def _channels(template: ChannelTemplate, source: ChannelPattern) -> str:
     """Return the pattern of the channels that messages of a source are published to."""
@@ -551,11 +481,3 @@ def _circle(start: _Flow, follows: Mapping[KeyPath, list[_Flow]]) -> list[_Flow]
         else:
             stack.pop()
     return None
-
-
-def _is_plain_secret(key: str, value: object) -> bool:
-    return key == "password" and isinstance(value, str)
-
-
-def _secret_key(extra: Mapping[str, Any]) -> str:
-    return next(key for key, value in extra.items() if _is_plain_secret(key, value))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.bounded import BoundedCache
 from messaging.errors import InvalidHeaderError, MessagingError
+from messaging.gateway.extensions import of_target
 from messaging.journal import RecordTemplate
 from messaging.model import Features, MessageContext, stored_properties
 from messaging.model import headers as headers_
@@ -117,23 +118,8 @@ class Destinations:
         self._features = features
         self._carries_properties = Features.MESSAGE_PROPERTIES in features
         self._carries_headers = Features.EXTENSION_HEADERS in features
-        self._fixed = self._fixed_extensions()
+        self._fixed: Mapping[str, Any] = of_target(settings, features)
         self._cache: BoundedCache[tuple[Any, ...], Destination] = BoundedCache(_CACHED)
-
-    def _fixed_extensions(self) -> Mapping[str, Any]:
-        settings = self._settings
-        found: dict[str, Any] = dict(settings.extensions)
-        if settings.qos is not None:
-            found[Features.EXTENSION_QOS] = settings.qos
-        elif Features.EXTENSION_GUARANTEED_DELIVERY in self._features:
-            found[Features.EXTENSION_GUARANTEED_DELIVERY] = True
-        if settings.time_to_live is not None:
-            found[Features.EXTENSION_TIME_TO_LIVE] = settings.time_to_live
-        if settings.priority is not None:
-            found[Features.EXTENSION_PRIORITY] = settings.priority
-        if settings.retain == "always":
-            found[Features.EXTENSION_RETAIN] = True
-        return found
 
     def find(self, channel: str, shape: Shape, values: Mapping[str, str]) -> Destination:
         """Return the destination of a message.

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from messaging.connection import delays
 from messaging.errors import ClosedError, MessagingError
 from messaging.execution import Flag, Serial, clock, engine, workers
 from messaging.gateway.destinations import Destinations, Shape, passed_gateways
+from messaging.gateway.extensions import of_source, with_prefetch
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
 from messaging.gateway.pipeline.steps import filled
 from messaging.gateway.reports import DeviceStateDTO
@@ -124,16 +125,9 @@ class DeviceStates:
 
     def _subscribe(self) -> None:
         source, features = self.settings.source, self._source.features
-        options: dict[str, Any] = dict(source.extensions)
-        if Features.EXTENSION_QOS in features:
-            options["qos"] = source.qos if source.qos is not None else 1
-        if source.queue is not None:
-            options["queue"] = source.queue
-        if source.deduplicate is not None:
-            options["deduplicate"] = source.deduplicate
         try:
             registration = self._source.on(
-                self._pattern.pattern, self._note_device, prefetch=source.prefetch, **options
+                self._pattern.pattern, self._note_device, **with_prefetch(of_source(source, features), source.prefetch)
             )
         except ClosedError:
             return

@@ -110,13 +110,13 @@ def _read(path: Path) -> tuple[Problems, GatewaySettings | None]:
     if document is None:
         return failed, None
     problems = Problems(str(path), positions)
-    variables: set[KeyPath] = set()
+    variables: dict[KeyPath, bool] = {}
     document = _filled(document, problems, variables, ())
     _resolve_paths(document, path.resolve().parent)
     settings = _validated(document, problems, variables)
     if settings is not None and not problems.has_errors:
         _admit_modules(settings, path.resolve().parent)
-        check_into(settings, problems)
+        check_into(settings, problems, variables)
     return problems, settings
 
 
@@ -234,16 +234,14 @@ _PARSERS: Final = {".toml": _parse_toml, ".yaml": _parse_yaml, ".yml": _parse_ya
 # --- environment variables and paths
 
 
-def _filled(value: Any, problems: Problems, variables: set[KeyPath], path: KeyPath) -> Any:
-    """Return a value with the variables of its texts put in; note the values that are nothing but a variable."""
+def _filled(value: Any, problems: Problems, variables: dict[KeyPath, bool], path: KeyPath) -> Any:
+    """Return a value with the variables of its texts put in; note each, and whether it is nothing but a variable."""
     if isinstance(value, dict):
         return {key: _filled(each, problems, variables, (*path, key)) for key, each in value.items()}
     if isinstance(value, list):
         return [_filled(each, problems, variables, (*path, number)) for number, each in enumerate(value)]
     if not isinstance(value, str) or "$" not in value:
         return value
-    if _WHOLE_VARIABLE.fullmatch(value):
-        variables.add(path)
 
     def replaced(found: re.Match[str]) -> str:
         name, default, wrong = found[1], found[2], found[3]
@@ -252,6 +250,7 @@ def _filled(value: Any, problems: Problems, variables: set[KeyPath], path: KeyPa
             return ""
         if name is None:
             return "$"
+        variables[path] = _WHOLE_VARIABLE.fullmatch(value) is not None
         given: str | None = os.environ.get(name, default)
         if given is None:
             problems.error(path, f"the environment variable {name} is not set; ${{{name}:-text}} gives a default")
@@ -291,7 +290,7 @@ def _resolved(path: str, folder: Path) -> str:
 
 
 def _validated(
-    document: dict[str, Any], problems: Problems, variables: set[KeyPath]
+    document: dict[str, Any], problems: Problems, variables: Mapping[KeyPath, bool]
 ) -> GatewaySettings | None:  # fmt: skip
     for attempt in range(2):
         try:
@@ -306,12 +305,12 @@ def _validated(
     return None
 
 
-def _convert(document: dict[str, Any], found: list[Any], variables: set[KeyPath]) -> bool:
+def _convert(document: dict[str, Any], found: list[Any], variables: Mapping[KeyPath, bool]) -> bool:
     """Convert variables that stand for a number or a boolean; return whether there was one."""
     converted = False
     for each in found:
         path = tuple(each["loc"])
-        if path in variables and each["type"] in ("int_type", "float_type", "bool_type", "literal_error"):
+        if variables.get(path) and each["type"] in ("int_type", "float_type", "bool_type", "literal_error"):
             table: Any = document
             for part in path[:-1]:
                 table = table[part]

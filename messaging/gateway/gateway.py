@@ -199,13 +199,11 @@ class Gateway:
         self.close()
 
     def _connect(self, name: str, settings: InstanceSettings) -> None:
-        url, keywords = settings.connect_arguments()  # refuses a file that cannot be read
-        if settings.password_path is not None:
-            del keywords["password"]
-            keywords["password_file"] = settings.password_path
-        arguments: dict[str, Any] = {"start_offline": True, "keep_session": True, "name": f"{self.name}-{name}"}
-        arguments |= keywords | self._connecting
-        instance = messaging.connect(url, services=self._services, **arguments)
+        url, _ = settings.connect_arguments()  # refuses a file that cannot be read
+        arguments = settings.keywords(f"{self.name}-{name}")
+        for _, text in settings.refusals():
+            raise ConfigurationError(f"gateway '{self.name}': instances.{name}: {text}")
+        instance = messaging.connect(url, services=self._services, **(arguments | self._connecting))
         self._instances[name] = instance
         self._targets[name] = Target(instance, 1)
         instance.connection_state.subscribe(lambda state: self._note_state(name, state))

@@ -22,6 +22,7 @@ from messaging.connection import delays
 from messaging.errors import ArgumentError, ClosedError, JournalError, MessagingError
 from messaging.execution import Flag, Serial, clock, engine, workers
 from messaging.gateway.destinations import Shape, passed_gateways
+from messaging.gateway.extensions import is_unacknowledged, of_source, with_prefetch
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft
 from messaging.gateway.stored import Stored
 from messaging.journal import Record
@@ -242,25 +243,14 @@ class Intake:
     def _open(self, rules: Rules) -> MessageStream[Any]:
         source, settings = self._source, rules.settings.source
         features = source.features
-        extensions: dict[str, Any] = dict(settings.extensions)
-        if settings.qos is not None:
-            extensions[Features.EXTENSION_QOS] = settings.qos
-        elif Features.EXTENSION_QOS in features:
-            extensions.setdefault(Features.EXTENSION_QOS, 1)
-        if settings.queue is not None:
-            extensions[Features.EXTENSION_QUEUE] = settings.queue
-        if settings.deduplicate is not None:
-            extensions[Features.EXTENSION_DEDUPLICATE] = settings.deduplicate
+        extensions = with_prefetch(of_source(settings, features), settings.prefetch)
         if rules.settings.target.retain == "keep" and _RETAIN_AS_PUBLISHED in features:
             extensions.setdefault(_RETAIN_AS_PUBLISHED, True)
         if _PACKET_ID in features:
             extensions.setdefault(_PACKET_ID, True)
-        is_unacknowledged = str(extensions.get(Features.EXTENSION_QOS)) == "0"
-        extensions[Features.EXTENSION_PREFETCH] = settings.prefetch
-        extensions[Features.EXTENSION_BUFFER_SIZE] = settings.prefetch
         context = MessageContext(ChannelPattern(settings.channel).pattern, extensions=MappingProxyType(extensions))
         subscribe = source.subscription.subscribe
-        if is_unacknowledged:
+        if is_unacknowledged(extensions):
             return subscribe(context)
         try:
             return subscribe(context, keep_subscription=True, acknowledge="manual")

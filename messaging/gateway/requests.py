@@ -23,6 +23,7 @@ from messaging.connection import delays
 from messaging.errors import ClosedError, MessagingError, ReplyError
 from messaging.execution import Promise, clock, engine, workers
 from messaging.gateway.destinations import Destinations, Shape, passed_gateways
+from messaging.gateway.extensions import of_source, with_prefetch
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
 from messaging.gateway.reports import RequestRouteDTO
 from messaging.model import Features, Message
@@ -85,17 +86,9 @@ class RequestRoute:
 
     def _register(self) -> None:
         source, features = self.settings.source, self._source.features
-        options: dict[str, Any] = dict(source.extensions)
-        if source.queue is not None:
-            options["queue"] = source.queue
-        if source.qos is not None:
-            options["qos"] = source.qos
-        elif Features.EXTENSION_QOS in features:
-            options.setdefault(Features.EXTENSION_QOS, 1)
-        if source.deduplicate is not None:
-            options["deduplicate"] = source.deduplicate
+        options = of_source(source, features)
         if "prefetch" in source.model_fields_set:  # by default as many requests as are handled at a time
-            options["prefetch"] = source.prefetch
+            options = with_prefetch(options, source.prefetch)
         many = self.settings.many
         handler = self._answer_many if many else self._answer
         try:

@@ -23,13 +23,15 @@ from pydantic import (
     model_validator,
 )
 
+from messaging.environment import ENVIRONMENT_PREFIX
 from messaging.errors import ConfigurationError, InvalidUrlError
 from messaging.model import MAX_PREFETCH, parse_host, parse_url
+from messaging.model.extensions import DEDUPLICATE_SECONDS
+from messaging.model.settings import LocalPath  # noqa: TC001  # pydantic reads it
 
-#: settings of instances that name a file, or a folder
-FILE_OPTIONS: Final = ("password_file", "cafile", "certfile", "keyfile")
+#: settings of instances that name a folder that is made, and all that name a file or a folder
 FOLDER_OPTIONS: Final = ("inbox_path", "outbox_path")
-PATH_OPTIONS: Final = (*FILE_OPTIONS, *FOLDER_OPTIONS, "capath")
+PATH_OPTIONS: Final = ("password_file", "cafile", "capath", "certfile", "keyfile", *FOLDER_OPTIONS)
 #: seconds of each unit of a duration
 _DURATIONS: Final = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 #: bytes of each unit of a size
@@ -54,6 +56,10 @@ def _quantity(value: Any, units: Mapping[str, float], what: str, example: str) -
 
 def _duration(value: Any) -> Any:
     return _quantity(value, _DURATIONS, "a duration", "5 s")
+
+
+def _deduplicate(value: Any) -> Any:
+    return {True: DEDUPLICATE_SECONDS, False: None}[value] if isinstance(value, bool) else value
 
 
 def _size(value: Any) -> Any:
@@ -83,6 +89,15 @@ ImportPath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z
 FieldPath = Annotated[str, StringConstraints(min_length=1)]
 
 
+#: arguments of ``connect()`` that are no settings -> why a gateway has none of them
+_NO_SETTINGS: Final[Mapping[str, str]] = {
+    "will": "the table 'status' publishes the state of the gateway, offline by last will",
+    "birth": "the table 'status' publishes the state of the gateway after each connection",
+    "services": "it is an argument of Gateway() in Python",
+    "interceptors": "they are an argument of Gateway() in Python",
+}
+
+
 class Part(BaseModel):
     """The base of all parts: unknown keys are errors, values are strict and do not change."""
 
@@ -100,7 +115,7 @@ class InstanceSettings(Part):
     model_config = ConfigDict(extra="allow")
 
     url: str = Field(description="URL of the broker; several hosts separated by commas are tried in turn")
-    password_file: Path | None = Field(None, description="file with the password", strict=False)
+    password_file: LocalPath | None = Field(None, description="file with the password", strict=False)
     credential: Name | None = Field(
         None, description="name of a systemd credential with the password: a file in $CREDENTIALS_DIRECTORY"
     )
@@ -137,10 +152,34 @@ class InstanceSettings(Part):
             )
         return Path(folder) / self.credential
 
-    def connect_arguments(self) -> tuple[str, dict[str, Any]]:
-        """Return the URL and the settings for :func:`messaging.connect`, with the password that its file holds now.
+    def keywords(self, name: str) -> dict[str, Any]:
+        """Return the settings for :func:`messaging.connect`: those of the file, and what a gateway asks for.
 
-        A gateway gives the file in place of the password: it is read before each connection, and when it changes.
+        The password is given by its file, which is read before each connection, and when it changes. What a gateway
+        asks for is a default: the file, the URL and the environment win.
+
+        Args:
+            name: of the instance, unless the file or the URL has one.
+
+        Raises:
+            ConfigurationError: systemd gives this process no credentials.
+        """
+        found: dict[str, Any] = dict(self.model_extra or {})
+        path = self.password_path
+        if path is not None:
+            found["password_file"] = path
+        given = {*found, *parse_url(self.url).options}
+        wanted = {"start_offline": True, "keep_session": True}
+        given |= {each for each in wanted if f"{ENVIRONMENT_PREFIX}{each.upper()}" in os.environ}
+        return {key: value for key, value in {**wanted, "name": name}.items() if key not in given} | found
+
+    def refusals(self) -> Iterator[tuple[str, str]]:
+        """Yield the keys that are arguments of ``connect()`` and no settings, each with the way out."""
+        for key in _NO_SETTINGS.keys() & (self.model_extra or {}).keys():
+            yield key, f"{key!r} is no setting of an instance: {_NO_SETTINGS[key]}"
+
+    def connect_arguments(self) -> tuple[str, dict[str, Any]]:
+        """Return the URL and the settings of the file, with the password that its file holds now.
 
         Raises:
             ConfigurationError: the file of the password cannot be read.
@@ -168,8 +207,8 @@ class SourceSettings(Part):
     prefetch: Annotated[int, Field(ge=1, le=MAX_PREFETCH)] = Field(
         1024, description="messages that the broker sends ahead: as many as are on their way to the disk"
     )
-    deduplicate: Duration | None = Field(
-        None, description="drop messages whose message id was received within this time before"
+    deduplicate: Annotated[Duration | None, BeforeValidator(_deduplicate)] = Field(
+        None, description="drop messages whose message id was received within this time before; true: one hour"
     )
     extensions: dict[str, Any] = Field(default_factory=dict, description="further extensions of the subscription")
 
@@ -360,7 +399,7 @@ class GatewaySettings(Part):
     """A gateway: the content of its configuration file."""
 
     name: Name = Field(description="name of the gateway, unique among the gateways of its brokers")
-    data: Path = Field(description="folder of the buffers, made if it is missing", strict=False)
+    data: LocalPath = Field(description="folder of the buffers, made if it is missing", strict=False)
     instances: dict[Name, InstanceSettings] = Field(min_length=1, description="connections to brokers, by name")
     routes: dict[Name, RouteSettings] = Field(default_factory=dict, description="store-and-forward routes, by name")
     requests: dict[Name, RequestSettings] = Field(default_factory=dict, description="routes of requests, by name")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from messaging.errors import ArgumentError
-from messaging.gateway import GatewaySettings, Severity, check
+from messaging.gateway import GatewaySettings, Severity, check, read
 from messaging.testing.tables import table
 
 
@@ -76,6 +76,41 @@ def test_what_may_be_meant_is_a_warning(tmp_path: Path, changes: dict[str, Any],
     assert len(found) == 1, found
     assert found[0][0] == key
     assert text in found[0][1]
+
+
+@table(
+    "instances, key, text",
+    [
+        ({"a": {"url": "memory://a", "name": "x"}, "b": {"url": "memory://b?name=x"}}, "instances.b.url",
+         "have the same name"),
+        ({"a": {"url": "mqtt://h?client_id=x"}, "b": {"url": "mqtt://h", "client_id": "x"}}, "instances.b.client_id",
+         "have the same client_id"),
+        ({"a": {"url": "memory://a"}, "b": {"url": "mqtt://u@b", "credential": "c", "password": "p"}},
+         "instances.b.password", "'password' and option 'credential' exclude each other"),
+        ({"a": {"url": "memory://a"}, "b": {"url": "mqtts://b", "capath": "/nowhere"}}, "instances.b.capath",
+         "cannot read the folder /nowhere"),
+    ],
+)  # fmt: skip
+def test_instances_that_cannot_run_beside_each_other_are_errors(
+    tmp_path: Path, instances: dict[str, Any], key: str, text: str
+) -> None:
+    (found,) = check(settings(tmp_path, instances=instances, routes={}, requests={}, status={"instance": "a"}))[:1]
+    assert (found.key, found.severity) == (key, Severity.ERROR)
+    assert text in found.text
+
+
+def test_a_secret_from_the_environment_is_no_secret_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RX_SECRET", "hunter2")
+    url = "mqtts://u:{0}@h?keyfile_password={0}&certfile=c.pem"
+    (tmp_path / "c.pem").touch()
+    for secret, warned in (("hunter2", 1), ("${RX_SECRET}", 0), ("hunter$$2", 1)):
+        file = tmp_path / "gateway.yaml"
+        file.write_text(
+            f"name: gw\ndata: data\ninstances: {{a: {{url: '{url.format(secret)}'}}}}\nstatus: {{instance: a}}\n"
+        )
+        assert sum("the file holds a" in each.text for each in read(file).problems) == warned, secret
 
 
 def test_a_circle_over_several_routes_is_found(tmp_path: Path) -> None:

@@ -99,6 +99,17 @@ def _arrives(a: Broker, b: Broker, channel: str) -> bool:
     return bool(b.received)
 
 
+def test_messages_of_qos_0_are_stored_and_published(mosquitto: Mosquitto, names: Names, tmp_path: Path) -> None:
+    source = {"channel": "qos0/+", "qos": 0}
+    instances = {"a": {"url": mosquitto.url}, "b": names["b"]}
+    given = settings(tmp_path, instances=instances, routes={"r": route(source, "out/x")})
+    assert [each.key for each in check(given)] == ["routes.r.buffer.full"]  # such messages cannot be held back
+    with Broker(mosquitto.url) as a, Broker(names["b"]["url"], "out/+") as b, Gateway(given) as gateway:
+        started(gateway)
+        a.send("qos0/1", b"1", qos=1)
+        eventually(lambda: b.payloads == [b"1"])
+
+
 def test_messages_wait_for_a_target_that_is_away_also_over_a_restart(mosquitto: Mosquitto, tmp_path: Path) -> None:
     name = unique("routes-away")
     with Away(mosquitto) as away, Broker(mosquitto.url, f"{name}/out", qos=1) as m:
