@@ -179,7 +179,7 @@ def status(file: _Place, json: _Json = False) -> int:
         write(f"gateway {found['name']}: {found['state']}\n".encode())
         rows = [
             [
-                each["name"], each["source"], "up" if each["is_source_up"] else "down", each["target"],
+                each["name"], each["source"], _state(each), each["target"],
                 "up" if each["is_target_up"] else "down", str(each["received"]), str(each["published"]),
                 str(each["buffer"]["depth"]), f"{each['buffer']['age']:.0f} s", str(each["buffer"]["dead_letters"]),
             ]
@@ -189,6 +189,12 @@ def status(file: _Place, json: _Json = False) -> int:
         show_table(columns, rows)
         write("".join(f"problem: {each}\n" for each in found["problems"]).encode())
     return ExitCode.FAILED if found["problems"] else ExitCode.OK
+
+
+def _state(route: Mapping[str, Any]) -> str:
+    if not route["is_source_up"]:
+        return "down"
+    return "held back" if route["buffer"].get("is_held_back") else "up"
 
 
 @gateway.command()

@@ -101,6 +101,9 @@ class Buffer:
         self.recognition = Recognition(name, self.journal, RECENT)
         #: why the disk does not take messages; ``None``: it does
         self.problem: str | None = None
+        #: why the disk takes no messages, so that the source is held back; ``None``: it does
+        self.held: JournalFullError | None = None
+        self.journal.listen_held(self._note_held)
         self._is_closed = False
         #: held while positions are written to the disk
         self._recording = threading.Lock()
@@ -180,6 +183,16 @@ class Buffer:
             self.journal.put(stored)
         except MessagingError as error:
             self.note_refused(stored, error)
+
+    def _note_held(self, error: JournalFullError | None) -> None:
+        """Log that the source is held back by a full disk, and the end of it. On the thread of the journal."""
+        if error is not None:
+            logger.error("route '%s': the source is held back: %s", self._name, error)
+        else:
+            logger.warning(
+                "route '%s': the source is not held back any more: no message waits for room on the disk", self._name
+            )
+        self.held = error
 
     def _abandon(self, stored: Stored) -> None:
         """Leave the messages of the source to their broker, which delivers them again: the gateway is stopping."""
@@ -377,6 +390,11 @@ class Buffer:
                 self._ranges = self._ranges[1:]
 
     # --- state, from any thread
+
+    @property
+    def is_held_back(self) -> bool:
+        """Return whether new messages wait for room: on the disk, or within the bounds of the buffer."""
+        return self.journal.is_blocked
 
     @property
     def age(self) -> float:

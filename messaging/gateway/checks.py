@@ -368,7 +368,8 @@ class _Checks:
 
     def _check_prefetch(self) -> None:
         """Warn of bounds of an instance that its routes and devices replace by their own."""
-        sources = {each.source.instance for each in [*self._settings.routes.values(), *self._settings.devices.values()]}
+        sources = {each.source.instance for each in self._settings.routes.values()}
+        sources |= {each.source.instance for each in self._settings.devices.values()}
         for name in sources & self._brokers.keys():
             instance = self._settings.instances[name]
             for option in ("prefetch", "buffer_size"):

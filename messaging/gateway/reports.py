@@ -18,6 +18,9 @@ class BufferDTO:
     accepted: int = field(metadata=counter("messages that were stored", "messages"))
     dropped: int = field(metadata=counter("messages that were dropped for lack of room or for their age", "messages"))
     dead_letters: int = field(metadata=gauge("dead letters that are kept", "messages"))
+    is_held_back: bool = field(
+        default=False, metadata=gauge("whether the source is held back: the disk or the buffer is full")
+    )
 
 
 @dataclass(frozen=True, slots=True)

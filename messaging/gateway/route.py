@@ -259,6 +259,7 @@ class Route:
                 accepted=buffer.accepted,
                 dropped=buffer.dropped,
                 dead_letters=buffer.journal.dead_letter_count,
+                is_held_back=buffer.is_held_back,
             ),
         )
 
@@ -269,5 +270,7 @@ class Route:
         """Return what keeps the route from storing messages; a target that is away is no problem: messages wait."""
         if not self.settings.enabled:
             return []
+        held = self.buffer.held
         found = [self.buffer.problem, self._intake.problem]
+        found += [] if held is None else [f"the source is held back: {held}"]
         return [f"route '{self.name}': {each}" for each in found if each is not None]

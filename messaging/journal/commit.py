@@ -8,7 +8,8 @@ and stores lazy cursor positions. It starts with the first job and ends when the
 **Locks.** ``_committing`` is held by the thread that writes; the front of ``_waiting`` belongs to it.
 
 **Full.** Under the policy ``block`` the records stay in ``_waiting``. They are tried again when a cursor has moved, and
-every 0.2 s; one whose deadline passes is refused at that time, wherever it stands.
+every 0.2 s; one whose deadline passes is refused at that time, wherever it stands. If it is the disk that has no room,
+:attr:`GroupCommit.held` says so, from the first failed write until nothing waits any more.
 """
 
 from __future__ import annotations
@@ -73,6 +74,12 @@ class GroupCommit:
         self._free = free
         self._waiting = Waiting()
         self._committing = threading.Lock()
+        #: whether records wait for room, under the bounds or on the disk. Read from any thread
+        self.is_blocked = False
+        #: why the disk takes no records while they wait; ``None``: it does, or none waits. Read from any thread
+        self.held: JournalFullError | None = None
+        #: called on the committing thread with each change of ``held``
+        self.on_held: Callable[[JournalFullError | None], object] = self._log_held
         #: why the waiting records were not written, and when to try again; ``None`` if there was room
         self._full: JournalFullError | None = None
         self._retry_at = 0.0
@@ -176,6 +183,9 @@ class GroupCommit:
                     else:
                         self._refuse_late()
                     self._sync_in_time()
+                if not self._waiting:
+                    self._note_held(None)
+                    self.is_blocked = False
             except Exception:  # a defect must not end the thread: records wait for it
                 logger.exception("journal %s: failed to write; going on", self._log.folder.shown)
             if self._is_closed:
@@ -218,7 +228,10 @@ class GroupCommit:
             if error is None:
                 return bool(self._waiting)
             if fitting == 1:
-                return self._handle_full(batch, error, self._retention.full_disk)
+                goes_on = self._handle_full(batch, error, self._retention.full_disk)
+                if self._full is error:
+                    self._note_held(error)
+                return goes_on
             fitting //= 2  # the disk may have room for fewer
 
     def _handle_full(self, batch: Sequence[Append], error: JournalFullError, policy: Full) -> bool:
@@ -230,6 +243,7 @@ class GroupCommit:
         if policy == "block":
             self._waiting.put_back(batch)
             self._full = error
+            self.is_blocked = True
             self._retry_at = clock.monotonic() + _RETRY
             self._refuse_late()
             return False
@@ -240,6 +254,22 @@ class GroupCommit:
         self._waiting.put_back([entry for entry in batch if len(entry.record) < needed])
         self._refuse([entry for entry in batch if len(entry.record) >= needed], error)
         return bool(self._waiting)
+
+    def _note_held(self, error: JournalFullError | None) -> None:
+        """Report that records wait for room on the disk, or that none waits any more; each once."""
+        if (self.held is None) == (error is None):
+            return
+        self.held = error
+        try:
+            self.on_held(error)
+        except Exception:
+            logger.exception("journal %s: failed to report a full disk", self._log.folder.shown)
+
+    def _log_held(self, error: JournalFullError | None) -> None:
+        if error is not None:
+            logger.error("%s; records wait until there is room", error)  # the text says it all
+        else:
+            logger.warning("journal %s: no record waits for room on the disk any more", self._log.folder.shown)
 
     def _refuse_late(self) -> None:
         """Refuse the waiting records whose deadline has passed; all of them if the journal is being closed."""
@@ -311,6 +341,7 @@ class GroupCommit:
             self._log.close()
 
     def _fail_waiting(self) -> None:
+        self.held, self.is_blocked = None, False
         while batch := self._waiting.take():
             self._refuse(batch, ClosedError(f"journal {self._log.folder.shown}: closed before the record was written"))
 

@@ -50,7 +50,7 @@ from messaging.journal.upkeep import Upkeep
 from messaging.journal.views import JournalView
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from messaging.journal.entries import Append
     from messaging.model import Message
@@ -533,7 +533,22 @@ class Journal(JournalView):
         """Return why no record can be appended now, as texts for people; empty: records can be appended."""
         if self._is_closed:
             return (f"journal {self.folder.shown}: closed",)
+        held = self._commit.held
+        if held is not None:
+            return (str(held),)
         return (str(self._retention.full_error()),) if self._retention.is_full else ()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Return whether records wait for room, within the bounds or on the disk. From any thread."""
+        return self._commit.is_blocked
+
+    def listen_held(self, listener: Callable[[JournalFullError | None], object]) -> None:
+        """Have ``listener`` called in place of the log when records begin to wait for a full disk, and when none does.
+
+        It runs on the thread that writes: with the cause when the first one waits, with ``None`` when all are written.
+        """
+        self._commit.on_held = listener
 
     # --- closing
 

@@ -19,6 +19,7 @@ import pytest
 import messaging
 from messaging.errors import ArgumentError, ClosedError, ConfigurationError, JournalError
 from messaging.gateway import Gateway, check
+from messaging.gateway.control import call
 from messaging.gateway.dead_letters import Selection, letters
 from messaging.gateway.destinations import PASSED_HEADER
 from messaging.gateway.drain import ATTEMPTS
@@ -27,6 +28,7 @@ from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
+from tests.disks import ballast
 from tests.gateway.kit import Away, Broker, route, settings, started, unique
 
 Names = dict[str, Any]
@@ -303,6 +305,44 @@ def test_a_full_buffer_drops(policy: str, names: Names, mosquitto: Mosquitto, tm
         assert arrived[:50] == list(range(-1, 49))
     else:
         assert arrived[-50:] == list(range(250, 300))
+
+
+def test_a_route_that_a_full_disk_holds_back_says_so_once_and_when_it_ends(
+    names: Names, tmp_path: Path, disk_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = disk_of("2m")
+    lost = {"url": "mqtt://127.0.0.1:1", "reconnect_max": 60.0}
+    given = settings(disk / "data", instances={"a": names["a"], "b": lost}, routes={"r": route("in/+", "out/x")})
+    with Broker(names["a"]["url"]) as a, Gateway(given) as gateway:
+        eventually(lambda: gateway.report().routes[0].is_subscribed)
+        assert not gateway.report().routes[0].buffer.is_held_back
+        file = ballast(disk, 60_000)
+        a.send("in/1", *(b"%d" % number + bytes(1000) for number in range(200)))
+        eventually(lambda: gateway.report().routes[0].buffer.is_held_back)
+        (problem,) = call(disk / "data", "status")["problems"][:1]
+        assert problem.startswith("route 'r': the source is held back: ")
+        assert "disk" in problem
+        assert any("held back" in each for each in gateway.problems())
+        file.unlink()
+        eventually(lambda: gateway.report().routes[0].buffer.accepted == 200)
+        eventually(lambda: not gateway.report().routes[0].buffer.is_held_back)
+        assert gateway.problems() == []
+    lines = [each.getMessage() for each in caplog.records if "held back" in each.getMessage()]
+    assert [each.partition(" held back")[0] for each in lines] == [
+        "route 'r': the source is",
+        "route 'r': the source is not",
+    ]
+
+
+def test_a_route_whose_buffer_is_full_is_shown_as_held_back(names: Names, tmp_path: Path) -> None:
+    lost = {"url": "mqtt://127.0.0.1:1", "reconnect_max": 60.0}
+    routes = {"r": route("in/+", "out/x", {"max_bytes": 20_000})}
+    given = settings(tmp_path, instances={"a": names["a"], "b": lost}, routes=routes)
+    with Broker(names["a"]["url"]) as a, Gateway(given) as gateway:
+        eventually(lambda: gateway.report().routes[0].is_subscribed)
+        a.send("in/1", *(bytes(1000) for _ in range(30)))
+        eventually(lambda: gateway.report().routes[0].buffer.is_held_back)
+        assert gateway.problems() == []  # it is what ``block`` is for
 
 
 def test_a_source_is_acknowledged_only_when_the_message_is_on_the_disk(

@@ -237,6 +237,22 @@ def test_a_full_disk_blocks_until_there_is_room(small_disk: Path) -> None:
         assert journal.info().damage == []
 
 
+def test_a_full_disk_is_logged_once_with_its_end(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Journal.open(small_disk / "j", timeout=60) as journal:
+        file = ballast(small_disk, LEFT)
+        fill(journal)
+        eventually(lambda: not journal.is_blocked)  # the last record was refused in time
+        caplog.clear()
+        later = [journal.submit("a", PAYLOAD) for _ in range(50)]
+        eventually(lambda: "records wait until there is room" in caplog.text)
+        assert (journal.is_blocked, len(journal.problems())) == (True, 1)
+        file.unlink()
+        results(later)
+        eventually(lambda: not journal.is_blocked)
+    lines = [each for each in caplog.records if "room" in each.getMessage()]
+    assert [each.levelname for each in lines] == ["ERROR", "WARNING"], caplog.text
+
+
 def test_a_full_disk_rejects_until_there_is_room(small_disk: Path) -> None:
     with Journal.open(small_disk / "j", full="reject") as journal:
         file = ballast(small_disk, LEFT)
