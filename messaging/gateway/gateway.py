@@ -17,13 +17,15 @@ from messaging.gateway.buffer import ROUTES_FOLDER
 from messaging.gateway.control import ControlServer
 from messaging.gateway.dead_letters import Selection
 from messaging.gateway.devices import DeviceStates
+from messaging.gateway.instance_checks import unconnected
 from messaging.gateway.reports import GatewayDTO
 from messaging.gateway.requests import RequestRoute
 from messaging.gateway.route import Route
 from messaging.gateway.settings import GatewaySettings, listening_address
-from messaging.gateway.status import Status
+from messaging.gateway.status import Status, last_will
 from messaging.gateway.targets import Target
 from messaging.observability.monitor import SnapshotPublisher
+from messaging.properties import announced
 from messaging.reporting import register_reporter
 from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog, counted, did_you_mean, tolerant
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from messaging import Messaging
     from messaging.connection import ConnectionState
     from messaging.gateway.control import Calls
-    from messaging.gateway.settings import DeviceStateSettings, InstanceSettings, RequestSettings
+    from messaging.gateway.settings import DeviceStateSettings, InstanceSettings, RequestSettings, StatusSettings
     from messaging.observability.endpoint import MonitoringEndpoint
     from messaging.services import ServiceRegistration
 
@@ -124,7 +126,7 @@ class Gateway:
                 self._registration = register_reporter(self._services, self)
                 self._listen(self.settings)
                 for name, each in self.settings.instances.items():
-                    self._connect(name, each)
+                    self._connect(name, each, self.settings.status)
                 for route_name in self.settings.routes:
                     self._routes[route_name] = self._new_route(route_name, self.settings)
                 for route in self._routes.values():
@@ -198,11 +200,13 @@ class Gateway:
     ) -> None:
         self.close()
 
-    def _connect(self, name: str, settings: InstanceSettings) -> None:
+    def _connect(self, name: str, settings: InstanceSettings, status: StatusSettings | None) -> None:
         url, _ = settings.connect_arguments()  # refuses a file that cannot be read
         arguments = settings.keywords(f"{self.name}-{name}")
         for _, text in settings.refusals():
             raise ConfigurationError(f"gateway '{self.name}': instances.{name}: {text}")
+        if status is not None and status.instance == name:
+            arguments["will"] = last_will(status, self.name, announced(unconnected(url, arguments)))
         instance = messaging.connect(url, services=self._services, **(arguments | self._connecting))
         self._instances[name] = instance
         self._targets[name] = Target(instance, 1)
@@ -372,9 +376,12 @@ class Gateway:
     def _change(self, settings: GatewaySettings) -> None:
         """Change routes and instances. Under the lock."""
         old = self.settings
+        wills = {(each.status.instance, each.status.channel) for each in (old, settings) if each.status is not None}
+        # a connection has its last will from the beginning
+        moved = {name for name, _ in wills if len(wills) > 1 or old.status is None or settings.status is None}
         replaced = {
             name for name, each in old.instances.items()
-            if name in settings.instances and settings.instances[name] != each
+            if name in settings.instances and (settings.instances[name] != each or name in moved)
         }  # fmt: skip
         gone = (set(old.instances) - set(settings.instances)) | replaced
         self._stop_others(settings, gone)
@@ -390,7 +397,7 @@ class Gateway:
             self._instances.pop(name).close(_CLOSE_TIMEOUT)
         for name, each in settings.instances.items():
             if name not in self._instances:
-                self._connect(name, each)
+                self._connect(name, each, settings.status)
         failure: MessagingError | None = None
         for name, each_route in settings.routes.items():
             try:

@@ -75,10 +75,7 @@ class _InstanceChecks:
         given = instance.model_copy(update={"password_file": file, "credential": None})
         try:
             url = parse_url(instance.url)
-            kind = find_adapter(url.scheme)
-            adapter = kind(
-                url, load_settings(kind.settings_type, url, given.keywords(f"{self._settings.name}-{name}")), name
-            )
+            adapter = unconnected(instance.url, given.keywords(f"{self._settings.name}-{name}"))
         except InvalidOptionError as error:
             key = error.option if error.option in extra else "url"
             if error.option in PASSWORD_SOURCES and key == "url" and file is not None:
@@ -151,6 +148,17 @@ class _InstanceChecks:
                     "disconnects one for the other; give each its own, or leave it out",
                 )
             seen.setdefault(key, name)
+
+
+def unconnected(url: str, keywords: Mapping[str, Any]) -> Adapter:
+    """Return the adapter of an instance that is not made: it tells what the instance can do.
+
+    Raises:
+        InvalidUrlError, UnknownSchemeError, InvalidOptionError, MissingExtraError, AdapterClashError: as they say.
+    """
+    parsed = parse_url(url)
+    kind = find_adapter(parsed.scheme)
+    return kind(parsed, load_settings(kind.settings_type, parsed, keywords), str(keywords.get("name")))
 
 
 def check_folder(problems: Problems, path: KeyPath, folder: Path) -> None:

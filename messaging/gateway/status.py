@@ -2,7 +2,8 @@
 
 The payload is a JSON object: ``state`` (``online``, ``offline``), ``gateway``, and while online ``time`` (seconds since
 the epoch), ``started``, and for each route the messages in its buffer, their age in seconds, bytes, and dead letters.
-It is published when the connection is there, each time: the broker has published the last will after a loss.
+It is published when the connection is there, each time: the broker has published the last will after a loss. The will
+goes with the first connection of the instance, see :func:`last_will`.
 
 **Threads.** States are published on worker threads, one at a time; timers run on the engine's loop and only wake one.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ClosedError, MessagingError
+from messaging.errors import MessagingError
 from messaging.execution import Flag, Serial, clock, engine
 from messaging.gateway.pipeline import ChannelTemplate
 from messaging.model import Features
@@ -33,8 +34,34 @@ logger = SafeLog(__name__)
 
 #: how long closing waits for the last state, seconds
 _CLOSE_TIMEOUT: Final = 2.0
-#: deadline of the last will, seconds: none. The broker may come at any time after the start
-_WILL_TIMEOUT: Final = 1e9
+
+
+def last_will(settings: StatusSettings, gateway: str, features: frozenset[str]) -> dict[str, Any] | None:
+    """Return the last will of an instance with these features, for ``connect``; ``None``: it has no wills."""
+    if Features.EXTENSION_LAST_WILL not in features:
+        return None
+    content = json.dumps(_offline(gateway)).encode()
+    return {"channel": _channel(settings, gateway), "content": content, **_options(features)}
+
+
+def _channel(settings: StatusSettings, gateway: str) -> str:
+    return ChannelTemplate(settings.channel).render({"gateway": gateway})
+
+
+def _offline(gateway: str) -> dict[str, Any]:
+    return {"state": "offline", "gateway": gateway}
+
+
+def _options(features: frozenset[str]) -> dict[str, Any]:
+    """Return the keywords with which states are published."""
+    options: dict[str, Any] = {}
+    if Features.EXTENSION_RETAIN in features:
+        options["retain"] = True
+    if Features.EXTENSION_QOS in features:
+        options["qos"] = 1
+    if Features.MESSAGE_PROPERTIES in features:
+        options["content_type"] = "application/json"
+    return options
 
 
 class Status:
@@ -54,26 +81,17 @@ class Status:
         self._messaging = messaging
         self._report = report
         self._name = report().name
-        self._channel = ChannelTemplate(settings.channel).render({"gateway": self._name})
+        self._channel = _channel(settings, self._name)
         self._timer: asyncio.TimerHandle | None = None
         self._states: DisposableBase | None = None
         #: whether a heartbeat is due, and whether ``offline`` is
         self._is_due = self._is_closing = False
         self._ended = Flag()
         self._last: Promise[None] | None = None
-        self._will: Promise[None] | None = None
         self._serial = Serial(self._work, lambda: self._is_due)
 
     def start(self) -> None:
-        """Set the last will, and publish a heartbeat as soon as the instance is connected."""
-        if Features.EXTENSION_LAST_WILL in self._messaging.features:
-            try:
-                self._will = self._publish(self._offline(), last_will=True)
-                self._will.add_done_callback(self._note_will)
-            except MessagingError as error:  # a reload: a connection has one will
-                logger.warning(
-                    "gateway '%s': the last will stays as it is until the next start: %s", self._name, error
-                )  # fmt: skip
+        """Publish a heartbeat as soon as the instance is connected."""
         self._states = self._messaging.connection_state.subscribe(self._note_state)
         running = engine()
         running.call(self._arm)
@@ -81,12 +99,6 @@ class Status:
     def _note_state(self, state: ConnectionState) -> None:
         if state.is_up:
             self._wake()
-
-    def _note_will(self, will: Promise[None]) -> None:
-        error = will.exception(0)
-        if error is not None and not isinstance(error, ClosedError):
-            logger.warning("gateway '%s': it has no last will: %s", self._name, error)
-        self._wake()
 
     def _arm(self) -> None:
         if not self._is_closing:
@@ -106,11 +118,9 @@ class Status:
         self._is_due, is_closing = False, self._is_closing
         if self._ended.is_set():
             return
-        if self._will is not None and not self._will.done() and not is_closing:
-            return  # a gateway that is killed now would be online for ever
         try:
             if self._messaging.connection_state.value.is_up:  # a state would be old when it arrives
-                state = self._offline() if is_closing else online_state(self._report())
+                state = _offline(self._name) if is_closing else online_state(self._report())
                 self._last = self._publish(state)
                 self._last.add_done_callback(self._note_outcome)
         except MessagingError as error:
@@ -120,20 +130,8 @@ class Status:
         if is_closing:
             self._ended.set()
 
-    def _offline(self) -> dict[str, Any]:
-        return {"state": "offline", "gateway": self._name}
-
-    def _publish(self, state: dict[str, Any], *, last_will: bool = False) -> Promise[None]:
-        features = self._messaging.features
-        options: dict[str, Any] = {}
-        if Features.EXTENSION_RETAIN in features:
-            options["retain"] = True
-        if Features.EXTENSION_QOS in features:
-            options["qos"] = 1
-        if last_will:
-            options |= {"last_will": True, "timeout": _WILL_TIMEOUT}
-        if Features.MESSAGE_PROPERTIES in features:
-            options["content_type"] = "application/json"
+    def _publish(self, state: dict[str, Any]) -> Promise[None]:
+        options = _options(self._messaging.features)
         return self._messaging.publish(self._channel, json.dumps(state).encode(), **options)
 
     def _note_outcome(self, promise: Promise[None]) -> None:

@@ -228,13 +228,12 @@ class GroupCommit:
             if error is None:
                 return bool(self._waiting)
             if fitting == 1:
-                goes_on = self._handle_full(batch, error, self._retention.full_disk)
-                if self._full is error:
-                    self._note_held(error)
-                return goes_on
+                return self._handle_full(batch, error, self._retention.full_disk, is_disk=True)
             fitting //= 2  # the disk may have room for fewer
 
-    def _handle_full(self, batch: Sequence[Append], error: JournalFullError, policy: Full) -> bool:
+    def _handle_full(
+        self, batch: Sequence[Append], error: JournalFullError, policy: Full, *, is_disk: bool = False
+    ) -> bool:
         """Apply the policy to records of which the first has no room; return whether to go on at once."""
         if self._free():
             self._waiting.put_back(batch)
@@ -244,6 +243,8 @@ class GroupCommit:
             self._waiting.put_back(batch)
             self._full = error
             self.is_blocked = True
+            if is_disk:
+                self._note_held(error)
             self._retry_at = clock.monotonic() + _RETRY
             self._refuse_late()
             return False

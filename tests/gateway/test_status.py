@@ -17,6 +17,7 @@ from messaging import Message, Messaging
 from messaging.gateway import Gateway, GatewaySettings
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.cli.program import Lines
 from tests.forking import ForkedProcess
@@ -155,6 +156,28 @@ def test_a_gateway_that_is_killed_is_offline(mosquitto: Mosquitto, tmp_path: Pat
                 process.kill()
                 eventually(lambda: watcher.names[-1] == "offline", "offline")
     assert retained(url, settings["name"]) == "offline"
+
+
+@table("version", ["3.1.1", "5"])
+def test_the_last_will_goes_with_the_first_connection(mosquitto: Mosquitto, tmp_path: Path, version: str) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        settings = given(tmp_path, f"mqtt://127.0.0.1:{proxy.port}?version={version}")
+        with watching(mosquitto.url, settings["name"]) as watcher, Gateway(GatewaySettings.model_validate(settings)):
+            eventually(lambda: "online" in watcher.names)
+            assert proxy.attempts == 1
+            proxy.refuse()
+            eventually(lambda: watcher.names[-1] == "offline", "the last will")
+
+
+def test_a_reload_that_brings_a_status_brings_its_last_will(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        settings = given(tmp_path, f"mqtt://127.0.0.1:{proxy.port}")
+        without = GatewaySettings.model_validate({**settings, "status": None})
+        with watching(mosquitto.url, settings["name"]) as watcher, Gateway(without) as gateway:
+            gateway.reload(GatewaySettings.model_validate(settings))
+            eventually(lambda: "online" in watcher.names)
+            proxy.refuse()
+            eventually(lambda: watcher.names[-1] == "offline", "the last will")
 
 
 def test_a_gateway_that_was_there_before_its_broker_has_its_will(mosquitto: Mosquitto, tmp_path: Path) -> None:
