@@ -24,6 +24,7 @@ from messaging.execution import Flag, Serial, clock, engine, workers
 from messaging.gateway.destinations import Shape, passed_gateways
 from messaging.gateway.extensions import is_unacknowledged, of_source, with_prefetch
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft
+from messaging.gateway.rings import MANY, WITHIN, RingWatch
 from messaging.gateway.stored import Stored
 from messaging.journal import Record
 from messaging.model import Features, MessageContext, stored_properties
@@ -209,6 +210,7 @@ class Intake:
         self._is_stopped = False
         self._delays: Iterator[float] = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
         self._recognition = rules.pipeline.members = buffer.recognition
+        self._ring = None if Features.EXTENSION_HEADERS in source.features else RingWatch()
         self._room = buffer.room
         # --- with batches or held samples, a worker of its own handles messages and timers
         self._inbox: deque[Any] = deque()
@@ -322,6 +324,12 @@ class Intake:
             if passed and (rules.gateway in passed or len(passed) >= rules.max_hops):
                 self._refuse_looped(incoming, passed)
                 return
+            if self._ring is not None and self._ring.note(incoming.channel, message.payload, clock.monotonic()):
+                logger.warning(
+                    "route '%s': %d equal messages of %r within %g s: if they come from a ring of gateways, they go "
+                    "round for ever, because '%s' carries no headers; set version=5, or envelope=true on all sides",
+                    rules.name, MANY, incoming.channel, WITHIN, self._source.name,
+                )  # fmt: skip
             message_id = extensions.get(Features.EXTENSION_MESSAGE_ID) or self._identify(message, extensions)
             if rules.pipeline.is_plain:
                 destination = rules.direct(incoming, extensions)
