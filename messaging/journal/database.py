@@ -2,7 +2,9 @@
 
 The database is in WAL mode with ``synchronous=FULL``: when a change returns, it survives the loss of power. It has one
 writer. A change takes one lock, whichever thread makes it. The schema has one version, ``PRAGMA user_version``; older
-databases are migrated when they are opened, and newer ones are refused.
+databases are migrated when they are opened, and newer ones are refused. ``PRAGMA application_id`` is the key of the
+journal: with the positions of another one its records would pass for acknowledged. Databases of earlier versions have
+none, and get it from their first writer.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from messaging.errors import ClosedError, JournalCorruptError, JournalError, JournalFullError, JournalUnreadableError
+from messaging.errors import (
+    ClosedError,
+    JournalCorruptError,
+    JournalError,
+    JournalFullError,
+    JournalUnreadableError,
+)
 from messaging.execution import clock
 from messaging.journal.folders import private
 
@@ -46,6 +54,10 @@ MIGRATIONS: Final[Sequence[str]] = (
 _BUSY: Final = 5.0
 
 
+class ForeignStateError(JournalUnreadableError):
+    """The database is that of another journal."""
+
+
 class Database:
     """The database of a journal. Thread safe.
 
@@ -53,6 +65,7 @@ class Database:
         folder: of the journal; must exist.
         option: the setting with the path, for errors.
         writable: whether to create and migrate it.
+        key: of the frames of the journal; ``None``: there are none beside it.
 
     Attributes:
         is_alone: whether it is not shared with readers, because the disk was full when it was opened; every change,
@@ -60,12 +73,17 @@ class Database:
 
     Raises:
         JournalUnreadableError: the database was written by a newer version, or cannot be opened to write.
+        ForeignStateError: it is that of another journal.
         JournalError: it cannot be opened to read.
         JournalCorruptError: the database is damaged, and not writable; otherwise it is replaced by an empty one.
     """
 
-    def __init__(self, folder: Path, *, option: str | None = None, writable: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, option: str | None = None, writable: bool = True, key: int | None = None
+    ) -> None:
         self._path = folder / FILE
+        #: signed, as SQLite has it; 0 stands for none
+        self._key = 0 if key is None else (key ^ 2**31) - 2**31 or 1
         self._shown = str(folder)
         self._option = option
         #: guards the connection
@@ -136,11 +154,21 @@ class Database:
             if version > len(MIGRATIONS):
                 text = f"{FILE} has schema version {version}, and this version of the library knows {len(MIGRATIONS)}"
                 raise JournalUnreadableError(self._shown, f"{text}; use a newer one", self._option)
+            key = connection.execute("PRAGMA application_id").fetchone()[0]
+            if key and self._key and key != self._key:
+                text = (
+                    f"{FILE} is that of another journal: its positions are not those of these records; put the right "
+                    "one in its place. `messaging journal repair` moves it aside: cursors begin with the oldest record"
+                )
+                raise ForeignStateError(self._shown, text, self._option)
             if writable:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("PRAGMA synchronous=FULL")
                 for number in range(version, len(MIGRATIONS)):
                     connection.executescript(f"BEGIN; {MIGRATIONS[number]} PRAGMA user_version={number + 1}; COMMIT;")
+                if self._key and not key:
+                    with contextlib.suppress(sqlite3.OperationalError):  # a full disk: the next open writes it
+                        connection.execute(f"PRAGMA application_id={self._key}")
             connection.execute("SELECT * FROM cursors").fetchall()  # a damaged database is detected here
         except BaseException:
             connection.close()

@@ -116,7 +116,7 @@ class Journal(JournalView):
             sync_closed=fsync != "never",
         )
         resources.callback(log.close)
-        state = State(Path(folder.path), option=option)
+        state = State(Path(folder.path), option=option, key=identity.key)
         resources.callback(state.close)
         super().__init__(folder, identity.id, log, state)
         self._quarantine = quarantine
@@ -244,7 +244,7 @@ class Journal(JournalView):
             state = None
             if STATE_FILE in folder.list():
                 try:
-                    state = State(Path(folder.path), writable=False)
+                    state = State(Path(folder.path), writable=False, key=identity.key)
                 except JournalUnreadableError:  # of a newer version
                     raise
                 except JournalError as error:  # the records do not need it

@@ -1,14 +1,20 @@
-"""Repairing a damaged ``journal.json``. The segments tell the key of their frames, and so which id is right."""
+"""Repairing a damaged ``journal.json``, and a ``state.db`` of another journal.
+
+The segments tell the key of their frames, and so which id is right.
+"""
 
 from __future__ import annotations
 
 import json
 import string
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
-from messaging.errors import JournalUnreadableError, check_path
+from messaging.errors import JournalError, JournalUnreadableError, check_path
 from messaging.execution import clock
+from messaging.journal.database import FILE as STATE
+from messaging.journal.database import ForeignStateError
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.frames import HEADER_BYTES
 from messaging.journal.identity import (
@@ -24,9 +30,7 @@ from messaging.journal.identity import (
 )
 from messaging.journal.log import META, segment_paths
 from messaging.journal.records import FORMAT as RECORDS
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from messaging.journal.state import State
 
 #: the characters of the file
 _CHARACTERS: Final = (string.digits + string.ascii_letters + string.punctuation + " \n").encode()
@@ -36,7 +40,7 @@ def repair(path: str | Path) -> str:
     """Restore the identity of a journal that no process has open; return what was done, as a text for people.
 
     One changed character is restored. Otherwise a journal of messages gets a new identity, with all its records. The
-    damaged file is kept beside it.
+    damaged file is kept beside it. A ``state.db`` of another journal is moved aside.
 
     Args:
         path: its folder; a journal of messages, or of a Spark query.
@@ -56,8 +60,9 @@ def repair(path: str | Path) -> str:
             keys = Counter(keys_in(folder, partitions))
             key = max(keys, key=lambda each: keys[each], default=None)
             if _values_of(text, key) is not None:
-                check_key(folder, Identity.of(json.loads(text)).key, partitions)
-                return f"{META} is intact; nothing was changed"
+                found = Identity.of(json.loads(text)).key
+                check_key(folder, found, partitions)
+                return _moved_state(folder, found) or f"{META} is intact; nothing was changed"
             new = _restored(text, key)
             if new is not None:
                 done = f"one character of {META} was wrong and is restored"
@@ -66,7 +71,26 @@ def repair(path: str | Path) -> str:
             kept = f"{META}.damaged-{clock.wall_ns()}"
             folder.write(kept, [text])
             folder.write(META, [new])
-            return f"{done}; the file of before is {kept}"
+            moved = _moved_state(folder, Identity.of(json.loads(new)).key)
+            return f"{done}; the file of before is {kept}" + (f"; {moved}" if moved else "")
+
+
+def _moved_state(folder: LocalFolder, key: int) -> str:
+    """Move the database of another journal aside; return what was done."""
+    path = Path(folder.path)
+    if not (path / STATE).exists():
+        return ""
+    try:
+        State(path, writable=False, key=key).close()
+    except ForeignStateError:
+        moved = f"{STATE}.foreign-{clock.wall_ns()}"
+        for suffix in ("-shm", "-wal", ""):
+            if (path / f"{STATE}{suffix}").exists():
+                (path / f"{STATE}{suffix}").rename(path / f"{moved}{suffix}")
+        return f"{STATE} was that of another journal and is now {moved}; cursors begin with the oldest record"
+    except JournalError:
+        pass  # a damaged one is replaced by the next writer
+    return ""
 
 
 def _values_of(text: bytes, key: int | None) -> dict[str, Any] | None:

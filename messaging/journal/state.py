@@ -46,13 +46,16 @@ class State:
         folder: of the journal; must exist.
         option: the setting with the path, for errors.
         writable: whether to create and migrate its database.
+        key: of the frames of the journal; ``None``: there are none beside it.
 
     Raises:
         JournalUnreadableError, JournalError, JournalCorruptError: see :class:`~messaging.journal.database.Database`.
     """
 
-    def __init__(self, folder: Path, *, option: str | None = None, writable: bool = True) -> None:
-        self._database = Database(folder, option=option, writable=writable)
+    def __init__(
+        self, folder: Path, *, option: str | None = None, writable: bool = True, key: int | None = None
+    ) -> None:
+        self._database = Database(folder, option=option, writable=writable, key=key)
         #: seconds that the time of ids is ahead of the wall clock, see :meth:`open_seen`
         self._seen_ahead = 0.0
 

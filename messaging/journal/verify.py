@@ -102,15 +102,15 @@ def verify(path: str | Path) -> Verification:
             unfinished += log.unfinished
             damage += log.damage
         quarantined = Quarantine(folder, writable=False).ranges()
-        state = _state_error(folder)
+        state = _state_error(folder, found.key)
         return Verification(folder.path, found.kind, segments, size, records, unfinished, damage, quarantined, state)
 
 
-def _state_error(folder: LocalFolder) -> str | None:
+def _state_error(folder: LocalFolder, key: int) -> str | None:
     if STATE_FILE not in folder.list():
         return None
     try:
-        state = State(Path(folder.path), writable=False)
+        state = State(Path(folder.path), writable=False, key=key)
         try:
             state.check()
         finally:

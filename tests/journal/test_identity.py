@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
+import sqlite3
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +130,48 @@ def test_segments_of_another_journal_are_refused(tmp_path: Path) -> None:
         with pytest.raises(JournalUnreadableError, match="does not belong to the segments"):
             attempt(str(tmp_path / "one"))
     assert contents(str(tmp_path / "one")) == before
+
+
+def acknowledged(path: Path, records: int, position: int) -> str:
+    """Make a journal with a cursor; return its folder."""
+    with Journal.open(path) as journal:
+        for number in range(records):
+            journal.append("a", b"%d" % number)
+        journal.cursor("c").commit(position)
+    return str(path)
+
+
+def test_a_database_of_another_journal_is_refused_and_moved_aside(tmp_path: Path) -> None:
+    mine, other = acknowledged(tmp_path / "mine", 5, 1), acknowledged(tmp_path / "other", 50, 40)
+    shutil.copy(f"{other}/state.db", f"{mine}/state.db")
+    before = contents(mine)
+    for attempt in (Journal.open, Journal.view):
+        with pytest.raises(JournalUnreadableError, match=r"state.db is that of another journal.*repair"):
+            attempt(mine)
+    assert "another journal" in (verify(mine).state or "")
+    assert contents(mine) == before
+    assert "is now state.db.foreign-" in repair(mine)
+    with Journal.open(mine) as journal:
+        assert offsets(journal.read()) == [0, 1, 2, 3, 4]
+        assert journal.cursor("c").position == 0
+        assert journal.append("a", b"5") == 5
+    assert [*Path(mine).glob("state.db.foreign-*")]
+    assert repair(mine) == "journal.json is intact; nothing was changed"
+
+
+def test_a_database_of_an_earlier_version_is_adopted_and_an_older_one_of_the_same_journal_opens(tmp_path: Path) -> None:
+    mine = acknowledged(tmp_path / "mine", 5, 1)
+    shutil.copy(f"{mine}/state.db", tmp_path / "older")
+    with Journal.open(mine) as journal:
+        journal.cursor("c").commit(4)
+    shutil.copy(tmp_path / "older", f"{mine}/state.db")
+    with contextlib.closing(sqlite3.connect(f"{mine}/state.db")) as connection:
+        assert connection.execute("PRAGMA application_id").fetchone()[0] != 0
+        connection.execute("PRAGMA application_id=0")
+    with Journal.open(mine) as journal:
+        assert journal.cursor("c").position == 1
+    with contextlib.closing(sqlite3.connect(f"{mine}/state.db")) as connection:
+        assert connection.execute("PRAGMA application_id").fetchone()[0] != 0
 
 
 @table("place", [0, 5, 20, 29, 40])
