@@ -23,7 +23,7 @@ from messaging.errors import ArgumentError, ClosedError, JournalError, Messaging
 from messaging.execution import Flag, Serial, clock, engine, workers
 from messaging.gateway.destinations import Shape, passed_gateways
 from messaging.gateway.extensions import is_unacknowledged, of_source, with_prefetch
-from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft
+from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft, is_redelivered
 from messaging.gateway.rings import MANY, WITHIN, RingWatch
 from messaging.gateway.stored import Stored
 from messaging.journal import Record
@@ -53,8 +53,6 @@ _LONGEST_PAUSE: Final = 60.0
 _RETRY: Final = 0.5
 #: channels whose captures and target are kept
 _CACHED: Final = 4096
-#: extension of messages that the broker has sent before
-_REDELIVERED: Final = "redelivered"
 #: subscription option, and extension of received messages, of MQTT: what recognises a message without an id
 _PACKET_ID: Final = "packetId"
 #: subscription option of MQTT 5: retained messages keep their flag
@@ -334,10 +332,9 @@ class Intake:
             if rules.pipeline.is_plain:
                 destination = rules.direct(incoming, extensions)
                 stored = Stored(self._buffer, message.payload, destination, message_id, (incoming,))
-                if not self._recognition.is_new_id(message_id):
-                    stored.key = self._recognition.key(message_id, destination.channel, message.payload)
-                    if _REDELIVERED in extensions and self._is_repeated(stored):
-                        return
+                stored.key = self._recognition.key(message_id, destination.channel, message.payload)
+                if stored.key and is_redelivered(message) and self._is_repeated(stored):
+                    return
                 self._store(stored)
             else:
                 draft = rules.draft(message.payload, incoming, message_id, message)
@@ -363,12 +360,10 @@ class Intake:
                 payload, message_id = draft.payload, draft.message_id or self._recognition.new_id()
                 sources = shared.get(id(draft), draft.sources)
                 stored = Stored(self._buffer, payload, destination, message_id, sources, draft.members)
-                if not self._recognition.is_new_id(message_id):
-                    # what a pipeline makes of a redelivered message is compared: each part of it is stored once
-                    stored.key = self._recognition.key(message_id, destination.channel, payload)
-                    is_redelivered = any(_REDELIVERED in each.context.extensions for each in draft.sources)
-                    if is_redelivered and self._is_repeated(stored):
-                        continue
+                # what a pipeline makes of a redelivered message is compared: each part of it is stored once
+                stored.key = self._recognition.key(message_id, destination.channel, payload)
+                if stored.key and any(map(is_redelivered, draft.sources)) and self._is_repeated(stored):
+                    continue
             except MessagingError as error:
                 for message in draft.sources:
                     self._fail(message, error)
@@ -396,7 +391,7 @@ class Intake:
         if packet is None:
             return self._recognition.new_id()
         return self._recognition.identify(
-            packet, message.context.channel, message.payload, is_redelivered=_REDELIVERED in extensions,
+            packet, message.context.channel, message.payload, is_redelivered=is_redelivered(message),
             connection=self._source.connection_state.value,
         )  # fmt: skip
 

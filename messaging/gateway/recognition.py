@@ -27,7 +27,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import MessagingError
-from messaging.gateway.stored import members_of, recognition_key
+from messaging.gateway.stored import members_of
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -84,10 +84,6 @@ class Recognition:
         """Return an id for a message that has none and cannot be recognised."""
         return f"{self._run}-{next(self._numbers):x}"
 
-    def is_new_id(self, message_id: str) -> bool:
-        """Return whether an id is one of :meth:`new_id`, made by this run."""
-        return message_id.startswith(self._run) and _IDENTIFIED.fullmatch(message_id) is None
-
     def identify(self, packet: int, channel: str, payload: bytes, *, is_redelivered: bool, connection: object) -> str:
         """Return the id of a received message without one: the same as before if it is delivered again.
 
@@ -137,10 +133,10 @@ class Recognition:
     # --- stored messages
 
     def key(self, message_id: str, channel: str, payload: bytes) -> int:
-        """Return a number that is the same for the same message, within this process. It is not 0."""
+        """Return a number that is the same for the same message, within this process; 0 for one of :meth:`new_id`."""
         if self._own_id(message_id):  # the id holds the content as it was received; steps may add the time, say
             return hash(message_id) or 1
-        return recognition_key(message_id, channel, payload)
+        return 0 if message_id.startswith(self._run) else hash((message_id, channel, payload)) or 1
 
     def member(self, message_id: str, channel: str, payload: bytes) -> str:
         """Return what is stored beside a batch of one of its messages: the same in each process."""

@@ -34,11 +34,6 @@ class Source(Protocol):
         """Acknowledge the message: it is on the disk, or was dropped as the policy says. On any thread."""
 
 
-def recognition_key(message_id: str, channel: str, payload: bytes) -> int:
-    """Return a number that is the same for the same message, within this process. It is not 0."""
-    return hash((message_id, channel, payload)) or 1
-
-
 def with_members(properties: str, members: Sequence[str]) -> str:
     """Return the stored properties of a batch, with what recognises each of its messages.
 

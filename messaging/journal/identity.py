@@ -37,13 +37,8 @@ def key_of(identity: str) -> int:
     return zlib.crc32(identity.encode())
 
 
-def seed_of(identity: str, partition: int = 0) -> int:
-    """Return the seed of the frames of a partition, see :mod:`messaging.journal.frames`."""
-    return seed_with(key_of(identity), partition)
-
-
 def seed_with(key: int, partition: int) -> int:
-    """Return the seed of the frames of a partition of a journal with this key."""
+    """Return the seed of the frames of a partition of a journal with this key, see :mod:`messaging.journal.frames`."""
     return zlib.crc32(f"/{partition}".encode(), key)
 
 

@@ -33,7 +33,8 @@ META: Final = "journal.json"
 _SUFFIX: Final = ".segment"
 
 
-def _path(partition: int, segment: int) -> str:
+def segment_path(partition: int, segment: int) -> str:
+    """Return the path of a segment in the folder of its journal."""
     return f"{partition}/{segment:020d}{_SUFFIX}"
 
 
@@ -48,7 +49,7 @@ def _listed(folder: Folder, partition: int) -> list[tuple[int, int]]:
 
 def segment_paths(folder: Folder, partition: int) -> list[tuple[str, int]]:
     """Return the name and the size in bytes of each segment of a partition, in order."""
-    return [(_path(partition, segment), size) for segment, size in _listed(folder, partition)]
+    return [(segment_path(partition, segment), size) for segment, size in _listed(folder, partition)]
 
 
 class Tail(NamedTuple):
@@ -86,7 +87,7 @@ class Log:
 
     def segment_name(self, segment: int) -> str:
         """Return the name of the file of a segment, relative to the folder."""
-        return _path(self.partition, segment)
+        return segment_path(self.partition, segment)
 
     def list_segments(self) -> list[tuple[int, int]]:
         """Return the first offset and the size in bytes of each segment on the disk, in order."""

@@ -86,7 +86,9 @@ class Quarantine:
 
     def _is_covered(self, found: DamagedRange) -> bool:
         """Return whether other damage tells the records of ``found`` as lost already."""
-        return any(_covers(each, found) for each in self._known | (self._earlier or set()) if each != found)
+        return any(
+            covers(each, found.first, found.until) for each in self._known | (self._earlier or set()) if each != found
+        )
 
     def _copy(self, found: DamagedRange, data: memoryview) -> str:
         """Copy damaged bytes; return what became of them."""
@@ -111,7 +113,11 @@ class Quarantine:
         with self._lock:
             found = self._known | _parsed(self._folder.list(FOLDER))
         spans = [each for each in found if each.position < each.end]
-        found -= {each for each in found if each.position == each.end and any(_covers(span, each) for span in spans)}
+        found -= {
+            each
+            for each in found
+            if each.position == each.end and any(covers(span, each.first, each.until) for span in spans)
+        }
         return sorted(found, key=lambda each: (each.first, each.segment, each.position))
 
 
@@ -120,6 +126,6 @@ def _parsed(names: Iterable[str]) -> set[DamagedRange]:
     return {DamagedRange(*map(int, parts.groups())) for parts in found if parts}
 
 
-def _covers(known: DamagedRange, found: DamagedRange) -> bool:
-    """Return whether ``known`` tells the records of ``found`` as lost already."""
-    return known.first <= found.first and found.until <= known.until
+def covers(known: DamagedRange, first: int, until: int) -> bool:
+    """Return whether ``known`` tells the records from ``first`` to before ``until`` as lost already."""
+    return known.first <= first and until <= known.until

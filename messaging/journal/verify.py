@@ -10,8 +10,8 @@ from messaging.journal.database import FILE as STATE_FILE
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.frames import Damage, walk
 from messaging.journal.identity import KIND, read_kind
-from messaging.journal.log import META, Log
-from messaging.journal.quarantine import DamagedRange, Quarantine
+from messaging.journal.log import META, Log, segment_path
+from messaging.journal.quarantine import DamagedRange, Quarantine, covers
 from messaging.journal.records import FORMAT, LEAST_RECORD, decode_records
 from messaging.journal.segments import lost_rows
 from messaging.journal.state import State
@@ -62,17 +62,16 @@ class Verification(NamedTuple):
     @property
     def unknown(self) -> list[Damaged]:
         """The damage that no writer has found and copied yet."""
-        known = [(each, f"0/{each.segment:020d}.segment") for each in self.quarantined]
+        known = [(copy, segment_path(0, copy.segment)) for copy in self.quarantined]
         return [
             each
             for each in self.damage
             if not any(
-                each.segment == name
+                each.segment == path
                 and copy.position <= each.position
                 and each.end <= copy.end
-                and copy.first <= each.first
-                and each.until <= copy.until
-                for copy, name in known
+                and covers(copy, each.first, each.until)
+                for copy, path in known
             )
         ]
 

@@ -13,7 +13,7 @@ import pytest
 
 from messaging.journal import Journal, State, encode_record
 from messaging.journal.folders import LocalFolder
-from messaging.journal.identity import seed_of
+from messaging.journal.identity import key_of, seed_with
 from messaging.journal.log import LogWriter
 from messaging.model import Message, MessageContext
 from messaging.testing.tables import table
@@ -56,7 +56,7 @@ def spark_journal(path: str) -> list[Path]:
     folder.make()
     Path(path, "journal.json").write_text('{"format": 1, "id": "s1", "source": {}}')
     for partition in (0, 1):
-        log = LogWriter(folder, partition, head=b"a schema", segment_bytes=1, seed=seed_of("s1", partition))
+        log = LogWriter(folder, partition, head=b"a schema", segment_bytes=1, seed=seed_with(key_of("s1"), partition))
         for n in range(3):
             log.append_frame(5, [b"body %d" % n])
         log.close()

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from messaging.gateway import buffer as buffer_module
-from messaging.gateway.stored import Stored, recognition_key
+from messaging.gateway.stored import Stored
 from messaging.testing.waiting import eventually
 from tests.gateway.test_ranges import DESTINATION, opened
 
 
 def stored(buffer: buffer_module.Buffer, number: int, payload: bytes = b"x") -> Stored:
     message = Stored(buffer, payload, DESTINATION, f"id{number}")
-    message.key = recognition_key(message.message_id, DESTINATION.channel, payload)
+    message.key = buffer.recognition.key(message.message_id, DESTINATION.channel, payload)
     return message
 
 

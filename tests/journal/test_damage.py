@@ -17,7 +17,7 @@ from messaging.errors import JournalError, JournalUnreadableError
 from messaging.journal import Journal, verify
 from messaging.journal.folders import LocalFolder
 from messaging.journal.frames import encode, scan
-from messaging.journal.identity import seed_of
+from messaging.journal.identity import key_of, seed_with
 from messaging.testing.tables import table
 from tests.journal.conftest import Open
 from tests.journal.logs import SEED, Lost, add, check, filled, flip, offsets, read, segment_files, view, writer
@@ -187,7 +187,7 @@ def test_damage_in_many_places_is_passed_fast_and_copied_up_to_a_bound(
     journal = filled(opened, 2400, where=folder, fsync="never")
     journal.close()
     (file,) = segment_files(folder)
-    frames = [*scan(memoryview(file.read_bytes()), seed_of(journal.id))]
+    frames = [*scan(memoryview(file.read_bytes()), seed_with(key_of(journal.id), 0))]
     flip(file, *(frame.position if part == "header" else frame.end - 1 for frame in frames[1::2]))
     Path(folder, "0", f"{2400:020d}.segment").touch()  # the first one is closed
     journal = opened(folder)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 #: the value of a draft that was not decoded
 _UNREAD: Final = object()
 _JSON: Final = "application/json"
+#: extension of messages that the broker has sent before
+_REDELIVERED: Final = "redelivered"
 
 
 def read_json(payload: bytes, content_encoding: str | None, *, limit: int = MAX_DECODED_SIZE) -> Any:
@@ -43,6 +45,11 @@ def write_json(value: Any) -> bytes:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise EncodeError(f"the value cannot be written as JSON: {error}") from None
+
+
+def is_redelivered(message: Any) -> bool:
+    """Return whether the broker has sent a message of the source before."""
+    return _REDELIVERED in message.context.extensions
 
 
 class Draft:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from messaging.errors import ConfigurationError, MessagingError
 from messaging.gateway.pipeline.batches import Batcher, compressed
-from messaging.gateway.pipeline.draft import Draft
+from messaging.gateway.pipeline.draft import Draft, is_redelivered
 from messaging.gateway.pipeline.parts import divide
 from messaging.gateway.pipeline.patterns import GIVEN_NAMES, ChannelPattern, ChannelTemplate
 from messaging.gateway.pipeline.sparkplug import SparkplugStep
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: extension of messages that the broker has sent before
-_REDELIVERED: Final = "redelivered"
 #: key of deadband and sample after the step ``sparkplug``: a channel has many metrics there
 _SPARKPLUG_KEY: Final = "{group}/{edge_node}/{device}/{metric}"
 
@@ -228,8 +226,7 @@ class Pipeline:
             return True
         member = self.members.member(draft.message_id, target, draft.payload)
         draft.members = (member,)
-        is_redelivered = any(_REDELIVERED in each.context.extensions for each in draft.sources)
-        return not (is_redelivered and self.members.is_member(member))
+        return not (any(map(is_redelivered, draft.sources)) and self.members.is_member(member))
 
     def _transformed(self, draft: Draft) -> list[Draft]:
         passed: list[Draft] = [draft]
