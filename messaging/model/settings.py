@@ -65,6 +65,8 @@ def _secret(value: SecretStr) -> SecretStr:
 def _path(value: object) -> object:
     if value == "":  # it would be the working directory
         raise ValueError("is empty: give a path, or leave the option out")
+    if isinstance(value, (str, Path)) and "\0" in str(value):
+        raise ValueError("holds a NUL character, which no path has")
     return value
 
 
