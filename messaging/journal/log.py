@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 #: the file that identifies a journal; a folder without it is no journal
 META: Final = "journal.json"
 _SUFFIX: Final = ".segment"
+#: files with a higher number are not of a journal: the offset of a record has 63 bits
+_LAST_SEGMENT: Final = 2**63 - 1
 
 
 def segment_path(partition: int, segment: int) -> str:
@@ -42,7 +44,7 @@ def _listed(folder: Folder, partition: int) -> list[tuple[int, int]]:
     found = []
     for name, size in folder.list(str(partition)).items():
         stem = name.removesuffix(_SUFFIX)
-        if stem != name and len(stem) == 20 and stem.isdecimal():
+        if stem != name and len(stem) == 20 and stem.isascii() and stem.isdecimal() and int(stem) <= _LAST_SEGMENT:
             found.append((int(stem), size))
     return sorted(found)
 

@@ -278,6 +278,17 @@ def test_a_missing_file_is_reported_and_the_rest_is_read(log: Path) -> None:
     assert survives(log) == set(range(6, 11))
 
 
+def test_a_file_with_an_impossible_number_is_no_segment(path: str, opened: Open) -> None:
+    filled(opened, 5).close()
+    (Path(path) / "0" / f"{10**20 - 1}.segment").write_bytes(b"x")
+    journal = opened()
+    assert offsets(journal.read()) == [0, 1, 2, 3, 4]
+    assert journal.append("a", b"x") == 5
+    journal.close()
+    with Journal.view(path) as view:
+        assert view.end == 6
+
+
 def test_random_damage_of_many_places(log: Path) -> None:
     choose = random.Random(7)
     damaging = Damaging(log)
