@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, MessagingError, check_instance
 from messaging.gateway.destinations import PASSED_HEADER
-from messaging.gateway.extensions import SOURCE_KEYS, TARGET_KEYS, of_source, of_target, refusals
+from messaging.gateway.extensions import SOURCE_KEYS, TARGET_KEYS, is_unacknowledged, of_source, of_target, refusals
 from messaging.gateway.instance_checks import Broker, check_folder, check_instances
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Pipeline
 from messaging.gateway.pipeline.steps import SPARKPLUG_NAMES, condition, template_names, transform
@@ -266,6 +266,12 @@ class _Checks:
                 (*path, "to", "retain"),
                 f"the instance '{route.source.instance}' ({', '.join(source.capabilities.protocols)}) does not tell "
                 "which messages are retained, but for those from before the subscription; use MQTT 5 or 'always'",
+            )
+        target_extensions = of_target(route.target, frozenset())
+        if is_unacknowledged(target_extensions):
+            problems.warning(
+                (*path, "to", "qos" if route.target.qos is not None else "extensions"),
+                "messages of QoS 0 are deleted when they are sent: a loss of the connection loses those on their way",
             )
         if route.source.qos == 0 and route.buffer.full == "block":
             problems.warning(

@@ -99,11 +99,12 @@ class _InstanceChecks:
                 continue
             if option in FOLDER_OPTIONS:
                 check_folder(self._problems, (*path, key), value)
-            elif option == "capath":
-                if not (value.is_dir() and os.access(value, os.R_OK | os.X_OK)):
-                    self._problems.error((*path, key), f"{option}: cannot read the folder {value}")
-            elif not (value.is_file() and os.access(value, os.R_OK)):
-                self._problems.error((*path, key), f"{option}: cannot read the file {value}")
+            else:
+                what, is_there, mode = "file", os.path.isfile, os.R_OK
+                if option == "capath":
+                    what, is_there, mode = "folder", os.path.isdir, os.R_OK | os.X_OK
+                if not (is_there(value) and os.access(value, mode)):
+                    self._problems.error((*path, key), f"{option}: cannot read the {what} {value!s:.200}")
 
     def _check_secrets(self, path: KeyPath, extra: Mapping[str, Any], url: BrokerUrl, kind: type[Settings]) -> None:
         """Warn of secrets that the file itself holds."""
@@ -164,8 +165,12 @@ def unconnected(url: str, keywords: Mapping[str, Any]) -> Adapter:
 def check_folder(problems: Problems, path: KeyPath, folder: Path) -> None:
     """Record that a folder is none, or cannot be made or written to."""
     at = folder
-    while not at.exists() and at != at.parent:
-        at = at.parent
+    try:
+        while not at.exists() and at != at.parent:
+            at = at.parent
+    except OSError as error:  # a name that is too long, say
+        problems.error(path, f"the folder cannot be made: {error.strerror}")
+        return
     if not at.is_dir():
         problems.error(path, f"{at} is no folder")
     elif not os.access(at, os.W_OK | os.X_OK):

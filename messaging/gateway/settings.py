@@ -40,6 +40,9 @@ _SIZES: Final = {
 }  # fmt: skip
 _QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 _MAX_SECONDS: Final = 1e9
+#: bounds of numbers of messages, and of sizes in bytes
+_MOST: Final = 10**9
+_MOST_BYTES: Final = 2**60
 #: what names of gateways, instances and routes may hold: they become names of folders, metrics and channels
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 
@@ -77,7 +80,7 @@ Duration = Annotated[
     float, BeforeValidator(_duration), Field(gt=0, le=_MAX_SECONDS), _quantity_schema("number", _DURATIONS)
 ]
 #: bytes above 0
-Size = Annotated[int, BeforeValidator(_size), Field(gt=0), _quantity_schema("integer", _SIZES)]
+Size = Annotated[int, BeforeValidator(_size), Field(gt=0, le=_MOST_BYTES), _quantity_schema("integer", _SIZES)]
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 #: a channel pattern with captures, such as ``site/{site}/+/telemetry``
 PatternText = Annotated[str, StringConstraints(min_length=1)]
@@ -252,7 +255,7 @@ class BufferSettings(Part):
     fsync: Literal["always", "interval", "never"] = Field(
         "always", description="when a message counts as stored; always: it survives the loss of power"
     )
-    max_dead_letters: Annotated[int, Field(ge=1)] = Field(
+    max_dead_letters: Annotated[int, Field(ge=1, le=_MOST)] = Field(
         100_000, description="dead letters that are kept; the oldest beyond are dropped and counted"
     )
 
@@ -260,8 +263,8 @@ class BufferSettings(Part):
 class RateSettings(Part):
     """A token bucket that limits how fast a route publishes."""
 
-    messages: Annotated[float, Field(gt=0)] = Field(description="messages per second")
-    burst: Annotated[int, Field(ge=1)] | None = Field(
+    messages: Annotated[float, Field(gt=0, le=_MOST)] = Field(description="messages per second")
+    burst: Annotated[int, Field(ge=1, le=_MOST)] | None = Field(
         None, description="messages at once; by default those of a second"
     )
 
@@ -273,8 +276,10 @@ class DeadbandSettings(Part):
     """Report by exception: a message passes if its value has changed enough since the last one that passed."""
 
     field: FieldPath = Field(description="a number of the payload, a JSON object; $ is the payload itself")
-    absolute: Annotated[float, Field(ge=0)] | None = Field(None, description="least difference")
-    percent: Annotated[float, Field(gt=0)] | None = Field(None, description="least difference in percent of the value")
+    absolute: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(None, description="least difference")
+    percent: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="least difference in percent of the value"
+    )
     max_silence: Duration | None = Field(None, description="time after which a message passes unchanged")
 
     @model_validator(mode="after")
@@ -316,7 +321,7 @@ class TransformSettings(Part):
 
     @model_validator(mode="after")
     def _is_one_step(self) -> Self:
-        if len(self.model_fields_set) != 1:
+        if len(self.model_fields_set) != 1 or getattr(self, next(iter(self.model_fields_set))) is None:
             raise ValueError(f"a transform has exactly one of {', '.join(type(self).model_fields)}; write one per step")
         return self
 
@@ -324,7 +329,7 @@ class TransformSettings(Part):
 class BatchSettings(Part):
     """Combines messages of a route, with the same target channel, to one."""
 
-    count: Annotated[int, Field(ge=1)] = Field(1000, description="messages of a batch, at most")
+    count: Annotated[int, Field(ge=1, le=_MOST)] = Field(1000, description="messages of a batch, at most")
     max_bytes: Size = Field(2**18, description="bytes of a batch, at most, before compression")
     delay: Duration = Field(1.0, description="time that the first message of a batch waits, at most")
     format: Literal["json_lines", "json_array"] = Field("json_lines", description="how payloads are combined")
@@ -373,7 +378,7 @@ class DeviceStateSettings(Part):
         description="payload for each known device when its source is unreachable, or the gateway ends"
     )
     after: Duration = Field(30.0, description="time for which the source may be disconnected")
-    max_devices: Annotated[int, Field(ge=1)] = Field(10_000, description="devices that are known, at most")
+    max_devices: Annotated[int, Field(ge=1, le=_MOST)] = Field(10_000, description="devices that are known, at most")
 
 
 # --- the gateway

@@ -247,6 +247,35 @@ def test_hostile_documents_are_problems(tmp_path: Path, name: str, text: str) ->
     assert errors(write(tmp_path, text, name))
 
 
+@table(
+    "change, key",
+    [
+        ('data = "data" -> data = "a\\u0000b"', "data"),
+        ('data = "data" -> data = ""', "data"),
+        (f'data = "data" -> data = "{"x" * 5000}"', "data"),
+        (f'"mqtt://localhost" -> "mqtts://localhost"\ncafile = "{"x" * 5000}"', "instances.plant.cafile"),
+        ('"mqtt://localhost" -> "mqtt://localhost"\noutbox_path = "a\\u0000"', "instances.plant.outbox_path"),
+        (" -> rate = { messages = inf }\n", "routes.data.rate.messages"),
+        (" -> rate = { messages = 1e30 }\n", "routes.data.rate.messages"),
+        (" -> batch = { count = 1000000000000 }\n", "routes.data.batch.count"),
+        (' -> deadband = { field = "v", absolute = inf }\n', "routes.data.deadband.absolute"),
+        ('"64 MiB" -> 10000000000000000000000', "routes.data.buffer.max_bytes"),
+    ],
+)
+def test_values_that_no_part_can_use_are_problems_at_their_key(tmp_path: Path, change: str, key: str) -> None:
+    old, new = change.split(" -> ")
+    text = TOML.replace(old, new) if old else TOML + new
+    assert [each.key for each in read(write(tmp_path, text)).problems] == [key]
+
+
+@table("step", ["rename", "select", "drop", "set", "map", "unit", "model", "call", "sparkplug"])
+def test_a_step_without_a_value_is_a_problem(tmp_path: Path, step: str) -> None:
+    text = YAML + f"    transform: [{{{step}: null}}]\n"
+    (problem,) = read(write(tmp_path, text, "a.yaml")).problems
+    assert problem.key == "routes.data.transform[0]"
+    assert "exactly one of rename" in problem.text
+
+
 @given(text=st.text(max_size=80))
 def test_any_text_is_settings_or_problems(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.getbasetemp()
