@@ -100,10 +100,11 @@ class _InstanceChecks:
             if option in FOLDER_OPTIONS:
                 check_folder(self._problems, (*path, key), value)
             else:
-                what, is_there, mode = "file", os.path.isfile, os.R_OK
-                if option == "capath":
-                    what, is_there, mode = "folder", os.path.isdir, os.R_OK | os.X_OK
-                if not (is_there(value) and os.access(value, mode)):
+                is_folder = option == "capath"
+                # first the access: asking for the kind raises where a name is too long
+                is_readable = os.access(value, os.R_OK | (os.X_OK if is_folder else 0))
+                if not (is_readable and (value.is_dir() if is_folder else value.is_file())):
+                    what = "folder" if is_folder else "file"
                     self._problems.error((*path, key), f"{option}: cannot read the {what} {value!s:.200}")
 
     def _check_secrets(self, path: KeyPath, extra: Mapping[str, Any], url: BrokerUrl, kind: type[Settings]) -> None:
