@@ -10,7 +10,8 @@ import logging
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticErrorMixin
 from pydantic_core import from_json
 
 from messaging.bounded import BoundedCache
@@ -156,7 +157,7 @@ def _compiled_model(model: Any) -> _Compiled:
 
 def reason_of(error: Exception) -> str:
     """Return why pydantic cannot validate a type, in one line."""
-    text = error.message if isinstance(error, PydanticUserError) else str(error)
+    text = error.message if isinstance(error, PydanticErrorMixin) else str(error)  # without the address of a page
     return f"{type(error).__name__}: {shorten(' '.join(text.split()))}"
 
 

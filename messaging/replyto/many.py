@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from messaging.codecs import check_model
 from messaging.errors import StreamConsumedError
 from messaging.execution import clock
 from messaging.model import REPLY_CHANNELS, Features, SubscriptionSpec, requested, subscribe_options
@@ -81,6 +82,7 @@ class ReplyToManyPublisher:
         ended: Callable[[ReplySubscription], object] | None,
     ) -> MessageStream:
         """Publish a request; ``ended`` is called with the subscription to its replies once that has ended."""
+        check_model(model)
         requests = self._requests
         payload, context, correlation_id = self._single.prepare_many(
             request_message, reply_to_context, f"{REPLY_CHANNELS}/{secrets.token_hex(16)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from messaging.codecs import check_model
 from messaging.errors import ArgumentError
 from messaging.model import Features, as_context, as_message, channels, parts
 from messaging.properties import announced
@@ -74,12 +75,14 @@ class ReplyToPublisher:
             subscribed to as long as requests wait for replies on it.
 
         Raises:
-            ArgumentError: no channel, a malformed one, no correlation id or reply channel where none is generated, or a
-                correlation id that another request with this reply channel uses.
+            ArgumentError: no channel, a malformed one, no correlation id or reply channel where none is generated, a
+                correlation id that another request with this reply channel uses, or a model that pydantic cannot
+                validate.
             UnsupportedFeatureError: the instance does not announce ``replyTo``, or a feature that the context needs.
             TooManyRequestsError: ``max_pending_requests`` wait for their replies already.
             OutboxFullError, ClosedError: as for ``MessagePublisher.publish``.
         """
+        check_model(model)
         source, payload = self._open(request_message, "publish_with_reply")
         if reply_to_context is not None:
             source = self._publisher.override(source, reply_to_context)

@@ -388,6 +388,16 @@ def test_what_is_no_class_of_exceptions_is_refused_as_expected(m: Messaging, exp
     assert m.services.find(ReplyToSingleSubscriptionHandler) == []
 
 
+@table("model", [3, "Unknown", object()], ids=str)
+def test_a_model_that_no_reply_can_fit_is_refused_before_anything_is_sent(m: Messaging, model: Any) -> None:
+    for request in (m.request, m.request_many):
+        with pytest.raises(ArgumentError, match="is no type pydantic can validate") as caught:
+            request("c", b"", model)
+        assert "\n" not in str(caught.value)
+        assert "errors.pydantic.dev" not in str(caught.value)
+    nothing_left(m)
+
+
 # --- requests without a reply channel
 
 
