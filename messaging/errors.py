@@ -33,6 +33,7 @@
     │   │   └── PlannedLossError             the connection was ended on purpose, to make another one
     │   ├── PublishRefusedError              the broker refused the message
     │   │   └── UnroutableError              a mandatory message has no route
+    │   ├── QueueRefusedError                the broker refused a request about a queue
     │   └── SubscriptionRefusedError         the broker refused or cancelled the subscription
     ├── DatabaseError                        the database of an outbox failed, or cannot be reached
     ├── ReplyError                           the responder reported a failure

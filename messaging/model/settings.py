@@ -271,13 +271,17 @@ def from_environment(kind: type[Settings]) -> dict[str, Any]:
     Raises:
         InvalidOptionError: the JSON is malformed. The text omits it: it may hold a secret.
     """
-    variables = {name.lower(): value for name, value in os.environ.items()}
+    variables = {name.lower(): name for name in os.environ}
     found: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
-        value = variables.get(f"{ENVIRONMENT_PREFIX}{name}".lower())
-        if value is None:
+        variable = variables.get(f"{ENVIRONMENT_PREFIX}{name}".lower())
+        if variable is None:
             continue
-        found[name] = _parsed(value) if _is_collection(field.annotation) else value
+        # no variable of this frame is a value: a report of the error could show it
+        if _is_collection(field.annotation):
+            found[name] = _parsed(os.environ[variable])
+        else:
+            found[name] = SecretStr(os.environ[variable]) if _is_secret(kind, name) else os.environ[variable]
         if found[name] is _MALFORMED:
             variable = f"{ENVIRONMENT_PREFIX}{name.upper()}"
             raise InvalidOptionError(name, f"option {name!r} (from {variable}): the value does not parse")
