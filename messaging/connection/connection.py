@@ -78,8 +78,8 @@ class Connection:
         #: called on the loop after each connect, and once when the connection is closed
         self.on_connected: Callable[[], object] = _nothing
         self.on_closed: Callable[[], Promise[None] | None] = _nothing
-        #: called with the seconds left for closing, at least 0.2, before the outbox refuses messages; what it promises
-        #: is waited for
+        #: called with the seconds left for closing before the outbox refuses messages; what it promises is waited for,
+        #: and sent, even if none are left
         self.on_finishing: Callable[[float], Promise[None] | None] = _nothing
         #: connections that were lost, without those that were ended to connect anew
         self.losses = 0
@@ -278,12 +278,11 @@ class Connection:
     async def _close_in_order(self, deadline: float) -> None:
         await self.subscriptions.end_all(deadline - clock.time_of(self.engine.loop))
         now = clock.time_of(self.engine.loop)
-        left = max(deadline - now, _ANSWER_SECONDS)
-        finishing = self.on_finishing(left)
+        finishing = self.on_finishing(max(0.0, deadline - now))
         if finishing is not None:
-            deadline = now + left
+            deadline = max(deadline, now + _ANSWER_SECONDS)
             with contextlib.suppress(TimeoutError):
-                await clock.wait_for(finishing, left)
+                await clock.wait_for(finishing, deadline - now)
         self.outbox.refuse()
         await self.outbox.drain(deadline)
         self.verdicts.flush()

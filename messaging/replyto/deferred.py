@@ -2,7 +2,7 @@
 
 **Closing.** A deferred request is acknowledged, so no other responder gets it: an instance that closes answers it. It
 waits for the reply for half of the time that is left for closing, and reports :class:`~messaging.errors.ClosedError`
-then. For that it takes some time even if none is left.
+then. If no time is left it reports that at once, and takes the time to send it.
 
 **Threads.** Any thread adds requests and sends replies. The lock guards the requests; no code of the application runs
 under it.
