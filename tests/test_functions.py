@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -255,3 +256,17 @@ def test_a_task_is_work_that_goes_on_by_itself(connect: Connect) -> None:
             return [await done.get()]
 
     assert asyncio.run(program()) == [b"1"]
+
+
+@table("function", [work, steps, print, lambda value: value, functools.partial(work), Recorder[Any]().on_next])
+def test_a_function_where_a_model_is_expected_is_refused(connect: Connect, function: Any) -> None:
+    """Pydantic would call it with the payload as its arguments: it is an observer or a handler at the wrong place."""
+    m = connect()
+    for call in (
+        lambda: m.subscribe("a", function),
+        lambda: m.on("a", print, model=function),
+        lambda: m.request("a", b"", function),
+        lambda: m.request_many("a", b"", function),
+    ):
+        with pytest.raises(ArgumentError, match=r"is no type pydantic can validate.*it is a function"):
+            call()

@@ -6,6 +6,7 @@ Every function is thread safe.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -147,6 +148,9 @@ def _compiled_model(model: Any) -> _Compiled:
     if known is not None:
         return known
     try:
+        if inspect.isroutine(model) or isinstance(model, functools.partial):
+            # pydantic would call it with the payload as its arguments
+            raise TypeError("it is a function; a handler is given to m.on(), an observer to the stream")
         adapter: Any = _adapter(model)
         compiled = _Compiled(model, adapter.validator, risks_of(adapter.core_schema))
     except Exception as error:
