@@ -281,7 +281,7 @@ def from_environment(kind: type[Settings]) -> dict[str, Any]:
         if _is_collection(field.annotation):
             found[name] = _parsed(os.environ[variable])
         else:
-            found[name] = SecretStr(os.environ[variable]) if _is_secret(kind, name) else os.environ[variable]
+            found[name] = SecretStr(os.environ[variable]) if is_secret(kind, name) else os.environ[variable]
         if found[name] is _MALFORMED:
             variable = f"{ENVIRONMENT_PREFIX}{name.upper()}"
             raise InvalidOptionError(name, f"option {name!r} (from {variable}): the value does not parse")
