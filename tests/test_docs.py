@@ -109,6 +109,7 @@ PRINTED: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "docs/outbox.md": (("memory", "rabbitmq"), ["invoice 7\n"]),
     "docs/journal.md": (("memory",), ["0 sensors/attic b'21.5'\n", "", ""]),
     "docs/mqtt.md": (("mosquitto",), ["{'celsius': 21.5}\n"]),
+    "docs/queues.md": (("memory",), ["jobs/1 mow the lawn\n1 removed\n"]),
     "docs/memory.md": (("memory",), ["{'id': 7}\n"]),
     "docs/devices.md": (("mosquitto",), ["online\nasleep\n"]),
     "docs/credentials.md": (("mosquitto",), ["{'celsius': 21.5}\n"]),

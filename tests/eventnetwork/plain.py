@@ -16,9 +16,9 @@ def announcement(kind: str, member: str, **fields: Any) -> bytes:
 
 
 def update(member: str | None = None, *topics: str, **fields: Any) -> bytes:
-    """Return an announcement of all interests."""
+    """Return an announcement of all interests, or of further ones with ``kind="add"``."""
     interests = [{"topics": each} for each in topics]
-    return announcement("update", member or str(uuid4()), **{"interests": interests, **fields})
+    return announcement(**{"kind": "update", "member": member or str(uuid4()), "interests": interests, **fields})
 
 
 def event(data: Any, **fields: Any) -> bytes:

@@ -241,7 +241,11 @@ def redelivering(later: Later, adapter: Any, publisher: Any = None, **options: A
         ended=False,
     )
     return redelivery.Redelivery(
-        owner, publisher, lambda _: None, lambda each: adapter.acknowledge([each.token]), lambda _: None
+        owner,
+        SimpleNamespace(is_redelivered=True),  # type: ignore[arg-type]
+        publisher,
+        lambda each: adapter.acknowledge([each.token]),
+        lambda _: None,
     )
 
 
