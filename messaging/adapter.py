@@ -257,8 +257,8 @@ class KeepsSession(Protocol):
 class AdministersQueues(Protocol):
     """An adapter with feature ``queueAdministration``. A refusal is a ``QueueRefusedError``, also for no such queue."""
 
-    async def declare_queue(self, spec: SubscriptionSpec, *, is_bound: bool) -> None:
-        """Declare the queue as ``subscribe`` would and, if ``is_bound``, bind it. Refused for one that differs."""
+    async def declare_queue(self, specs: Sequence[SubscriptionSpec], *, is_bound: bool) -> None:
+        """Declare one queue as ``subscribe`` would and, if ``is_bound``, bind it. Refused if there is another one."""
 
     async def peek_queue(self, name: str, limit: int) -> Sequence[Incoming]:
         """Return the first messages, without tokens, and requeue them."""

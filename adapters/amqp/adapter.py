@@ -341,10 +341,10 @@ class AmqpAdapter(Adapter):
             raise ConnectionLostError(f"there is no connection to {self._target}")
         return self.link
 
-    async def declare_queue(self, spec: SubscriptionSpec, *, is_bound: bool) -> None:
+    async def declare_queue(self, specs: Sequence[SubscriptionSpec], *, is_bound: bool) -> None:
         """See ``AdministersQueues``."""
-        source = self._source(spec)
-        queue = source.queue
+        sources = [self._source(spec) for spec in specs]
+        queue = sources[0].queue
         if queue.exclusive:
             raise InvalidExtensionError(
                 extensions.EXCLUSIVE,
@@ -352,9 +352,9 @@ class AmqpAdapter(Adapter):
             )
         if queue.declare == "none":
             raise InvalidExtensionError(extensions.DECLARE, "'none' declares nothing; 'passive' checks for the queue")
-        declare = functools.partial(self._administration.declare, source=source, is_bound=is_bound)
+        declare = functools.partial(self._administration.declare, sources=sources, is_bound=is_bound)
         await self._linked().administer(f"queue {queue.name!r} is not declared", declare, queue)
-        if is_bound:
+        for source in sources if is_bound else ():
             self._refusing.declared(source)
 
     async def peek_queue(self, name: str, limit: int) -> list[Incoming]:

@@ -15,6 +15,8 @@ from adapters.amqp.deliveries import DeliveryLane, is_enveloped, unwrapped
 from messaging.model import Incoming
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from adapters.amqp.connection import Wire
     from adapters.amqp.declarations import Source
     from adapters.amqp.properties import Properties
@@ -25,18 +27,22 @@ _AT_ONCE: Final = 16
 _MAX_BYTES: Final = 64 * 2**20
 
 
-async def declare(wire: Wire, source: Source, *, is_bound: bool) -> None:
-    """Declare a queue and bind it; with ``declare="passive"`` check that it exists."""
+async def declare(wire: Wire, sources: Sequence[Source], *, is_bound: bool) -> None:
+    """Declare one queue and bind it for each source; with ``declare="passive"`` check that it exists."""
+    wanted = sources[0].queue
     if is_bound:
-        await topology.ensure_exchange(wire, source.exchange)
+        # a channel with a routing key has an exchange of its own
+        for exchange in {source.exchange.name: source.exchange for source in sources}.values():
+            await topology.ensure_exchange(wire, exchange)
     channel = await wire.channel()
-    if source.queue.declare == "passive":
-        await topology.check_queue(wire, channel, source.queue)
+    if wanted.declare == "passive":
+        await topology.check_queue(wire, channel, wanted)
         return
     # not checked for first, unlike a subscription's: the broker compares one that exists with the declaration
-    queue = await topology.declare_queue(wire, channel, source.queue)
-    for key in source.bindings if is_bound else ():
-        await topology.bind(wire, queue, source.exchange, key, source.binding_arguments)
+    queue = await topology.declare_queue(wire, channel, wanted)
+    for source in sources if is_bound else ():
+        for key in source.bindings:
+            await topology.bind(wire, queue, source.exchange, key, source.binding_arguments)
 
 
 async def purge(wire: Wire, name: str) -> int:

@@ -215,9 +215,10 @@ class MemoryAdapter(Adapter):
         levels: int | None = spec.options.custom.get(MAX_PRIORITY, self.settings.max_priority)
         return self.settings.max_queue_length, levels
 
-    async def declare_queue(self, spec: SubscriptionSpec, *, is_bound: bool) -> None:
+    async def declare_queue(self, specs: Sequence[SubscriptionSpec], *, is_bound: bool) -> None:
         """See ``AdministersQueues``."""
-        self.broker.declare(spec, *self._limits(spec), is_bound=is_bound)
+        for spec in specs:
+            self.broker.declare(spec, *self._limits(spec), is_bound=is_bound)
 
     async def peek_queue(self, name: str, limit: int) -> list[Incoming]:
         """See ``AdministersQueues``."""

@@ -41,6 +41,7 @@ _PARAMETERS: Final = {
     "subscribe": (
         "channel", "model", "on_invalid", "keep_subscription", "acknowledge", *SubscribeKeywords.__annotations__,
     ),
+    "declare": ("name", *SubscribeKeywords.__annotations__),
     "on": (
         "channel", "handler", "model", "concurrency", "on_invalid", "keep_subscription",
         *SubscribeKeywords.__annotations__,

@@ -77,12 +77,11 @@ class Queues:
             raise ArgumentError("queue= is the first argument")
         specs = []
         for channel in channels or (_UNBOUND,):
-            given = self._contexts.subscribing(channel, {**context, "queue": name})
+            given = self._contexts.subscribing(channel, {**context, "queue": name}, "declare")
             specs.append(self._subscription.check(channel, given.extensions, given.channel_extension))
 
         async def declare(adapter: AdministersQueues) -> None:
-            for spec in specs:
-                await adapter.declare_queue(spec, is_bound=bool(channels))
+            await adapter.declare_queue(specs, is_bound=bool(channels))
 
         return self._request(f"declaring queue {name!r}", declare)
 
