@@ -13,7 +13,9 @@ import logging
 import os
 import ssl
 import threading
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin
@@ -28,6 +30,7 @@ from pydantic import (
     StringConstraints,
     ValidationError,
 )
+from pydantic import Secret as Concealed
 from pydantic_core import from_json
 
 from messaging.environment import ENVIRONMENT_PREFIX
@@ -93,7 +96,8 @@ Name = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]
 LocalPath = Annotated[Path, BeforeValidator(_path)]
 
-#: types that are iterable, and no collections
+#: what an environment variable gives as JSON, but for texts
+_COLLECTIONS: Final = (Mapping, Sequence, Set, deque, BaseModel)
 _TEXTS: Final = (str, bytes, bytearray)
 _MALFORMED: Final = object()
 #: one thread at a time compiles a class of settings
@@ -212,7 +216,9 @@ class Settings(BaseModel):
             first = error.errors(include_input=False, include_context=False, include_url=False)[0]
         option = str(first["loc"][0]) if first["loc"] else "?"
         source = "" if option in given else f" (from {ENVIRONMENT_PREFIX}{option.upper()})"
-        # outside of the handler: the context would hold the values
+        # a report of the error could show them, and the context of one that is raised in the handler
+        values.clear()
+        given.clear()
         raise InvalidOptionError(option, f"option {option!r}{source}: {first['msg'].removeprefix('Value error, ')}")
 
     @classmethod
@@ -266,7 +272,7 @@ class TlsSettings(NetworkSettings):
 def from_environment(kind: type[Settings]) -> dict[str, Any]:
     """Return the values of environment variables; of several that say where the password is from, the first counts.
 
-    A collection is written as JSON.
+    A collection is written as JSON; keyword, query option and variable replace each other as a whole.
 
     Raises:
         InvalidOptionError: the JSON is malformed. The text omits it: it may hold a secret.
@@ -279,29 +285,35 @@ def from_environment(kind: type[Settings]) -> dict[str, Any]:
             continue
         # no variable of this frame is a value: a report of the error could show it
         if _is_collection(field.annotation):
-            found[name] = _parsed(os.environ[variable])
+            found[name] = _parsed(os.environ[variable], field.annotation)
         else:
             found[name] = SecretStr(os.environ[variable]) if is_secret(kind, name) else os.environ[variable]
         if found[name] is _MALFORMED:
             variable = f"{ENVIRONMENT_PREFIX}{name.upper()}"
+            found.clear()
             raise InvalidOptionError(name, f"option {name!r} (from {variable}): the value does not parse")
     for name in [each for each in PASSWORD_SOURCES if each in found][1:]:
         del found[name]
     return found
 
 
-def _parsed(value: str) -> Any:
+def _parsed(value: str, annotation: Any) -> Any:
     try:
         return from_json(value)
     except ValueError:  # it would hold the value as its context
-        return _MALFORMED
+        is_union = get_origin(annotation) in (Union, UnionType)
+        return value if is_union else _MALFORMED  # another member may take the text
 
 
 def _is_collection(annotation: Any) -> bool:
     origin = get_origin(annotation) or annotation
+    if origin is Annotated:
+        return _is_collection(get_args(annotation)[0])
     if origin in (Union, UnionType):
         return any(map(_is_collection, get_args(annotation)))
-    return isinstance(origin, type) and issubclass(origin, (Iterable, BaseModel)) and not issubclass(origin, _TEXTS)
+    return isinstance(origin, type) and (
+        is_dataclass(origin) or (issubclass(origin, _COLLECTIONS) and not issubclass(origin, _TEXTS))
+    )
 
 
 def _from_secret_files(kind: type[Settings]) -> dict[str, Any]:
@@ -339,17 +351,21 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
             near = (*kind.model_fields, *_PARAMETERS) if option in keywords else kind.model_fields
             hint = did_you_mean(option, near) or f"known: {', '.join(sorted(kind.model_fields))}"
             raise InvalidOptionError(option, f"unknown option {option!r} for {url.scheme}://; {hint}")
-        if isinstance(given[option], SecretStr) and not is_secret(kind, option):
-            given[option] = given[
-                option
-            ].get_secret_value()  # concealed because of its name, but text in its adapter's settings
+        value = given[option]
+        # concealed because of its name, but a text or a mapping in its adapter's settings
+        if isinstance(value, Concealed) or (isinstance(value, SecretStr) and not is_secret(kind, option)):
+            given[option] = value.get_secret_value()
     for option in url.options:
         if kind.model_fields[option].exclude:
             raise InvalidOptionError(
                 option, f"option {option!r}: not in a URL, which may come from elsewhere; it is a keyword of connect()"
             )
     _check_password_source(url, given)
-    settings = kind(**given)
+    try:
+        settings = kind(**given)
+    except InvalidOptionError:
+        given.clear()  # a report of the error could show its values
+        raise
     _check_combinations(given, settings)
     return settings
 

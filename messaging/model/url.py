@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote, unquote_to_bytes
 
-from pydantic import SecretStr
+from pydantic import Secret, SecretStr
 
 from messaging.errors import InvalidUrlError
 from messaging.model.channels import forbidden_character
@@ -138,11 +138,14 @@ def is_secret_option(name: str) -> bool:
 
 
 def concealed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with each secret as a ``SecretStr``, which error reports with variables do not show."""
-    return {
-        name: SecretStr(value) if isinstance(value, str) and is_secret_option(name) else value
-        for name, value in options.items()
-    }
+    """Return the options with secrets as ``SecretStr``, or ``Secret``, which reports with variables do not show."""
+    return {name: _concealed(value) if is_secret_option(name) else value for name, value in options.items()}
+
+
+def _concealed(value: Any) -> Any:
+    if isinstance(value, str):
+        return SecretStr(value)
+    return Secret(value) if isinstance(value, Mapping) else value
 
 
 def parse_url(text: str) -> BrokerUrl:

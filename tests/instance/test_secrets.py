@@ -19,7 +19,7 @@ from pamqp.commands import Connection
 from pamqp.frame import marshal
 
 import messaging
-from messaging.errors import AuthenticationError, ConnectFailedError, MessagingError
+from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOptionError, MessagingError
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import RabbitMQ
 from messaging.testing.tables import table
@@ -166,6 +166,27 @@ def test_the_watch_would_see_it(watch: Watch) -> None:
     above.__context__ = below
     above.__suppress_context__ = True
     assert SECRET in told(above)
+
+
+@table(
+    "keywords, variables",
+    {
+        "wrong headers": ({"ws_headers": {"Authorization": SECRET, "": "1"}}, {}),
+        "headers beside a wrong option": ({"ws_headers": {"Authorization": SECRET}, "timeout": -1}, {}),
+        "malformed headers of the environment": ({}, {"WS_HEADERS": '{"Authorization": "' + SECRET}),
+        "the environment beside a wrong option": ({"timeout": -1}, {"WS_HEADERS": '{"a": "' + SECRET + '"}'}),
+        "a command beside a wrong variable": ({}, {"PASSWORD_COMMAND": SECRET, "TIMEOUT": "-1"}),
+    },
+)
+def test_settings_that_are_refused_show_nothing(
+    monkeypatch: pytest.MonkeyPatch, keywords: dict[str, Any], variables: dict[str, str]
+) -> None:
+    """Options that are secret by their names only are text in the settings."""
+    for name, value in variables.items():
+        monkeypatch.setenv(f"MESSAGING_{name}", value)
+    with pytest.raises(InvalidOptionError) as caught:
+        messaging.connect("ws://broker.invalid", services=ServiceRegistry(), **keywords)
+    assert SECRET not in told(caught.value)
 
 
 @each_way

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -163,12 +165,21 @@ def test_a_value_of_the_environment_that_does_not_fit_names_its_variable(
     assert caught.value.option == option
 
 
+@dataclasses.dataclass
+class Point:
+    x: int
+
+
 class Collections(Settings):
     """Settings that are no single values."""
 
     names: list[str] = Field(default_factory=list)
     sizes: dict[str, int] | None = None
     either: int | tuple[int, ...] = 0
+    bounded: Annotated[list[str], Field(max_length=2)] | None = None
+    written: str | list[str] = ""
+    point: Point | None = None
+    network: IPv4Network | None = None
     text: str | bytes = ""
 
 
@@ -181,6 +192,11 @@ class Collections(Settings):
         ("either", "[1, 2]", (1, 2)),
         ("either", "7", 7),
         ("text", '["a"]', '["a"]'),
+        ("bounded", '["a"]', ["a"]),
+        ("written", "a,b", "a,b"),
+        ("written", '["a"]', ["a"]),
+        ("point", '{"x": 1}', Point(1)),
+        ("network", "10.0.0.0/8", IPv4Network("10.0.0.0/8")),
         ("retry_connect", "true", True),
         ("prefetch", "7", 7),
     ],
@@ -191,7 +207,7 @@ def test_collections_in_the_environment_are_json(
     monkeypatch.setenv(f"Messaging_{option}", written)
     assert getattr(load_settings(Collections, parse_url("fake://x"), {}), option) == value
     monkeypatch.setenv(f"Messaging_{option}", "[")
-    if option != "text":
+    if option not in ("text", "written"):
         with pytest.raises(InvalidOptionError, match=f"option '{option}' .from MESSAGING_{option.upper()}"):
             load_settings(Collections, parse_url("fake://x"), {})
     monkeypatch.delenv(f"Messaging_{option}")
