@@ -74,7 +74,7 @@ class Dialer:
         try:
             sock = self._connected(proxy.host, proxy.port)
             pass_through(proxy.dialogue(target.host, target.port), sock)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise ConnectFailedError(f"cannot connect to {proxy}: {reason_of(error)}") from error
         return sock
 
