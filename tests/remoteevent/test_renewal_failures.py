@@ -13,11 +13,13 @@ from messaging.leases import Landlord, Lease, LeaseServer, RemoteGrantor
 from messaging.remoteevent import (
     EventMailbox,
     EventServer,
+    LeaseRenewalSet,
     MailboxServer,
     RemoteEvent,
     RemoteGenerator,
     RemoteMailbox,
     RenewalFailureEvent,
+    RetryPolicy,
 )
 from messaging.remoteevent.generator import EventGenerator
 from messaging.remoteevent.renewal_set import RENEWAL_FAILURE
@@ -167,3 +169,21 @@ def test_the_owner_is_told_nothing_of_a_lease_that_it_wants_no_longer(
     assert lease.is_ended
     assert not len(mailbox._renewals)
     assert box.drain() == []
+
+
+@table("keep", ["all", "latest"])
+@table("full", ["drop_oldest", "drop_newest"])
+def test_failures_that_a_renewal_set_sends_find_no_full_box(
+    virtual_clock: VirtualClock, landlord: Landlord, mailbox: EventMailbox, full: Any, keep: Any
+) -> None:
+    """Only what the mailbox itself says waits for room: the sender of other events is told of no bound."""
+    box = mailbox.register(1000.0, max_events=2, full=full, keep=keep)
+    store(box, [event(1), event(1, "other")])
+    with LeaseRenewalSet(1000.0, retry=RetryPolicy(attempts=1)) as renewals:
+        renewals.set_renewal_failure_listener(box.listener)
+        lease = landlord.grant(10.0)
+        renewals.renew_for(lease)
+        landlord.cancel_ids([lease.id])
+        virtual_clock.advance(10.0)
+        eventually(lambda: box.dropped == 1)
+    assert _failed(box.drain()) == ([lease.id] if full == "drop_oldest" else [])

@@ -19,7 +19,6 @@ from messaging.errors import BoundReachedError, DecodeError, MessagingError
 from messaging.remoteevent.event_journal import EventJournal
 from messaging.remoteevent.intake import EventIntake
 from messaging.remoteevent.layout import decode_event
-from messaging.remoteevent.renewal_set import RenewalFailureEvent
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -38,6 +37,12 @@ BOX_FULL: Final = ("refuse", "drop_oldest", "drop_newest")
 #: records that are read at a time
 _READ: Final = 1000
 _CURSOR: Final = "box"
+
+
+def notices_of(name: str) -> str:
+    """Return how the sources of a mailbox's own notices to a registration begin."""
+    return f"mailbox/{name}/"
+
 
 #: a ticket, and its event
 Entry = tuple[int, "RemoteEvent"]
@@ -100,6 +105,7 @@ class BoxBase(EventIntake):
         self._max_events = max_events
         self._full = full
         self._changed = changed
+        self._notices = notices_of(name)
         #: events on their way to the disk
         self._pending = 0
         self._dropped = 0
@@ -120,7 +126,7 @@ class BoxBase(EventIntake):
 
     def admit(self, event: RemoteEvent, size: int) -> MessagingError | bool:
         """See ``EventIntake``."""
-        is_notice = isinstance(event, RenewalFailureEvent)  # waits for room: its sender tries again
+        is_notice = self._is_notice(event)  # waits for room: the mailbox tries again
         if self.has_room(event, size) or (self._full == "drop_oldest" and not is_notice):
             self._pending += 1
             return True
@@ -131,10 +137,14 @@ class BoxBase(EventIntake):
 
     def drops(self, event: RemoteEvent) -> bool:
         """See ``EventIntake``."""
-        if self._full != "drop_newest" or isinstance(event, RenewalFailureEvent):
+        if self._full != "drop_newest" or self._is_notice(event):
             return False
         self._dropped += 1
         return True
+
+    def _is_notice(self, event: RemoteEvent) -> bool:
+        """Return whether an event is one of the mailbox itself: renewal sets send events of the same class."""
+        return event.source.startswith(self._notices)
 
     def has_room(self, event: RemoteEvent, size: int) -> bool:
         """Return whether there is room for an event. With the lock."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.execution import clock
 from messaging.remoteevent.delivery import Delivery, RetryPolicy
+from messaging.remoteevent.mailbox.box import notices_of
 from messaging.remoteevent.renewal_set import RENEWAL_FAILURE, RenewalFailureEvent
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class FailureNotices:
     def add(self, registration: MailboxRegistration, failure: RenewalFailure) -> None:
         """Store a notice as soon as the box of the registration has room; nothing if the mailbox is closed."""
         event = RenewalFailureEvent(
-            f"mailbox/{registration.id}/{failure.lease_id:.400}",
+            f"{notices_of(registration.id)}{failure.lease_id:.400}",
             RENEWAL_FAILURE,
             clock.wall_ns() // 1000,  # above that of an earlier failure of the same lease
             None,
