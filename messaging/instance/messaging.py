@@ -155,6 +155,11 @@ class Messaging(Shortcuts):
         """Return the announced functional features and extension keys; the first connection may remove some."""
         return announced(self._adapter)
 
+    @property
+    def timeout(self) -> float:
+        """The setting ``timeout``: the deadline of messages and requests without one of their own, seconds."""
+        return self._settings.timeout
+
     def context_builder(self) -> MessageContextBuilder:
         """A new builder of messages and contexts."""
         return MessageContextBuilder()
