@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from messaging import errors
 from messaging.errors import ArgumentError, BoundReachedError, ClosedError, DecodeError, MessagingError, ReplyError
 from messaging.eventdata import from_portable, read_json, to_portable, write_json
-from messaging.execution import Promise
+from messaging.execution import Promise, seconds
 from messaging.model import Features, Message
 from messaging.replyto import DeferredReply
 
@@ -59,6 +59,8 @@ _KEPT: Final[Mapping[str, type[MessagingError]]] = {
 
 #: features with which the broker tells that a call reached no server
 _TOLD: Final = frozenset({Features.EXTENSION_MANDATORY, Features.EXTENSION_GUARANTEED_DELIVERY})
+#: longest time that brokers keep a call for a server that is away, seconds: AMQP takes no longer one
+_MAX_TIME_TO_LIVE: Final = 4_294_967.0
 
 #: an operation: it gets the arguments and the body, and returns the result or a promise of it
 Operation: TypeAlias = Callable[[Mapping[str, Any], bytes], Any]
@@ -185,8 +187,8 @@ def _guarantees(messaging: Messaging, timeout: float | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if features >= _TOLD:  # the second one is missing with a broker that takes no QoS 1
         found["qos"] = 1
-        if timeout is not None and Features.EXTENSION_TIME_TO_LIVE in features:
-            found["time_to_live"] = timeout
+    if Features.EXTENSION_TIME_TO_LIVE in features:
+        found["time_to_live"] = min(messaging.timeout if timeout is None else seconds(timeout), _MAX_TIME_TO_LIVE)
     return found
 
 

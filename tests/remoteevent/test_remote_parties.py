@@ -45,6 +45,7 @@ from messaging.remoteevent.layout import decode_event
 from messaging.testing import waiting
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.servers import Servers
+from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually, results
 from tests.leases.conftest import Connect
 from tests.remoteevent.helpers import FAST, Recorder, event, events, generate, ready, taken
@@ -375,6 +376,21 @@ def test_calls_reach_a_server_at_a_broker_that_takes_no_qos_1(servers: Servers, 
         box = RemoteMailbox(m, channel).register(5.0).result(PATIENCE)
         assert box.lease.renew(9.0).result(PATIENCE) == 9.0
         assert box.drain() == []
+
+
+@table("timeout", [None, 7.0, 1e7])
+def test_a_call_expires_with_its_timeout_also_without_one_of_its_own(
+    connect: Connect, channel: str, timeout: float | None
+) -> None:
+    """A broker keeps none for the session of a server that is away, so it is not executed when its sender is gone."""
+    here, there = connect(), connect()
+    with here.subscribe(channel) as requests:
+        asked = call(there, channel, "iterate", timeout=timeout)
+        asked.looked_at = True
+        found = requests.receive(PATIENCE).context.extensions.get("timeToLive")
+        assert found is not None
+        wanted = there.timeout if timeout is None else min(timeout, 4_294_967.0)
+        assert wanted - PATIENCE < found <= wanted + 1.0  # MQTT has whole seconds
 
 
 def test_errors_of_operations_keep_their_class(m: Messaging, channel: str) -> None:
