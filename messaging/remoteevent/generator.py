@@ -97,8 +97,8 @@ class EventGenerator:
         messaging: reaches the listeners of other processes that are registered; needed again after a restart.
         listeners: listeners of this process by name, with a path: registrations of these survive a restart.
         landlord: grants the leases; ``None``: one of its own, which grants up to an hour.
-        retry: what happens after a notification failed; by default 5 attempts, the last one some 1.5 s after the first;
-            with a path unlimited ones until the lease ends.
+        retry: what happens after a notification failed; by default 10 attempts, the last one 41 s to 51 s after the
+            first; with a path unlimited ones until the lease ends.
         max_pending: events that wait for one listener, without a path.
         begin: sequence number of each kind before its first event. ``None``: 0 for a generated source or a new path;
             otherwise, without a path, the microseconds since the epoch: a durable party that has received events of an

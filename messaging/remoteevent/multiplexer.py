@@ -73,7 +73,8 @@ class NotificationMultiplexer(BatchListener):
     Args:
         name: for the log and for the view of the leases.
         landlord: grants the leases; ``None``: one of its own.
-        retry: how long a listener that fails holds up the others; by default 5 attempts of the sender, within a minute.
+        retry: how long a listener that fails holds up the others; by default 10 attempts of the sender, within a
+            minute.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ class LeaseRenewalSet:
         landlord: grants the lease of the set; ``None``: one of its own, which grants up to an hour.
         manager: renews the leases; ``None``: one of its own. Several sets may share one, also with the same leases.
         source: of the events; ``None``: a generated one.
-        retry: for the notifications; ``None``: 5 attempts within a minute.
+        retry: for the notifications; ``None``: 10 attempts within a minute.
 
     Attributes:
         lease: of the set. When it has ended, the leases in the set are not renewed any more, and are not cancelled.

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from contextlib import closing as closing_all
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from messaging.errors import BoundReachedError, JournalError, ListenerGoneError, ReplyError, UnknownEventError
+from messaging.errors import (
+    BoundReachedError,
+    JournalError,
+    ListenerGoneError,
+    ReplyError,
+    UnknownEventError,
+    UnroutableError,
+)
 from messaging.execution import Promise, clock
-from messaging.remoteevent import RemoteEvent, RetryPolicy
+from messaging.remoteevent import (
+    EventGenerator,
+    LeaseRenewalSet,
+    NotificationMultiplexer,
+    RemoteEvent,
+    RetryPolicy,
+)
 from messaging.remoteevent import delivery as module
 from messaging.remoteevent.delivery import Delivery
 from messaging.remoteevent.interests import MemoryQueue
 from messaging.remoteevent.listener import Outcome
 from messaging.remoteevent.targets import LocalTarget, settled
+from messaging.remoteevent.transactions import TransactionManager
+from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.remoteevent.helpers import FAST, Recorder, event, events, taken
@@ -82,6 +99,44 @@ def test_failures_of_the_queue_do_not_count_against_the_event(closing: list[Deli
     closing[0].wake()
     eventually(lambda: closing[0].counts.delivered == 1)
     assert closing[0].counts.dropped == 0
+
+
+def _of_a_generator(stack: ExitStack, listener: Recorder) -> None:
+    generator = stack.enter_context(EventGenerator("source", events=[1]))
+    generator.register(1, None, listener, 600.0)
+    generator.generate(1)
+
+
+def _of_a_multiplexer(stack: ExitStack, listener: Recorder) -> None:
+    spread = stack.enter_context(closing_all(NotificationMultiplexer()))
+    spread.register("source", 1, None, listener, 600.0)
+    _of_a_generator(stack, spread)  # type: ignore[arg-type]
+
+
+def _of_a_renewal_set(stack: ExitStack, listener: Recorder) -> None:
+    renewals = stack.enter_context(LeaseRenewalSet(600.0))
+    renewals.set_expiration_warning_listener(listener, 600.0)
+
+
+def _inside_a_transaction(stack: ExitStack, listener: Recorder) -> None:
+    transaction = stack.enter_context(TransactionManager()).create(600.0)
+    generator = stack.enter_context(EventGenerator("source", events=[1]))
+    generator.register(1, None, listener, 600.0, transaction=transaction)
+    generator.generate(1, transaction=transaction)
+
+
+@table("send", [_of_a_generator, _of_a_multiplexer, _of_a_renewal_set, _inside_a_transaction])
+def test_a_listener_that_is_back_40_s_after_a_restart_of_the_broker_misses_nothing(
+    virtual_clock: VirtualClock, send: Callable[[ExitStack, Recorder], None]
+) -> None:
+    """The broker tells at once that a listener is not there: attempts without a wait must not use up the policy."""
+    listener = Recorder(UnroutableError("no subscriber"))
+    with ExitStack() as stack:
+        send(stack, listener)
+        virtual_clock.advance(40.0)
+        assert not listener.events
+        listener.error = None
+        virtual_clock.until(lambda: len(listener.events) == 1, 20.0)
 
 
 @table("answer", [None, [], RuntimeError("broken")], ids=["no promise", "no outcome", "raises"])
