@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from messaging import Messaging
+from messaging.journal import JournalTable
 from messaging.leases import Landlord, Lease, LeaseServer, RemoteGrantor
 from messaging.remoteevent import (
     EventMailbox,
@@ -132,6 +133,21 @@ def test_a_notice_that_waits_for_room_is_there_after_a_restart(
         mailbox = reopen(messaging=m)
         virtual_clock.advance(3.0)
         assert mailbox.registration(box.id).drain() == []
+
+
+def test_nothing_is_kept_of_a_lease_that_failed_when_its_owner_is_gone(
+    virtual_clock: VirtualClock, m: Messaging, channel: str, mailbox: EventMailbox, tmp_path: Path
+) -> None:
+    box = mailbox.register(1000.0, max_events=1)
+    store(box, [event(1)])
+    mailbox.renew_lease(box, Lease("lease", RemoteGrantor(m, channel, timeout=0.1), 10.0, 10.0))
+    virtual_clock.advance(20.0)
+    assert not len(mailbox._renewals)
+    box.lease.cancel()
+    virtual_clock.advance(5.0)
+    mailbox.close()
+    with JournalTable(tmp_path / "mailbox" / "state") as state:
+        assert state.keys_with("renewal ") == []
 
 
 def test_the_owner_is_told_of_a_lease_that_ended_while_the_mailbox_was_closed(

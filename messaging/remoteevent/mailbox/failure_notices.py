@@ -71,7 +71,7 @@ class FailureNotices:
         with self._lock:
             waiting = self._waiting.pop(registration.id, None)
         if waiting is not None:
-            waiting.delivery.close()
+            waiting.abandon()
 
     def close(self) -> list[Promise[None]]:
         """Store nothing further; return the promises that nothing is being stored."""
@@ -106,7 +106,15 @@ class _Waiting:
 
     def settle(self, count: int) -> None:
         """See ``EventQueue``."""
-        for _ in range(count):
-            with self._lock:
-                _, failure = self._waiting.popleft()
+        with self._lock:  # none are left if the registration has ended meanwhile
+            told = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+        for _, failure in told:
+            failure.told()
+
+    def abandon(self) -> None:
+        """Store nothing further: the owner is gone."""
+        self.delivery.close()
+        with self._lock:
+            waiting, self._waiting = self._waiting, deque()
+        for _, failure in waiting:
             failure.told()

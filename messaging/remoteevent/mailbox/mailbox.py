@@ -362,10 +362,12 @@ class EventMailbox:
     def _note_not_renewed(self, failure: RenewalFailure) -> None:
         """Tell an owner that a lease is not renewed any more: with an event in its box."""
         kept = self._kept.get(failure.owner)
-        if kept is not None:
-            self._notices.add(kept.registration, failure)
-            if failure.owner not in self._kept:  # it has ended meanwhile
-                self._notices.forget(kept.registration)
+        if kept is None:
+            failure.told()
+            return
+        self._notices.add(kept.registration, failure)
+        if failure.owner not in self._kept:  # it has ended meanwhile
+            self._notices.forget(kept.registration)
 
     def _is_own(self, lease: Lease) -> bool:
         grantor = lease.grantor
