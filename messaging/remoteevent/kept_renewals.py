@@ -64,12 +64,14 @@ class RenewalFailure(NamedTuple):
 
     Attributes:
         owner: whose lease it is.
+        channel: of its grantor; empty for a landlord of this process.
         lease_id: of the lease.
         error: why it was not renewed.
         told: to be called once the owner knows, or is gone. On any thread; does not wait for the disk.
     """
 
     owner: str
+    channel: str
     lease_id: str
     error: MessagingError
     told: Callable[[], object]
@@ -100,8 +102,10 @@ class KeptRenewals:
         self._manager = manager
         self._name = name
         self._on_failed = on_failed
-        self._lock = threading.Lock()  # guards the following
+        self._lock = threading.Lock()  # guards the following two
         self._leases: dict[_Key, _Kept] = {}
+        #: what was renewed when the party closed: their records are for the next run
+        self._left: frozenset[_Key] = frozenset()
 
     def __len__(self) -> int:
         """Return the number of leases."""
@@ -192,12 +196,12 @@ class KeptRenewals:
         if self._on_failed is None:
             self._told(key)
         else:
-            self._on_failed(RenewalFailure(owner, lease_id, error, lambda: self._told(key)))
+            self._on_failed(RenewalFailure(owner, channel, lease_id, error, lambda: self._told(key)))
 
     def _told(self, key: _Key) -> None:
-        """Remove the record of a lease that failed, unless it is renewed again."""
+        """Remove the record of a lease that failed, unless it is renewed again, in this run or the next one."""
         with self._lock:
-            if key not in self._leases:
+            if key not in self._leases and key not in self._left:
                 self._remove(_text(key))
 
     # --- restart
@@ -250,6 +254,7 @@ class KeptRenewals:
                     except MessagingError as error:
                         logger.warning("%s: the ends of renewed leases are not stored: %s", self._name, error)
                         break
+            self._left |= self._leases.keys()
             self._leases.clear()
 
     # --- records

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from messaging.leases import (
     RemoteGrantor,
     StoredTime,
 )
-from messaging.remoteevent.kept_renewals import KeptRenewals
+from messaging.remoteevent.kept_renewals import KeptRenewals, RenewalFailure
+from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.remoteevent.helpers import ready
@@ -42,10 +43,12 @@ def lease(m: Messaging, landlord: Landlord) -> Lease:
 class Party:
     """A party with kept renewals, which can be opened again."""
 
-    def __init__(self, path: Path, m: Messaging | None) -> None:
+    def __init__(
+        self, path: Path, m: Messaging | None, on_failed: Callable[[RenewalFailure], object] | None = None
+    ) -> None:
         self.table = JournalTable(path)
         self.manager = LeaseRenewalManager()
-        self.renewals = KeptRenewals(self.table, m, self.manager, "party")
+        self.renewals = KeptRenewals(self.table, m, self.manager, "party", on_failed)
 
     @property
     def records(self) -> list[str]:
@@ -128,6 +131,27 @@ def test_a_lease_whose_id_is_too_long_is_not_renewed(path: Path, m: Messaging) -
     party.close()
     with pytest.raises(ClosedError):
         party.renewals.keep("owner", Lease("x", RemoteGrantor(m, CHANNEL), 5.0, 5.0))
+
+
+def test_a_lease_that_is_renewed_again_stays_for_the_next_run_when_its_owner_is_told_of_a_failure_late(
+    path: Path, m: Messaging, lease: Lease, virtual_clock: VirtualClock
+) -> None:
+    """The notice of the failure is stored while the party closes."""
+    failures: Recorder[RenewalFailure] = Recorder()
+    party = Party(path, m, failures.append)
+    other = Lease("other", RemoteGrantor(m, CHANNEL), 10.0, 10.0)
+    for each in (Lease(lease.id, RemoteGrantor(m, CHANNEL), 10.0, 10.0), other):
+        party.renewals.keep("owner", each)
+    virtual_clock.advance(20.0)
+    party.renewals.keep("owner", lease)
+    party.renewals.close()
+    for failure in failures:
+        failure.told()
+    party.kill()
+    party = Party(path, m)
+    (record,) = party.records
+    assert lease.id in record
+    party.close()
 
 
 @table("end", ["close", "kill"])
