@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,57 @@ def test_a_full_box_has_the_notice_as_soon_as_it_has_room(
     eventually(lambda: len(box) == 1)
     assert _failed(box.drain()) == names
     assert box.dropped == 0
+
+
+def test_one_notice_of_each_lease_waits_for_room_however_often_its_owner_has_it_renewed(
+    virtual_clock: VirtualClock, landlord: Landlord, mailbox: EventMailbox
+) -> None:
+    box = mailbox.register(1000.0, max_events=1)
+    store(box, [event(1)])
+    leases = [landlord.grant(10.0), landlord.grant(10.0)]
+    landlord.cancel_ids([each.id for each in leases])
+    for _ in range(10):
+        for each in leases:
+            mailbox.renew_lease(box, each)
+        virtual_clock.advance(10.0)
+    found = []
+    for _ in range(6):
+        found += box.drain()
+        virtual_clock.advance(3.0)
+    assert found[0] == event(1)
+    assert sorted(_failed(found)) == sorted(each.id for each in leases)
+
+
+def test_a_mailbox_that_cannot_be_opened_stores_no_notice(
+    virtual_clock: VirtualClock,
+    m: Messaging,
+    channel: str,
+    reopen: OpenMailbox,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    mailbox = reopen(messaging=m)
+    box = mailbox.register(1000.0)
+    for name, duration in (("ended", 10.0), ("failing", 100.0)):
+        mailbox.renew_lease(box, Lease(name, RemoteGrantor(m, channel, timeout=0.1), duration, duration))
+    mailbox.close()
+    virtual_clock.advance(20.0)
+
+    boxes = tmp_path / "mailbox" / "boxes"
+    (boxes / "of an earlier registration").mkdir(parents=True)
+
+    def fail(*_: object, **__: object) -> None:
+        virtual_clock.advance(100.0)
+        raise OSError("the disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", fail)
+        with pytest.raises(OSError, match="the disk"):
+            reopen(messaging=m)
+    assert not (boxes / box.id).exists()
+    box = reopen(messaging=m).registration(box.id)
+    virtual_clock.advance(100.0)
+    assert sorted(_failed(box.drain())) == ["ended", "failing"]
 
 
 def test_a_notice_that_waits_for_room_is_there_after_a_restart(

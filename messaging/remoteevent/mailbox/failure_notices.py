@@ -3,7 +3,8 @@
 A notice is an event in the box of the owner, so it reaches the owner in each mode, also after a restart. Each lease is
 a source of its own: a box that keeps the latest events keeps the notices of all leases.
 
-**Room.** A notice waits until the box has room, so it is not dropped in place of another event.
+**Room.** A notice waits until the box has room, so it is not dropped in place of another event. Beside those that are
+being stored, one waits for each lease.
 
 **Threads.** Any thread may use the objects. Notices are stored on worker threads.
 """
@@ -11,9 +12,8 @@ a source of its own: a box that keeps the latest events keeps the notices of all
 from __future__ import annotations
 
 import threading
-from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from messaging.execution import clock
 from messaging.remoteevent.delivery import Delivery, RetryPolicy
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 _RETRY: Final = RetryPolicy(max_delay=2.0)
 
 
+_Notice: TypeAlias = "tuple[RemoteEvent, RenewalFailure]"
+#: channel and id
+_Lease: TypeAlias = tuple[str, str]
+
+
 class FailureNotices:
     """The notices of one mailbox. Thread safe.
 
@@ -41,6 +46,7 @@ class FailureNotices:
         self._name = name
         self._lock = threading.Lock()  # guards the following
         self._waiting: dict[str, _Waiting] = {}
+        self._is_started = False
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -48,7 +54,7 @@ class FailureNotices:
         return len(self._waiting)
 
     def add(self, registration: MailboxRegistration, failure: RenewalFailure) -> None:
-        """Store a notice as soon as the box of the registration has room; nothing if the mailbox is closed."""
+        """Store a notice as soon as the mailbox is open and the box has room; nothing if the mailbox is closed."""
         event = RenewalFailureEvent(
             f"{notices_of(registration.id)}{failure.lease_id:.400}",
             RENEWAL_FAILURE,
@@ -63,8 +69,16 @@ class FailureNotices:
                 return  # the next run tells
             waiting = self._waiting.get(registration.id)
             if waiting is None:
-                waiting = self._waiting[registration.id] = _Waiting(registration, self._name)
+                waiting = self._waiting[registration.id] = _Waiting(registration, self._name, self._is_started)
         waiting.add(event, failure)
+
+    def start(self) -> None:
+        """Store the notices from now on: the mailbox is open."""
+        with self._lock:
+            self._is_started = True
+            waiting = [*self._waiting.values()]
+        for each in waiting:
+            each.delivery.enable()
 
     def forget(self, registration: MailboxRegistration) -> None:
         """Store no notice for a registration that has ended."""
@@ -83,31 +97,39 @@ class FailureNotices:
 class _Waiting:
     """The notices that wait for the box of one registration: an ``EventQueue``. Thread safe."""
 
-    def __init__(self, registration: MailboxRegistration, name: str) -> None:
-        self._lock = threading.Lock()  # guards the following
-        self._waiting: deque[tuple[RemoteEvent, RenewalFailure]] = deque()
+    def __init__(self, registration: MailboxRegistration, name: str, is_enabled: bool) -> None:
+        self._lock = threading.Lock()  # guards the following two
+        #: of each lease the newest one
+        self._waiting: dict[_Lease, _Notice] = {}
+        #: those of the last `peek`, which may be stored already
+        self._passed: list[_Notice] = []
         self.delivery = Delivery(
             f"{name}: notices of registration {registration.id}",
             registration.listener,
             self,
             policy=_RETRY,
             lease=registration.lease,
+            is_enabled=is_enabled,
         )
 
     def add(self, event: RemoteEvent, failure: RenewalFailure) -> None:
         with self._lock:
-            self._waiting.append((event, failure))
+            self._waiting[failure.channel, failure.lease_id] = event, failure
         self.delivery.wake()
 
     def peek(self, most: int) -> list[RemoteEvent]:
         """See ``EventQueue``."""
         with self._lock:
-            return [event for event, _ in islice(self._waiting, most)]
+            passed = {(each[1].channel, each[1].lease_id): each for each in self._passed}
+            waiting = passed | self._waiting
+            self._passed = [waiting.pop(lease) for lease in [*islice(waiting, most)]]
+            self._waiting = waiting
+            return [event for event, _ in self._passed]
 
     def settle(self, count: int) -> None:
         """See ``EventQueue``."""
         with self._lock:  # none are left if the registration has ended meanwhile
-            told = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
+            told, self._passed = self._passed[:count], self._passed[count:]
         for _, failure in told:
             failure.told()
 
@@ -115,6 +137,7 @@ class _Waiting:
         """Store nothing further: the owner is gone."""
         self.delivery.close()
         with self._lock:
-            waiting, self._waiting = self._waiting, deque()
+            waiting = [*self._passed, *self._waiting.values()]
+            self._passed, self._waiting = [], {}
         for _, failure in waiting:
             failure.told()

@@ -167,6 +167,7 @@ class EventMailbox:
             )
             restored = self._recover()
             resources.pop_all()
+        self._notices.start()
         for registration, refused, target in restored:  # last: a mailbox that cannot be opened delivers nothing
             registration.restore(refused, target)
 
