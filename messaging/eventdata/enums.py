@@ -16,8 +16,7 @@ from __future__ import annotations
 import enum
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any, Final
 
@@ -42,53 +41,30 @@ class _State(threading.local):
     #: classes that the event names, by their last names; replaced, never changed
     classes: dict[str, list[type[enum.Enum]]] = {}  # noqa: RUF012
     #: gets the paths of the classes of the members that are written; ``None``: they are not wanted
-    found: set[str] | None = None
+    found: list[str] | None = None
 
 
-_state: Final = _State()
+#: set by the functions that read and write an event
+state: Final = _State()
 
 
-@contextmanager
-def reading(paths: Collection[str], *, is_bounded: bool) -> Iterator[None]:
-    """Read one event.
-
-    Args:
-        paths: the classes that it names.
-        is_bounded: whether at most :data:`MAX_ENUMS` are generated.
-    """
-    _state.left = MAX_ENUMS if is_bounded else -1
-    if not paths:
-        yield
-        return
+def classes_at(paths: Collection[str]) -> dict[str, list[type[enum.Enum]]]:
+    """Return the imported enums that an event names, by their last names."""
     classes: dict[str, list[type[enum.Enum]]] = {}
     for each in paths:
         class_ = _class_at(each)
         if class_ is not None:
             classes.setdefault(class_.__name__, []).append(class_)
-    _state.classes = classes
-    try:
-        yield
-    finally:
-        _state.classes = {}
-
-
-@contextmanager
-def writing(found: set[str] | None) -> Iterator[None]:
-    """Write one event; add the paths of the classes of its members to ``found``, unless that is ``None``."""
-    earlier, _state.found = _state.found, found
-    try:
-        yield
-    finally:
-        _state.found = earlier
+    return classes
 
 
 def note_class(class_: type[enum.Enum]) -> None:
     """Note the class of a member that is written."""
-    found = _state.found
+    found = state.found
     if found is not None and len(found) < MAX_CLASSES:
         path = f"{class_.__module__}:{class_.__qualname__}"
-        if len(path) <= MAX_PATH_TEXT and _class_at(path) is class_:
-            found.add(path)
+        if path not in found and len(path) <= MAX_PATH_TEXT and _class_at(path) is class_:
+            found.append(path)
 
 
 def _class_at(path: str) -> type[enum.Enum] | None:
@@ -118,9 +94,9 @@ def read_member(name: str, member: str, value: Any, is_value: bool, has_value: C
         is_value: whether it is its value, too.
         has_value: whether another member has the value that was written.
     """
-    for class_ in _state.classes.get(name, ()):
-        known = _member_of(class_, member)
-        if known is not None and has_value(known):
+    for class_ in state.classes.get(name, ()):
+        known = _known(class_, member, has_value)
+        if known is not None:
             return known
     if member.startswith("__") or (member.startswith("_") and member.endswith("_")):
         return value  # a name that Python reserves: such a class would not be a plain enum
@@ -131,12 +107,23 @@ def read_member(name: str, member: str, value: Any, is_value: bool, has_value: C
     return _stand_in(name, member, value, is_value)
 
 
+def _known(class_: type[enum.Enum], name: str, has_value: Callable[[Any], bool]) -> Any:
+    """Return the member of a class with a name and the value that was written; ``None`` if it has none."""
+    try:
+        found = _member_of(class_, name)
+        return found if found is not None and has_value(found) else None
+    except RecursionError:
+        raise
+    except Exception:  # noqa: BLE001  # of the code of the class, or its value has no portable form
+        return None
+
+
 def _member_of(class_: type[enum.Enum], name: str) -> Any:
     """Return the member of a class with a name, such as ``READ`` or ``READ|WRITE``; ``None`` if it has none."""
     members = class_.__members__
     if name in members:
         return members[name]
-    if not issubclass(class_, enum.Flag) or "|" not in name:
+    if not issubclass(class_, enum.Flag) or not 0 < name.count("|") < len(members):
         return None
     parts = [members.get(each) for each in name.split("|")]
     found = parts[0]
@@ -155,9 +142,9 @@ def _cached_stand_in(name: str, member: str, value: Any, is_value: bool, _: str)
 
 def _stand_in(name: str, member: str, value: Any, is_value: bool) -> Any:
     """Return a member of an enum that is generated for it."""
-    if _state.left == 0:
+    if state.left == 0:
         raise DecodeError(f"data of an event: more than {MAX_ENUMS} members of enums that differ")
-    _state.left -= 1
+    state.left -= 1
     make: Any = enum.Enum
     try:
         return make(name, [(member, value)], type=type(value) if is_value else None)[member]

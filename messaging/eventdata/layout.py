@@ -28,7 +28,7 @@ All keys but ``event`` and ``data`` may be missing, or ``null``. A reader ignore
 ``principal``    text: who published the event, as the sender says
 ``notify``       ``true``: the sender wants an acknowledgement
 ``enums``        list of at most 32 texts ``module:class``: the enums of the members in the data. Where the class is
-                 imported, a reader has the member itself
+                 imported, a reader has the member itself. A reader ignores entries that are wrong, and those beyond 32
 ``error``        ``{"type": text, "message": text}``: what failed, if ``kind`` is ``"error"``
 ===============  =======================================================================================================
 
@@ -47,6 +47,7 @@ Every function is thread safe. An event must not be mutated after it was made.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import operator
 import re
@@ -208,7 +209,7 @@ class WireEvent:
             value: the payload.
             is_bounded: whether the bounds of the portable form apply.
         """
-        enums: set[str] = set()
+        enums: list[str] = []
         self.data = to_portable(value, is_bounded=is_bounded, enums=enums)
         self.enums = tuple(sorted(enums)) if enums else ()
 
@@ -304,6 +305,17 @@ def _enums(value: Any) -> tuple[str, ...]:
     return tuple(map(_text, value))
 
 
+def _known_enums(value: Any) -> tuple[str, ...]:
+    """Return what is right of a list of classes: they are hints, for which no event is refused."""
+    found: list[str] = []
+    for each in value if type(value) is list else ():
+        with contextlib.suppress(_WrongError):
+            found.append(_text(each))
+            if len(found) == MAX_CLASSES:
+                break
+    return tuple(found)
+
+
 def _kind(value: Any) -> str:
     if type(value) is str and value in (DATA, CLOSE, ERROR):
         return value
@@ -349,6 +361,8 @@ _FIELDS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "error": ("error", _error),
     "enums": ("enums", _enums),
 }
+#: how they are read
+_READ: Final = {**_FIELDS, "enums": ("enums", _known_enums)}
 #: values that are not written; the empty tuple is one object
 _DEFAULTS: Final[dict[str, Any]] = {"topic": MISSING, "kind": MISSING, "path": (), "notify": False, "enums": ()}
 _WRITTEN: Final = tuple((key, _DEFAULTS.get(key), check) for key, (_, check) in _FIELDS.items())
@@ -477,7 +491,7 @@ def decode(payload: bytes, topic: str | None = None) -> WireEvent:
         shown = version if type(version) is int and 0 <= version <= _MAX_INT else with_article(type(version))
         raise DecodeError(f"an event of layout {shown}: this version of the library reads layout {LAYOUT}")
     event = WireEvent("" if topic is None else topic)
-    fields = _FIELDS
+    fields = _READ
     try:
         for key, value in found.items():
             if key in fields and value is not None:

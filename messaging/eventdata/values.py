@@ -60,7 +60,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from messaging.codecs.bounds import is_vast, is_vast_text
 from messaging.errors import ConversionError, DecodeError, InvalidEventError
 from messaging.eventdata.conversion import convert
-from messaging.eventdata.enums import note_class, read_member, reading, writing
+from messaging.eventdata.enums import MAX_ENUMS, classes_at, note_class, read_member, state
 from messaging.eventdata.maps import as_data
 from messaging.eventdata.problems import with_article
 from messaging.eventdata.schema import schema_of
@@ -81,7 +81,7 @@ _SIMPLE: Final = frozenset({bytes, datetime.datetime, datetime.date, datetime.ti
 _UNBOUNDED: Final = -1
 
 
-def to_portable(value: Any, *, is_bounded: bool = True, enums: set[str] | None = None) -> Any:
+def to_portable(value: Any, *, is_bounded: bool = True, enums: list[str] | None = None) -> Any:
     """Return any value of an event in portable form, which shares no mutable value with it.
 
     Args:
@@ -92,15 +92,20 @@ def to_portable(value: Any, *, is_bounded: bool = True, enums: set[str] | None =
     Raises:
         InvalidEventError: the value or a part of it has no portable form, is beyond the bounds or cannot be read.
     """
+    earlier = state.found
+    if enums is not earlier:
+        state.found = enums
     try:
-        with writing(enums):
-            return _dumped(value, MAX_DEPTH if is_bounded else _UNBOUNDED)
+        return _dumped(value, MAX_DEPTH if is_bounded else _UNBOUNDED)
     except InvalidEventError:
         raise
     except RecursionError:
         raise _too_deep() from None
     except Exception as error:  # values may raise anything when they are read
         raise InvalidEventError(f"the event cannot be read: {type(error).__name__}") from error
+    finally:
+        if enums is not earlier:
+            state.found = earlier
 
 
 def from_portable(value: Any, *, is_bounded: bool = True, enums: Collection[str] = ()) -> Any:
@@ -115,11 +120,16 @@ def from_portable(value: Any, *, is_bounded: bool = True, enums: Collection[str]
         DecodeError: a tag is unknown or has the wrong content, a float is not finite, a value is beyond the bounds, or
             it is of a type that JSON has not.
     """
+    state.left = MAX_ENUMS if is_bounded else _UNBOUNDED
+    if enums:
+        state.classes = classes_at(enums)
     try:
-        with reading(enums, is_bounded=is_bounded):
-            return _loaded(value, MAX_DEPTH if is_bounded else _UNBOUNDED)
+        return _loaded(value, MAX_DEPTH if is_bounded else _UNBOUNDED)
     except RecursionError:
         pass
+    finally:
+        if enums:
+            state.classes = {}
     raise DecodeError("data of an event: nested too deeply")
 
 
@@ -344,9 +354,9 @@ def _loaded_tag(tag: str, content: Any, room: int) -> Any:
     load, wanted = known
     try:
         return load(content, room)
-    except DecodeError:
+    except (DecodeError, RecursionError):
         raise
-    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError):
+    except Exception:  # noqa: BLE001, S110  # also of the code of members that are elements of a set
         pass
     raise DecodeError(f"data of an event: {tag!r} must have {wanted}")
 
