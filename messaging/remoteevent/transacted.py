@@ -15,7 +15,6 @@ manager calls it on worker threads. The lock guards the scopes; no code of the a
 
 from __future__ import annotations
 
-import contextlib
 import math
 import secrets
 import threading
@@ -23,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.errors import BoundReachedError, CannotJoinError, ClosedError, MessagingError, UnknownTransactionError
-from messaging.execution import Deadlines, Promise, clock, engine, workers
+from messaging.execution import Deadlines, Promise, clock, engine, seconds, workers
 from messaging.leases import release
 from messaging.remoteevent.delivery import SHORT, Delivery, wait_for_all
 from messaging.remoteevent.event import EventId, EventRegistration, RemoteEvent
@@ -86,7 +85,7 @@ class _InnerKind:
 class _Scope:
     """The registrations and the events of one transaction."""
 
-    __slots__ = ("due", "events", "is_ended", "is_joined", "joining", "kinds", "published", "transaction")
+    __slots__ = ("due", "events", "is_asked", "is_ended", "is_joined", "joining", "kinds", "published", "transaction")
 
     def __init__(self, events: list[RemoteEvent], *, is_joined: bool = False) -> None:
         self.kinds: dict[EventId, _InnerKind] = {}
@@ -101,6 +100,8 @@ class _Scope:
         #: the transaction, and the monotonic time at which to look at its lease; not of one of an earlier run
         self.transaction: Transaction | None = None
         self.due = math.inf
+        #: a worker asks the transaction for its time, which may take any
+        self.is_asked = False
 
 
 class TransactedEvents:
@@ -178,20 +179,25 @@ class TransactedEvents:
             due = [each for each in watched if each.due <= now]
             for each in due:
                 each.due = now + _AGAIN
-        if due:
-            with contextlib.suppress(RuntimeError):  # no thread can be started: they are looked at again
-                workers().submit(partial(self._look_at, due))
+            due = [each for each in due if not each.is_asked]
+            for each in due:
+                each.is_asked = True
+        for each in due:
+            try:
+                workers().submit(partial(self._look_at, each))
+            except RuntimeError:  # no thread can be started: it is looked at again
+                each.is_asked = False
         left = min((each.due for each in watched), default=math.inf) - now
         return None if left == math.inf else left
 
-    def _look_at(self, due: list[_Scope]) -> None:
-        """Look at the leases of transactions, which may be of an application. On a worker thread."""
-        for scope in due:
-            transaction = scope.transaction
+    def _look_at(self, scope: _Scope) -> None:
+        """Look at the lease of a transaction, which may be of an application. On a worker thread of its own."""
+        transaction = scope.transaction
+        try:
             if transaction is None:
-                continue
+                return
             try:
-                left = transaction.remaining
+                left = seconds(transaction.remaining, "remaining")
             except Exception:
                 logger.exception(
                     "generator '%s': transaction %s does not say when it ends; its manager is asked",
@@ -203,6 +209,8 @@ class TransactedEvents:
                 self._watch(scope, left)
             else:
                 self._ask(transaction)
+        finally:
+            scope.is_asked = False
 
     def _ask(self, transaction: Transaction) -> None:
         """Ask the manager whether a transaction whose lease is over goes on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from messaging.remoteevent.transactions import (
     TransactionState,
 )
 from messaging.testing import waiting
+from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.leases.conftest import url_of
@@ -309,8 +311,8 @@ def test_a_transaction_goes_on_if_its_lease_was_renewed_in_another_process(
 class Foreign:
     """A transaction of a manager of an application."""
 
-    def __init__(self, remaining: Callable[[], float]) -> None:
-        self.id = "foreign"
+    def __init__(self, remaining: Callable[[], float], name: str = "foreign") -> None:
+        self.id = name
         self.asked: waiting.Recorder[str] = waiting.Recorder()
         self._remaining = remaining
 
@@ -355,9 +357,37 @@ def test_a_transaction_of_an_application_that_does_not_answer_keeps_no_generator
     eventually(lambda: registration.lease.is_ended)
 
 
-@table("error", [ValueError("no"), UnknownLeaseError("no")])
+def test_transactions_of_applications_do_not_wait_for_one_that_does_not_answer(
+    virtual_clock: VirtualClock, inside: Recorder
+) -> None:
+    """It occupies one worker, however long it takes."""
+    gate = threading.Event()
+    calls: list[str] = []
+
+    def remaining(name: str) -> float:
+        calls.append(name)
+        if calls.count(name) == 1:
+            return 0.05
+        if name == "hanging":
+            gate.wait()
+        return 0.0
+
+    with EventGenerator("source", events=["hot"], begin=0) as generator:
+        registrations = {}
+        for name in ("hanging", "answering"):
+            foreign: Any = Foreign(partial(remaining, name), name)
+            registrations[name] = generator.register("hot", None, inside, 3600.0, transaction=foreign)
+        virtual_clock.advance(100.0)
+        assert registrations["answering"].lease.is_ended
+        assert not registrations["hanging"].lease.is_ended
+        assert calls.count("hanging") == 2
+        gate.set()
+        virtual_clock.until(lambda: registrations["hanging"].lease.is_ended)
+
+
+@table("error", [ValueError("no"), UnknownLeaseError("no"), None, "soon", float("nan")])
 def test_a_transaction_of_an_application_that_fails_to_say_when_it_ends_is_asked_for_its_state(
-    generator: EventGenerator, inside: Recorder, error: Exception
+    generator: EventGenerator, inside: Recorder, error: Any
 ) -> None:
     calls: list[float] = []
 
@@ -365,7 +395,9 @@ def test_a_transaction_of_an_application_that_fails_to_say_when_it_ends_is_asked
         calls.append(0.0)
         if len(calls) == 1:
             return 0.05
-        raise error
+        if isinstance(error, Exception):
+            raise error
+        return error  # type: ignore[no-any-return]
 
     foreign = Foreign(remaining)
     registration = generator.register("hot", None, inside, 3600.0, transaction=foreign)  # type: ignore[arg-type]
