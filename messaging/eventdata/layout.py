@@ -537,7 +537,7 @@ def sender_that_waits(payload: bytes, *, is_whole: bool = True) -> tuple[str, st
         payload: the event.
         is_whole: whether to read all of it; otherwise only the JSON before the data, for events that are too large.
     """
-    if not _MAY_NOTIFY.search(payload):
+    if not _MAY_NOTIFY.search(payload, 0, len(payload) if is_whole else _HEAD):
         return None
     end = payload.find(_DATA_KEY, 0, _HEAD)
     parts = [payload[:end] + b"}"] if end >= 0 else []
