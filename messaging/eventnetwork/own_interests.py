@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = SafeLog(__name__)
 
 #: pairs of patterns that are compared; of more, all that end stay until none is being added
-_COMPARED: Final = 100_000
+_COMPARED: Final = 5_000
 
 
 class OwnInterests:
@@ -115,13 +115,12 @@ class OwnInterests:
             self._add(pattern)
         self._publish()
 
-    def _is_replaced(self, pattern: str) -> bool:
-        """Return whether a subscription ends that is still confirmed, and one that takes its place is not yet."""
-        if pattern not in self._confirmed or not self._adding:
-            return False
-        if len(self._ending) * len(self._adding) > _COMPARED:
-            return True
-        return any(overlap(pattern, each) for each in self._adding)
+    def _replaced(self) -> frozenset[str]:
+        """Return the patterns that end, are still confirmed, and have one that takes their place and is not yet."""
+        ending = self._confirmed.intersection(self._ending.values())
+        if len(ending) * len(self._adding) > _COMPARED:
+            return frozenset(ending)
+        return frozenset(each for each in ending if any(overlap(each, new) for new in self._adding))
 
     def _remove(self, patterns: frozenset[str]) -> None:
         """End subscriptions."""
@@ -189,16 +188,17 @@ class OwnInterests:
         self._is_publishing = False
         confirmed = self._confirmed
         wanted = frozenset(self._interests.values())
-        for pattern in self._patterns - wanted:  # of interests that end: nothing waits for them
+        unwanted = self._patterns - wanted
+        for pattern in unwanted:  # of interests that end: nothing waits for them
             self._adding.pop(pattern, None)
-        staying = {each: self._is_replaced(each) for each in frozenset(self._ending.values())}
-        self._ending = {each: pattern for each, pattern in self._ending.items() if staying[pattern]}
+        staying = self._replaced()
+        self._ending = {each: pattern for each, pattern in self._ending.items() if pattern in staying}
         self._announce(
             frozenset(each for each, pattern in self._interests.items() if pattern in confirmed)
             | frozenset(self._ending),
             self._offers,
         )
-        self._remove(self._patterns - wanted - frozenset(self._ending.values()))
+        self._remove(unwanted - staying)
         for waiting, promise in self._waiting:
             if not waiting:
                 engine().call(promise.resolve, None)

@@ -143,6 +143,18 @@ def test_an_interest_without_an_heir_ends_at_once(member: Member) -> None:
     assert member.announced[-1] == set()
 
 
+def test_many_interests_that_change_at_once_are_not_compared_and_end_when_the_last_has_begun(member: Member) -> None:
+    """Comparing each of them with each other one would occupy the control thread."""
+    member.want(*(f"a{n}" for n in range(100)))
+    member.confirm(100)
+    before = set(member.topics)
+    member.want(*(f"b{n}" for n in range(100)))
+    assert member.announced[-1] == before
+    member.confirm(100)
+    assert member.announced[-1] == member.topics
+    assert len([what for what, _ in member.joint.log if what == "remove"]) == 100
+
+
 def test_an_interest_ends_although_what_takes_its_place_is_refused(member: Member) -> None:
     member.want("a/b")
     member.confirm()
