@@ -48,14 +48,14 @@ class Promise(Generic[T]):
         self.looked_at = False
         self._generation = forking.generation
 
-    # --- waiting
-
     @classmethod
     def resolved(cls, value: T, what: str | Callable[[], str] = "operation") -> Self:
         """Return a promise that has its value already. On any thread."""
         promise = cls(what)
         promise.resolve(value)
         return promise
+
+    # --- waiting
 
     def done(self) -> bool:
         """Return whether the promise has its outcome."""
