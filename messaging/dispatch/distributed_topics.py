@@ -32,9 +32,11 @@ T = TypeVar("T")
 PRIVATE: Final = "."
 #: maximum number of characters of a private topic
 PRIVATE_LENGTH: Final = 200
+#: bytes of one in UTF-8: its channel is the routing key of AMQP, which has at most 255
+PRIVATE_BYTES: Final = 240
 _WILDCARD: Final = "*"
 #: wildcards of channels
-_CHANNEL_WILDCARDS: Final = "+#"
+_CHANNEL_WILDCARDS: Final = frozenset("+#")
 #: characters of a topic or filter that an error text shows
 _SHOWN: Final = 80
 
@@ -54,9 +56,9 @@ def _is_private_name(text: str) -> bool:
     return (
         1 < len(text) <= PRIVATE_LENGTH
         and text.isprintable()
+        and len(text.encode()) <= PRIVATE_BYTES
         and not text.endswith(_WILDCARD)
-        and "+" not in text
-        and "#" not in text
+        and _CHANNEL_WILDCARDS.isdisjoint(text)
     )
 
 
@@ -272,6 +274,9 @@ def _fault_of_private(text: str, wildcards: str) -> str:
     """Return why a text that begins like a private topic is none; ``wildcards`` is the rule that a ``*`` breaks."""
     if len(text) > PRIVATE_LENGTH:
         return f"a private topic has at most {PRIVATE_LENGTH} characters, {text[:_SHOWN]!r}... has {len(text)}"
+    size = len(text.encode(errors="replace"))
+    if size > PRIVATE_BYTES:
+        return f"a private topic has at most {PRIVATE_BYTES} bytes in UTF-8, {text[:_SHOWN]!r}... has {size}"
     for position, char in enumerate(text):
         if char in _CHANNEL_WILDCARDS:
             return f"{char!r} {_where(position, text)}: a private topic has no wildcard of channels"

@@ -29,7 +29,7 @@ PUBLIC: Final = ["a", "Z", "0", "foo", "foo/bar", "foo/bark", "foo/bar/foobar", 
 #: 7.1: the format of a private topic is unspecified, aside from its first character
 PRIVATE: Final = [
     ".a", ".-", ".0", ".A-z-9", ".foo", "." + "x" * 199, ".a/b", ".a.b", ".é", "./", "..", ". a//b ", "._GUID=1", ".$x",
-    ".a*b", ".😀",
+    ".a*b", ".😀", "." + "ü" * 119 + "x",
 ]  # fmt: skip
 WILDCARDS: Final = ["*", "**", "foo*", "foo**", "foo/*", "foo/**", "foo/b*", "foo/bar**", "a/b/c/d*", "0**"]
 
@@ -46,6 +46,7 @@ def is_private(text: str) -> bool:
         text.startswith(".")
         and 2 <= len(text) <= 200
         and text.isprintable()
+        and len(text.encode()) <= 240
         and not (text.endswith("*") or {"+", "#"} & {*text})
     )
 
@@ -112,6 +113,7 @@ FAULTS: Final = [
     (".a+b", "'+' at position 2 of '.a+b': a private topic has no wildcard of channels"),
     (".#", "'#' at position 1 of '.#': a private topic has no wildcard of channels"),
     (".a\n", r"'\n' at position 2 of '.a\n': a private topic has printable characters only"),
+    ("." + "ü" * 120, "a private topic has at most 240 bytes in UTF-8, '." + "ü" * 79 + "'... has 241"),
     ("." + "x" * 200, "a private topic has at most 200 characters, '." + "x" * 79 + "'... has 201"),
 ]
 #: text, and the fault as a filter
