@@ -371,14 +371,21 @@ class ListenerServer:
     def _find(self, name: str) -> EventTarget | None:
         """Return a listener; ``None`` if it is gone. Raises ``ClosedError`` for one that may be there soon."""
         found = self._targets.get(name)
-        if found is None and name not in self._removed and clock.monotonic() < self._starts_until:
+        if found is None and self._is_starting() and name not in self._removed:
             raise ClosedError(f"there is no listener {name!r:.80} at {self.channel!r} yet: the server has just started")
         return found
+
+    def _is_starting(self) -> bool:
+        """Return whether listeners of an earlier run may still be added."""
+        if clock.monotonic() < self._starts_until:
+            return True
+        self._removed.clear()  # no longer needed: each listener that is not there is gone
+        return False
 
     def remove(self, reference: ListenerReference) -> bool:
         """Remove a listener, whose senders are told that it is gone; return whether there was one."""
         check_instance("reference", reference, ListenerReference)
-        if clock.monotonic() < self._starts_until:
+        if self._is_starting():
             self._removed.add(reference.id)
         return self._targets.pop(reference.id, None) is not None
 
