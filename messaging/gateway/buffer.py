@@ -22,7 +22,6 @@ from messaging.gateway.ranges import CURSOR, MAX_RANGES, Range, cursor_name, lat
 from messaging.gateway.recognition import Recognition
 from messaging.gateway.stored import Stored, without_members
 from messaging.journal import Journal
-from messaging.journal.ages import AgeClock
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -83,7 +82,6 @@ class Buffer:
         )
         self._is_newest_first = settings.order == "newest_first"
         self._max_age = settings.max_age
-        self._ages = AgeClock()
         self._lock = threading.Lock()  # guards the following three, and what is said in ``Range``
         #: in the order of their offsets, replaced when it changes; messages are stored in the last one
         self._ranges = self._open_ranges()
@@ -256,7 +254,7 @@ class Buffer:
                 with self._lock:
                     self._missed += 1
                 self.settle(stored)
-            elif self._max_age is not None and stored.timestamp < self._ages.now() - self._max_age:
+            elif self._max_age is not None and self.journal.age_of(stored.offset, stored.timestamp) > self._max_age:
                 self.expired += 1
                 self.settle(stored)
             else:

@@ -23,21 +23,6 @@ _RESOLUTION: Final = 1.0
 _first = itemgetter(0)
 
 
-class AgeClock:
-    """The time that ages are counted against: the wall clock, but for a clock that is set forward while it is in use.
-
-    What was stored before the wall clock was set (a machine without a battery for its clock sets it after its start) is
-    no older for that. Any thread.
-    """
-
-    def __init__(self) -> None:
-        self._ahead = clock.wall() - clock.boot()
-
-    def now(self) -> float:
-        """Return the seconds since the epoch."""
-        return min(clock.wall(), clock.boot() + self._ahead)
-
-
 class RecordAges:
     """When the records of a journal were stored. :meth:`age_of` is for any thread.
 
@@ -52,8 +37,11 @@ class RecordAges:
         #: offset after the last batch
         self._end = log.end
         self._opened = clock.wall()
-        #: first offset of a batch, and its monotonic time. Appended to by one thread, replaced as a whole otherwise
+        #: first offset of a batch, and its time by ``clock.boot``. Appended to by one thread, replaced as a whole
+        #: otherwise
         self._notes: list[tuple[int, float]] = []
+        #: time of the last batch
+        self._latest = 0.0
         self._resolution = _RESOLUTION
         self._next = -1.0
 
@@ -63,14 +51,16 @@ class RecordAges:
         Args:
             slowest: returns the offset before which no age is asked for.
         """
-        first, self._end = self._end, self._log.end
-        now = clock.monotonic()
-        if first >= self._end or now < self._next:
+        first, end = self._end, self._log.end
+        if first >= end:
             return
-        self._notes.append((first, now))
-        self._next = now + self._resolution
-        if len(self._notes) > _MOST:
-            self._thin_out(slowest())
+        self._latest = now = clock.boot()
+        if now >= self._next:
+            self._notes.append((first, now))
+            self._next = now + self._resolution
+            if len(self._notes) > _MOST:
+                self._thin_out(slowest())
+        self._end = end  # last: until then :meth:`age_of` takes the records for new
 
     def _thin_out(self, slowest: int) -> None:
         """Forget notes of records before ``slowest``, then those that are close to others."""
@@ -86,15 +76,28 @@ class RecordAges:
             self._resolution = _RESOLUTION
         self._notes = notes
 
-    def age_of(self, offset: int) -> float:
-        """Return the seconds since the record at ``offset`` was stored; 0 without such a record."""
-        if offset >= self._log.end:
+    def age_of(self, offset: int, timestamp: float | None = None) -> float:
+        """Return the seconds since the record at ``offset`` was stored; 0 without such a record.
+
+        A wall clock that is set does not change the age of a record of this run: its timestamp counts within what the
+        notes allow. Of a record of an earlier run the timestamp is all that is known.
+
+        Args:
+            offset: of the record.
+            timestamp: of the record; ``None``: the age is estimated without it.
+        """
+        if offset >= self._end:
             return 0.0
         notes = self._notes
         at = bisect_right(notes, offset, key=_first) - 1
-        if at >= 0:
-            return max(0.0, clock.monotonic() - notes[at][1])
-        return self._earlier(offset)
+        if at < 0:
+            return self._earlier(offset) if timestamp is None else max(0.0, clock.wall() - timestamp)
+        now = clock.boot()
+        most = max(0.0, now - notes[at][1])
+        if timestamp is None:
+            return most
+        until = notes[at + 1][1] if at + 1 < len(notes) else self._latest
+        return min(most, max(0.0, now - until, clock.wall() - timestamp))
 
     def _earlier(self, offset: int) -> float:
         """Return the age of a record of an earlier run, by the times at which segments began."""

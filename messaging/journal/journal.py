@@ -499,12 +499,17 @@ class Journal(JournalView):
         """Return about how many bytes the records from ``offset`` on have. Reads no file."""
         return self._log.bytes_from(offset)
 
-    def age_of(self, offset: int) -> float:
-        """Return the seconds since the record at ``offset`` was stored; 0 without such a record.
+    def age_of(self, offset: int, timestamp: float | None = None) -> float:
+        """Return the seconds since the record at ``offset`` was stored; 0 without such a record. Reads no record.
 
-        Exact to a second. Of a record of an earlier run it is estimated from the times of the segments.
+        Without its timestamp the age is exact to a second, and that of a record of an earlier run is estimated from the
+        times of the segments. With it the age is exact, also after the wall clock was set in this run.
+
+        Args:
+            offset: of the record.
+            timestamp: of the record, if it was read.
         """
-        return self._ages.age_of(offset)
+        return self._ages.age_of(offset, timestamp)
 
     def get_dto(self) -> JournalDTO:
         """Return a snapshot: bounds, sizes, cursors, and the records that are not acknowledged."""

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.errors import JournalError, JournalFullError
 from messaging.execution import clock
-from messaging.journal.ages import AgeClock
 from messaging.journal.reader import time_at, time_of
 
 if TYPE_CHECKING:
@@ -77,8 +76,9 @@ class Retention:
         #: records that were dropped, since the journal was created
         self.dropped = cursors.dropped
         self._next_look = 0.0
-        self._ages = AgeClock()
         self._first_of_run = log.end
+        #: seconds that the wall clock was ahead of ``clock.boot`` when the journal was opened
+        self._ahead = clock.wall() - clock.boot()
 
     # --- room
 
@@ -187,11 +187,11 @@ class Retention:
         if self._max_age is None or (now := clock.monotonic()) < self._next_look:
             return
         self._next_look = now + max(_AGE_PAUSE, self._max_age / _AGE_LOOKS)
-        log, wall = self._log, self._ages.now()
+        log, wall = self._log, self._time_for(self._log.end)
         for segment in log.segments:
             if segment.seen is None:
                 segment.seen = now
-        keep = max(self._expired_by(wall - self._max_age, wall), self._expired_since(now - self._max_age))
+        keep = max(self._expired_by(self._max_age), self._expired_since(now - self._max_age))
         if keep > log.begin:
             self._drop_before(keep, f"older than {self._max_age:g} s")
         last = log.segments[-1] if log.segments else None
@@ -204,20 +204,29 @@ class Retention:
                     last.seen = now
                     last.empty_since = wall if before is None else min(wall, before)
 
-    def _expired_by(self, oldest: float, wall: float) -> int:
-        """Return the offset before which all records have a timestamp of at most ``oldest``."""
+    def _time_for(self, offset: int) -> float:
+        """Return the time against which the timestamp of the record at ``offset`` is compared.
+
+        A wall clock that is set forward makes no record older that this run has stored.
+        """
+        wall = clock.wall()
+        return wall if offset < self._first_of_run else min(wall, clock.boot() + self._ahead)
+
+    def _expired_by(self, max_age: float) -> int:
+        """Return the offset before which all records are older than ``max_age`` by their timestamps."""
         log = self._log
         keep = log.begin
         for segment in log.segments:  # with the first: a segment after it may begin earlier, if the clock was set back
             if segment.empty_since is None and not segment.size:
                 segment.empty_since = self._time_before(segment.first)
-            began = time_of(log, segment)
-            if began is None or began > wall:
+            began, now = time_of(log, segment), self._time_for(segment.first)
+            if began is None or began > now:
                 continue  # damaged, or the clock was wrong: the segments after it tell
-            if began > oldest:
+            if began > now - max_age:
                 if segment.empty_since is None:
                     segment.empty_since = self._time_before(segment.first)
-                if segment.first > log.begin and segment.empty_since is not None and segment.empty_since <= oldest:
+                before, oldest = segment.empty_since, self._time_for(segment.first - 1) - max_age
+                if segment.first > log.begin and before is not None and before <= oldest:
                     keep = segment.first
                 break
             keep = segment.first

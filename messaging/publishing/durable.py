@@ -36,7 +36,6 @@ from messaging.errors import (
 )
 from messaging.execution import clock, may_block, workers
 from messaging.journal import Journal, Record
-from messaging.journal.ages import AgeClock
 from messaging.publishing.backlog import LOAD, Backlog
 from messaging.publishing.dead_letters import DeadLetters
 from messaging.publishing.intake import Intake
@@ -153,7 +152,6 @@ class DurableOutbox:
         self._lost = -1
         #: publications of messages that are only on disk
         self._spilled = Spilled()
-        self._ages = AgeClock()
         self._is_started = False
         self._is_closed = False
         #: messages that expired, were dropped or refused without being sent
@@ -303,7 +301,7 @@ class DurableOutbox:
         publication.is_stored = True
         publication.looked_at = True
         if plan.options.time_to_live is not None:
-            publication.age(self._ages.now() - record.timestamp)
+            publication.age(self._journal.age_of(record.offset, record.timestamp))
         return publication
 
     # --- the outbox of its publications: see ``Publications``

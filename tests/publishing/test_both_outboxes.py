@@ -119,6 +119,29 @@ def test_a_clock_that_is_set_forward_lets_no_message_expire(
     eventually(lambda: len(broker.payloads) == 30, "all messages")
 
 
+@table("when", ["in an earlier run", "after the clock was set"])
+def test_a_time_to_live_is_over_in_time_if_the_clock_is_set_forward(
+    virtual_clock: VirtualClock, broker: FakeBroker, connect: Connect, tmp_path: Path, when: str
+) -> None:
+    """A machine without a battery for its clock starts hours behind, and gets the time from the network."""
+    path = tmp_path / when
+    m = connect(broker, outbox_path=path, timeout=1000.0)
+    broker.go_down()
+    if when == "in an earlier run":
+        m.publish("a", b"stale", time_to_live=60.0, store_and_forward=True).result(PATIENCE)
+        m.close(0)
+        m = connect(broker, outbox_path=path, timeout=1000.0, start_offline=True)
+        virtual_clock.shift_wall(86_400.0)
+    else:
+        virtual_clock.shift_wall(86_400.0)
+        m.publish("a", b"stale", time_to_live=60.0, store_and_forward=True).result(PATIENCE)
+        virtual_clock.advance(61.0)
+    last = m.publish("a", b"last")
+    broker.gates["open"].open()
+    last.result(PATIENCE)
+    assert b"stale" not in broker.payloads
+
+
 @BOTH
 def test_a_time_to_live_reaches_the_broker_as_it_was_given_if_nothing_waits(
     virtual_clock: VirtualClock, broker: FakeBroker, connect: Connect, outbox: dict[str, Any]

@@ -1,0 +1,82 @@
+"""The age of a record while the wall clock is set, and after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from messaging.journal import Journal
+from messaging.testing.clock import VirtualClock
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually
+
+HOUR = 3600.0
+#: what happens to the wall clock between the parts of a test
+CHANGES: dict[str, Callable[[VirtualClock], None]] = {
+    "nothing": lambda _: None,
+    "set forward": lambda time: time.shift_wall(8 * HOUR),
+    "set back": lambda time: time.shift_wall(-8 * HOUR),
+}
+
+
+def stored(journal: Journal) -> int:
+    """Append a record; return its offset when its age is known."""
+    offset = journal.append("a", b"x")
+    journal.append("a", b"the next batch")
+    return offset
+
+
+def age_of(journal: Journal, offset: int) -> float:
+    record = next(iter(journal.read(offset)))
+    return journal.age_of(offset, record.timestamp)
+
+
+@table("before", [*CHANGES])
+@table("after", [*CHANGES])
+def test_a_clock_that_is_set_changes_no_age_of_a_record_of_this_run(
+    virtual_clock: VirtualClock, tmp_path: Path, before: str, after: str
+) -> None:
+    with Journal.open(tmp_path / f"{before}-{after}") as journal:
+        stored(journal)
+        virtual_clock.advance(HOUR)
+        CHANGES[before](virtual_clock)
+        offset = stored(journal)
+        virtual_clock.advance(100.0)
+        CHANGES[after](virtual_clock)
+        assert age_of(journal, offset) == pytest.approx(100.0, abs=2.0)
+
+
+def test_the_time_for_which_a_machine_is_suspended_counts_to_the_age(
+    virtual_clock: VirtualClock, tmp_path: Path
+) -> None:
+    with Journal.open(tmp_path) as journal:
+        offset = stored(journal)
+        virtual_clock.suspend(HOUR)
+        assert age_of(journal, offset) == pytest.approx(HOUR, abs=2.0)
+        assert journal.age_of(offset) == pytest.approx(HOUR, abs=2.0)
+
+
+def test_the_age_of_a_record_of_an_earlier_run_is_right_once_the_clock_is(
+    virtual_clock: VirtualClock, tmp_path: Path
+) -> None:
+    """A machine without a battery for its clock goes on where it was switched off, until it knows the time."""
+    with Journal.open(tmp_path) as journal:
+        offset = stored(journal)
+    virtual_clock.advance(60.0)
+    with Journal.open(tmp_path) as journal:
+        stored(journal)
+        virtual_clock.shift_wall(8 * HOUR)
+        assert age_of(journal, offset) == pytest.approx(8 * HOUR + 60.0, abs=2.0)
+
+
+def test_records_of_an_earlier_run_expire_once_the_clock_is_right(virtual_clock: VirtualClock, tmp_path: Path) -> None:
+    with Journal.open(tmp_path, max_age=HOUR) as journal:
+        journal.append("a", b"x")
+    virtual_clock.advance(HOUR / 2)
+    with Journal.open(tmp_path, max_age=HOUR) as journal:
+        journal.append("a", b"y")
+        virtual_clock.shift_wall(8 * HOUR)
+        virtual_clock.advance(HOUR / 10)
+        eventually(lambda: journal.begin == 1, "the record of the earlier run to be dropped, and no other one")
