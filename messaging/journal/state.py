@@ -12,7 +12,7 @@ from messaging.execution import clock
 from messaging.journal.database import Database
 from messaging.journal.records import Record, decode_records
 
-#: counter: microseconds that :meth:`State.seen_time` is ahead of the wall clock
+#: counter: microseconds that :meth:`State.seen_time` was ahead of the wall clock when the ids were opened
 _SEEN_AHEAD: Final = "seen.ahead"
 _COUNT: Final = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value=value+excluded.value"
 
@@ -56,8 +56,8 @@ class State:
         self, folder: Path, *, option: str | None = None, writable: bool = True, key: int | None = None
     ) -> None:
         self._database = Database(folder, option=option, writable=writable, key=key)
-        #: seconds that the time of ids is ahead of the wall clock, see :meth:`open_seen`
-        self._seen_ahead = 0.0
+        #: seconds that the time of ids is ahead of ``clock.boot``, see :meth:`open_seen`
+        self._seen_base = clock.wall() - clock.boot()
 
     @property
     def is_alone(self) -> bool:
@@ -163,8 +163,8 @@ class State:
         """Go on with the time by which the ages of ids are counted. To be called before ids are added.
 
         That time never goes back, so no id looks older than it is. While the wall clock is behind the newest id, time
-        passes from that id on: either the clock is wrong now, or it was ahead then. Once the wall clock has caught up
-        with the newest id, it is the time again.
+        passes from that id on: either the clock is wrong now, or it was ahead then. An opening at which the wall clock
+        has caught up with the newest id goes by the wall clock again.
 
         Raises:
             JournalError: the database cannot be read.
@@ -172,15 +172,20 @@ class State:
         latest = self._database.query("SELECT max(at) FROM seen")[0][0] or 0.0
         row = self._database.query("SELECT value FROM counters WHERE name=?", _SEEN_AHEAD)
         before = row[0][0] if row else 0
-        behind = max(0.0, latest - clock.wall())
-        self._seen_ahead = max(behind, before / 1e6) if behind else 0.0
-        if (ahead := int(self._seen_ahead * 1e6)) != before:
+        wall = clock.wall()
+        behind = max(0.0, latest - wall)
+        ahead = max(behind, before / 1e6) if behind else 0.0
+        self._seen_base = wall + ahead - clock.boot()
+        if (micros := int(ahead * 1e6)) != before:
             with suppress(JournalError), self._database.change() as connection:  # without it, ids are kept for longer
-                connection.execute("REPLACE INTO counters VALUES (?, ?)", (_SEEN_AHEAD, ahead))
+                connection.execute("REPLACE INTO counters VALUES (?, ?)", (_SEEN_AHEAD, micros))
 
     def seen_time(self) -> float:
-        """Return the time by which the ages of ids are counted, seconds since the epoch."""
-        return clock.wall() + self._seen_ahead
+        """Return the time by which the ages of ids are counted, seconds since the epoch.
+
+        A wall clock that is set after :meth:`open_seen` does not change it, so no id is forgotten early.
+        """
+        return clock.boot() + self._seen_base
 
     def add_seen(self, ids: Sequence[tuple[str, str]]) -> None:
         """Store pairs of channel and message id as seen now.
@@ -191,7 +196,8 @@ class State:
         with self._database.change() as connection:
             # not before the latest one: the oldest are forgotten first, also after the clock was set back
             latest = connection.execute("SELECT max(at) FROM seen").fetchone()[0]
-            now = max(self.seen_time(), latest or 0.0)
+            # nor before the wall clock: if that was set right in this run, the next run goes by it
+            now = max(self.seen_time(), clock.wall(), latest or 0.0)
             connection.executemany(
                 "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at=excluded.at",
                 [(*each, now) for each in ids],

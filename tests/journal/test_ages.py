@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from messaging.journal import Journal
+from messaging.journal import Journal, State
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually
@@ -80,3 +80,37 @@ def test_records_of_an_earlier_run_expire_once_the_clock_is_right(virtual_clock:
         virtual_clock.shift_wall(8 * HOUR)
         virtual_clock.advance(HOUR / 10)
         eventually(lambda: journal.begin == 1, "the record of the earlier run to be dropped, and no other one")
+
+
+def test_a_clock_that_is_set_right_forgets_no_id_early(virtual_clock: VirtualClock, tmp_path: Path) -> None:
+    """The machine starts ten minutes behind, and gets the time from the network."""
+    state = State(tmp_path)
+    state.open_seen()
+    state.add_seen([("c", "before")])
+    state.close()
+    virtual_clock.shift_wall(-600.0)
+    state = State(tmp_path)
+    state.open_seen()
+    state.add_seen([("c", "behind")])
+    virtual_clock.shift_wall(600.0)
+    state.add_seen([("c", "right")])
+    state.forget_seen(oldest=state.seen_time() - 300.0, most=100)
+    assert {each[1] for each in state.seen(oldest=0)} == {"before", "behind", "right"}
+    virtual_clock.advance(301.0)
+    state.forget_seen(oldest=state.seen_time() - 300.0, most=100)
+    assert state.seen(oldest=0) == []
+    state.close()
+
+
+def test_ids_that_are_stored_after_the_clock_was_set_right_are_known_to_the_next_run(
+    virtual_clock: VirtualClock, tmp_path: Path
+) -> None:
+    state = State(tmp_path)
+    state.open_seen()
+    virtual_clock.shift_wall(8 * HOUR)
+    state.add_seen([("c", "right")])
+    state.close()
+    state = State(tmp_path)
+    state.open_seen()
+    assert [each[1] for each in state.seen(oldest=state.seen_time() - 300.0)] == ["right"]
+    state.close()
