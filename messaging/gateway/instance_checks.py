@@ -135,21 +135,26 @@ class _InstanceChecks:
             seen.setdefault(given, name)
 
     def check_client_ids(self) -> None:
-        """Record client ids that are there twice; those of ``keep_session`` are the names."""
+        """Record client ids that are there twice. With ``keep_session`` the name is one, unless another is given."""
         seen: dict[Any, str] = {}
-        for name, broker in self.brokers.items():
+        # first those that are their names: the problem is reported where a client id is given
+        for name, broker in sorted(self.brokers.items(), key=lambda item: not _is_named_client(item[1])):
             client_id = broker.adapter.settings.client_id
-            if not client_id or client_id == broker.adapter.settings.name:
+            if not client_id:
                 continue
             key = (broker.place, client_id)
-            if key in seen:
+            first = seen.setdefault(key, name)
+            if first != name and not _is_named_client(broker):  # equal names are a problem of their own
                 is_extra = "client_id" in self._settings.instances[name].model_fields_set
                 self._problems.error(
                     ("instances", name, "client_id" if is_extra else "url"),
-                    f"the instances '{seen[key]}' and '{name}' have the same client_id at one broker, which "
+                    f"the instances '{first}' and '{name}' have the same client_id at one broker, which "
                     "disconnects one for the other; give each its own, or leave it out",
                 )
-            seen.setdefault(key, name)
+
+
+def _is_named_client(broker: Broker) -> bool:
+    return broker.adapter.settings.client_id == broker.adapter.settings.name
 
 
 def unconnected(url: str, keywords: Mapping[str, Any]) -> Adapter:
@@ -160,7 +165,8 @@ def unconnected(url: str, keywords: Mapping[str, Any]) -> Adapter:
     """
     parsed = parse_url(url)
     kind = find_adapter(parsed.scheme)
-    return kind(parsed, load_settings(kind.settings_type, parsed, keywords), str(keywords.get("name")))
+    settings = load_settings(kind.settings_type, parsed, keywords)
+    return kind(parsed, settings, settings.name or parsed.scheme)
 
 
 def check_folder(problems: Problems, path: KeyPath, folder: Path) -> None:

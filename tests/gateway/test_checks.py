@@ -87,6 +87,12 @@ def test_what_may_be_meant_is_a_warning(tmp_path: Path, changes: dict[str, Any],
          "have the same name"),
         ({"a": {"url": "mqtt://h?client_id=x"}, "b": {"url": "mqtt://h", "client_id": "x"}}, "instances.b.client_id",
          "have the same client_id"),
+        ({"a": {"url": "mqtt://h"}, "b": {"url": "mqtt://h", "client_id": "gw-a"}}, "instances.b.client_id",
+         "'a' and 'b' have the same client_id"),
+        ({"a": {"url": "mqtt://h?client_id=gw-b"}, "b": {"url": "mqtts://h"}}, "instances.a.url",
+         "'b' and 'a' have the same client_id"),
+        ({"a": {"url": "mqtt://h?name=x"}, "b": {"url": "mqtt://h", "client_id": "x"}}, "instances.b.client_id",
+         "'a' and 'b' have the same client_id"),
         ({"a": {"url": "memory://a"}, "b": {"url": "mqtt://u@b", "credential": "c", "password": "p"}},
          "instances.b.password", "'password' and option 'credential' exclude each other"),
         ({"a": {"url": "memory://a"}, "b": {"url": "mqtts://b", "capath": "/nowhere"}}, "instances.b.capath",
@@ -99,6 +105,15 @@ def test_instances_that_cannot_run_beside_each_other_are_errors(
     (found,) = check(settings(tmp_path, instances=instances, routes={}, requests={}, status={"instance": "a"}))[:1]
     assert (found.key, found.severity) == (key, Severity.ERROR)
     assert text in found.text
+
+
+def test_each_argument_that_is_no_setting_is_reported(tmp_path: Path) -> None:
+    given = {"birth": {}, "interceptors": [], "will": {}, "services": "x"}
+    instances = {"a": {"url": "memory://a", **given}, "b": {"url": "memory://b"}}
+    found = [each for each in check(settings(tmp_path, instances=instances)) if "is no setting" in each.text]
+    assert [each.key for each in found] == [
+        f"instances.a.{name}" for name in ("services", "interceptors", "will", "birth")
+    ]
 
 
 def test_a_secret_from_the_environment_is_no_secret_in_the_file(
