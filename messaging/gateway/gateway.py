@@ -24,6 +24,7 @@ from messaging.gateway.route import Route
 from messaging.gateway.settings import GatewaySettings, listening_address
 from messaging.gateway.status import Status, last_will
 from messaging.gateway.targets import Target
+from messaging.model.settings import PARAMETERS
 from messaging.observability.monitor import SnapshotPublisher
 from messaging.properties import announced
 from messaging.reporting import register_reporter
@@ -201,13 +202,15 @@ class Gateway:
         self.close()
 
     def _connect(self, name: str, settings: InstanceSettings, status: StatusSettings | None) -> None:
-        url, _ = settings.connect_arguments()  # refuses a file that cannot be read
-        arguments = settings.keywords(f"{self.name}-{name}")
+        settings.check_password_file()
         for _, text in settings.refusals():
             raise ConfigurationError(f"gateway '{self.name}': instances.{name}: {text}")
+        arguments = settings.keywords(f"{self.name}-{name}") | self._connecting
         if status is not None and status.instance == name:
-            arguments["will"] = last_will(status, self.name, announced(unconnected(url, arguments)))
-        instance = messaging.connect(url, services=self._services, **(arguments | self._connecting))
+            given = {key: value for key, value in arguments.items() if key not in PARAMETERS}
+            will = last_will(status, self.name, announced(unconnected(settings.url, given)))
+            arguments = {"will": will} | arguments
+        instance = messaging.connect(settings.url, services=self._services, **arguments)
         self._instances[name] = instance
         self._targets[name] = Target(instance, 1)
         instance.connection_state.subscribe(lambda state: self._note_state(name, state))

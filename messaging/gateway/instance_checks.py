@@ -65,8 +65,10 @@ class _InstanceChecks:
             problems.error((*path, "credential"), "password_file and credential exclude each other: give one of them")
             return
         extra = dict(instance.model_extra or {})
-        for key, text in instance.refusals():
+        refusals = [*instance.refusals()]
+        for key, text in refusals:
             problems.error((*path, key), text)
+        if refusals:
             return
         # a credential is a file that systemd makes for the run
         source, file = ("password_file", instance.password_file) if instance.credential is None else (

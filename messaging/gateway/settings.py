@@ -17,7 +17,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    SecretStr,
     StringConstraints,
     WithJsonSchema,
     model_validator,
@@ -27,7 +26,7 @@ from messaging.environment import ENVIRONMENT_PREFIX
 from messaging.errors import ConfigurationError, InvalidUrlError
 from messaging.model import MAX_PREFETCH, parse_host, parse_url
 from messaging.model.extensions import DEDUPLICATE_SECONDS
-from messaging.model.settings import LocalPath  # noqa: TC001  # pydantic reads it
+from messaging.model.settings import PARAMETERS, LocalPath
 
 #: settings of instances that name a folder that is made, and all that name a file or a folder
 FOLDER_OPTIONS: Final = ("inbox_path", "outbox_path")
@@ -92,12 +91,10 @@ ImportPath = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z
 FieldPath = Annotated[str, StringConstraints(min_length=1)]
 
 
-#: arguments of ``connect()`` that are no settings -> why a gateway has none of them
-_NO_SETTINGS: Final[Mapping[str, str]] = {
+#: the way out for arguments of ``connect()`` that are no settings, where it is not ``Gateway()``
+_INSTEAD: Final[Mapping[str, str]] = {
     "will": "the table 'status' publishes the state of the gateway, offline by last will",
     "birth": "the table 'status' publishes the state of the gateway after each connection",
-    "services": "it is an argument of Gateway() in Python",
-    "interceptors": "they are an argument of Gateway() in Python",
 }
 
 
@@ -178,23 +175,23 @@ class InstanceSettings(Part):
 
     def refusals(self) -> Iterator[tuple[str, str]]:
         """Yield the keys that are arguments of ``connect()`` and no settings, each with the way out."""
-        for key in _NO_SETTINGS.keys() & (self.model_extra or {}).keys():
-            yield key, f"{key!r} is no setting of an instance: {_NO_SETTINGS[key]}"
+        for key in PARAMETERS:
+            if key in (self.model_extra or {}):
+                why = _INSTEAD.get(key, "an argument of Gateway() in Python")
+                yield key, f"{key!r} is no setting of an instance: {why}"
 
-    def connect_arguments(self) -> tuple[str, dict[str, Any]]:
-        """Return the URL and the settings of the file, with the password that its file holds now.
+    def check_password_file(self) -> None:
+        """Refuse a file of the password that cannot be read; it is read when the instance connects.
 
         Raises:
-            ConfigurationError: the file of the password cannot be read.
+            ConfigurationError: the file cannot be read, or systemd gives this process no credentials.
         """
-        settings: dict[str, Any] = dict(self.model_extra or {})
         path = self.password_path
         if path is not None:
             try:
-                settings["password"] = SecretStr(path.read_text(encoding="utf-8").rstrip("\r\n"))
-            except (OSError, UnicodeDecodeError) as error:
+                path.open("rb").close()
+            except OSError as error:
                 raise ConfigurationError(f"password file {path}: {type(error).__name__}") from None
-        return self.url, settings
 
 
 # --- routes: source and target

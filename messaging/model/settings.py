@@ -334,7 +334,7 @@ def _from_secret_files(kind: type[Settings]) -> dict[str, Any]:
 
 S = TypeVar("S", bound=Settings)
 #: keywords of ``connect`` that are no settings
-_PARAMETERS: Final = ("services", "interceptors", "will", "birth")
+PARAMETERS: Final = ("services", "interceptors", "will", "birth")
 
 
 def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) -> S:
@@ -348,7 +348,7 @@ def load_settings(kind: type[S], url: BrokerUrl, keywords: Mapping[str, Any]) ->
     kind = cast("type[S]", kind.for_options(given))
     for option in given:
         if option not in kind.model_fields:
-            near = (*kind.model_fields, *_PARAMETERS) if option in keywords else kind.model_fields
+            near = (*kind.model_fields, *PARAMETERS) if option in keywords else kind.model_fields
             hint = did_you_mean(option, near) or f"known: {', '.join(sorted(kind.model_fields))}"
             raise InvalidOptionError(option, f"unknown option {option!r} for {url.scheme}://; {hint}")
         value = given[option]

@@ -134,9 +134,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir("/")
     settings = load(os.path.relpath(file))
     assert settings.instances["plant"].password_file == tmp_path / "secret"
-    url, arguments = settings.instances["plant"].connect_arguments()
-    assert url == "mqtt://gw@localhost"
-    assert arguments["password"].get_secret_value() == "hunter2"
+    settings.instances["plant"].check_password_file()
 
 
 def test_paths_of_instances_are_relative_to_the_file_and_must_be_there(
@@ -159,7 +157,7 @@ def test_paths_of_instances_are_relative_to_the_file_and_must_be_there(
     for name in ("ca.pem", "c.pem", "k.pem", "my ca.pem"):
         (tmp_path / name).write_text("")
     instances = load(os.path.relpath(file)).instances
-    assert instances["plant"].connect_arguments()[1] == {
+    assert instances["plant"].model_extra == {
         "cafile": f"{tmp_path}/ca.pem", "certfile": f"{tmp_path}/c.pem", "keyfile": f"{tmp_path}/k.pem",
         "inbox_path": f"{tmp_path}/in", "outbox_path": "/home/me/out",
     }  # fmt: skip
@@ -170,12 +168,13 @@ def test_a_credential_of_systemd_is_read_when_it_connects(tmp_path: Path, monkey
     text = TOML.replace('"mqtt://localhost"', '"mqtt://gw@localhost"\ncredential = "plant"')
     instance = load(write(tmp_path, text)).instances["plant"]
     with pytest.raises(ConfigurationError, match=r"\$CREDENTIALS_DIRECTORY is not set"):
-        instance.connect_arguments()
+        instance.check_password_file()
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     with pytest.raises(ConfigurationError, match="FileNotFoundError"):
-        instance.connect_arguments()
+        instance.check_password_file()
     (tmp_path / "plant").write_text("hunter2")
-    assert instance.connect_arguments()[1]["password"].get_secret_value() == "hunter2"
+    instance.check_password_file()
+    assert instance.keywords("gw-plant")["password_file"] == tmp_path / "plant"
 
 
 def test_secrets_are_in_no_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

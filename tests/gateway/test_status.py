@@ -169,6 +169,25 @@ def test_the_last_will_goes_with_the_first_connection(mosquitto: Mosquitto, tmp_
             eventually(lambda: watcher.names[-1] == "offline", "the last will")
 
 
+@table(
+    "option, keywords",
+    [("version=5", {"version": "3.1.1"}), ("version=3.1.1", {"version": "5"}), ("name=plant", {})],
+    ids=["without properties", "with properties", "with a name"],
+)
+def test_the_last_will_fits_the_settings_that_the_instance_gets(
+    mosquitto: Mosquitto, tmp_path: Path, option: str, keywords: dict[str, Any]
+) -> None:
+    with Proxy(mosquitto.host, mosquitto.port) as proxy:
+        settings = given(tmp_path, f"mqtt://127.0.0.1:{proxy.port}?{option}")
+        chosen = GatewaySettings.model_validate(settings)
+        with watching(f"{mosquitto.url}?version=5", settings["name"]) as watcher, Gateway(chosen, **keywords):
+            eventually(lambda: "online" in watcher.names)
+            proxy.refuse()
+            eventually(lambda: watcher.names[-1] == "offline", "the last will")
+        has_type = watcher.messages[-1].context.content_type is not None
+        assert has_type == (keywords.get("version", "5") == "5")
+
+
 def test_a_reload_that_brings_a_status_brings_its_last_will(mosquitto: Mosquitto, tmp_path: Path) -> None:
     with Proxy(mosquitto.host, mosquitto.port) as proxy:
         settings = given(tmp_path, f"mqtt://127.0.0.1:{proxy.port}")
