@@ -99,9 +99,7 @@ class Buffer:
         self.recognition = Recognition(name, self.journal, RECENT)
         #: why the disk does not take messages; ``None``: it does
         self.problem: str | None = None
-        #: why the disk takes no messages, so that the source is held back; ``None``: it does
-        self.held: JournalFullError | None = None
-        self.journal.listen_held(self._note_held)
+        self.journal.listen_held(self._log_held)
         self._is_closed = False
         #: held while positions are written to the disk
         self._recording = threading.Lock()
@@ -182,15 +180,12 @@ class Buffer:
         except MessagingError as error:
             self.note_refused(stored, error)
 
-    def _note_held(self, error: JournalFullError | None) -> None:
+    def _log_held(self, error: JournalFullError | None) -> None:
         """Log that the source is held back by a full disk, and the end of it. On the thread of the journal."""
         if error is not None:
             logger.error("route '%s': the source is held back: %s", self._name, error)
         else:
-            logger.warning(
-                "route '%s': the source is not held back any more: no message waits for room on the disk", self._name
-            )
-        self.held = error
+            logger.warning("route '%s': the source is not held back any more: there is room on the disk", self._name)
 
     def _abandon(self, stored: Stored) -> None:
         """Leave the messages of the source to their broker, which delivers them again: the gateway is stopping."""

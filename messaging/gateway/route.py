@@ -270,7 +270,7 @@ class Route:
         """Return what keeps the route from storing messages; a target that is away is no problem: messages wait."""
         if not self.settings.enabled:
             return []
-        held = self.buffer.held
+        held = self.buffer.journal.held
         found = [self.buffer.problem, self._intake.problem]
         found += [] if held is None else [f"the source is held back: {held}"]
         return [f"route '{self.name}': {each}" for each in found if each is not None]

@@ -9,7 +9,7 @@ and stores lazy cursor positions. It starts with the first job and ends when the
 
 **Full.** Under the policy ``block`` the records stay in ``_waiting``. They are tried again when a cursor has moved, and
 every 0.2 s; one whose deadline passes is refused at that time, wherever it stands. If it is the disk that has no room,
-:attr:`GroupCommit.held` says so, from the first failed write until nothing waits any more.
+:attr:`GroupCommit.held` says so, from the first failed write until one succeeds, or room is seen while nothing waits.
 """
 
 from __future__ import annotations
@@ -76,8 +76,10 @@ class GroupCommit:
         self._committing = threading.Lock()
         #: whether records wait for room, under the bounds or on the disk. Read from any thread
         self.is_blocked = False
-        #: why the disk takes no records while they wait; ``None``: it does, or none waits. Read from any thread
+        #: why the disk takes no records; ``None``: it does, as far as is known. Read from any thread
         self.held: JournalFullError | None = None
+        #: free bytes of the disk from which on a write would succeed that failed
+        self._wanted = 0
         #: called on the committing thread with each change of ``held``
         self.on_held: Callable[[JournalFullError | None], object] = self._log_held
         #: why the waiting records were not written, and when to try again; ``None`` if there was room
@@ -183,9 +185,9 @@ class GroupCommit:
                     else:
                         self._refuse_late()
                     self._sync_in_time()
-                if not self._waiting:
-                    self._note_held(None)
-                    self.is_blocked = False
+                    if not self._waiting:
+                        self.is_blocked = False
+                        self._look_for_room()
             except Exception:  # a defect must not end the thread: records wait for it
                 logger.exception("journal %s: failed to write; going on", self._log.folder.shown)
             if self._is_closed:
@@ -204,6 +206,8 @@ class GroupCommit:
             pauses.append(
                 max(0.0, min(self._retry_at, self._waiting.deadline) - now) if self._full is not None else 0.0
             )
+        elif self.held is not None:
+            pauses.append(_RETRY)
         if self._dirty_since is not None:
             pauses.append(max(0.0, self._dirty_since + self._interval - now))
         return min((pause for pause in pauses if pause is not None), default=None)
@@ -214,6 +218,7 @@ class GroupCommit:
         batch = self._waiting.take()
         if not batch:
             return False
+        taken = len(batch)
         try:
             fitting = self._retention.fitting([len(entry.record) for entry in batch], [entry.count for entry in batch])
         except Exception:
@@ -221,11 +226,14 @@ class GroupCommit:
             raise
         if not fitting:
             return self._handle_full(batch, self._retention.full_error(), self._retention.full)
+        within = fitting
         while True:
             self._waiting.put_back(batch[fitting:])
             batch = batch[:fitting]
-            error = self._write(batch)
+            error = self._write(batch, is_whole=fitting == within)
             if error is None:
+                if fitting == taken:
+                    self.is_blocked = False
                 return bool(self._waiting)
             if fitting == 1:
                 return self._handle_full(batch, error, self._retention.full_disk, is_disk=True)
@@ -244,6 +252,7 @@ class GroupCommit:
             self._full = error
             self.is_blocked = True
             if is_disk:
+                self._wanted = (self._log.folder.room() or 0) + needed
                 self._note_held(error)
             self._retry_at = clock.monotonic() + _RETRY
             self._refuse_late()
@@ -257,7 +266,7 @@ class GroupCommit:
         return bool(self._waiting)
 
     def _note_held(self, error: JournalFullError | None) -> None:
-        """Report that records wait for room on the disk, or that none waits any more; each once."""
+        """Report that the disk takes no records, or that it takes them again; each once."""
         if (self.held is None) == (error is None):
             return
         self.held = error
@@ -266,11 +275,18 @@ class GroupCommit:
         except Exception:
             logger.exception("journal %s: failed to report a full disk", self._log.folder.shown)
 
+    def _look_for_room(self) -> None:
+        """End :attr:`held` if the disk has more room, while no record waits that would be tried again."""
+        if self.held is not None:
+            room = self._log.folder.room()
+            if room is None or room >= self._wanted:
+                self._note_held(None)
+
     def _log_held(self, error: JournalFullError | None) -> None:
         if error is not None:
             logger.error("%s; records wait until there is room", error)  # the text says it all
         else:
-            logger.warning("journal %s: no record waits for room on the disk any more", self._log.folder.shown)
+            logger.warning("journal %s: there is room on the disk again", self._log.folder.shown)
 
     def _refuse_late(self) -> None:
         """Refuse the waiting records whose deadline has passed; all of them if the journal is being closed."""
@@ -280,8 +296,13 @@ class GroupCommit:
 
     # --- the committing thread
 
-    def _write(self, batch: Sequence[Append]) -> JournalFullError | None:
-        """Write ``batch``; return the error if the disk is full: then it was not written, and has no outcome."""
+    def _write(self, batch: Sequence[Append], *, is_whole: bool = True) -> JournalFullError | None:
+        """Write ``batch``; return the error if the disk is full: then it was not written, and has no outcome.
+
+        Args:
+            batch: the records.
+            is_whole: whether the disk has refused no larger batch just before.
+        """
         sync = self._fsync == "always"
         count = sum([entry.count for entry in batch])
         try:
@@ -307,6 +328,8 @@ class GroupCommit:
             except Exception:  # the others have to be told all the same
                 logger.exception("journal %s: failed to report a stored record", self._log.folder.shown)
             offset += entry.count
+        if is_whole:
+            self._note_held(None)
         self._after_batch()
         return None
 

@@ -32,6 +32,7 @@ from messaging.errors import (
 )
 from messaging.execution import Promise, Waiters, clock, may_block, seconds
 from messaging.forking import LiveObjects
+from messaging.functions import check_procedure
 from messaging.journal.ages import RecordAges
 from messaging.journal.commit import FSYNC_POLICIES, Fsync, GroupCommit
 from messaging.journal.cursors import Cursor, Cursors, acknowledged_end, check_cursor_name
@@ -538,9 +539,8 @@ class Journal(JournalView):
         """Return why no record can be appended now, as texts for people; empty: records can be appended."""
         if self._is_closed:
             return (f"journal {self.folder.shown}: closed",)
-        held = self._commit.held
-        if held is not None:
-            return (str(held),)
+        if self.held is not None:
+            return (str(self.held),)
         return (str(self._retention.full_error()),) if self._retention.is_full else ()
 
     @property
@@ -548,11 +548,21 @@ class Journal(JournalView):
         """Return whether records wait for room, within the bounds or on the disk. From any thread."""
         return self._commit.is_blocked
 
-    def listen_held(self, listener: Callable[[JournalFullError | None], object]) -> None:
-        """Have ``listener`` called in place of the log when records begin to wait for a full disk, and when none does.
+    @property
+    def held(self) -> JournalFullError | None:
+        """Return why the disk takes no records, so that they wait; ``None``: it does. From any thread."""
+        return self._commit.held
 
-        It runs on the thread that writes: with the cause when the first one waits, with ``None`` when all are written.
+    def listen_held(self, listener: Callable[[JournalFullError | None], object]) -> None:
+        """Have ``listener`` called in place of the log when a full disk takes no records any more, and when it does.
+
+        It runs on the thread that writes: with the cause when the first record waits for room, with ``None`` when
+        records are written again, or when the disk has room for them.
+
+        Raises:
+            ArgumentError: ``listener`` cannot be called, or its body would not run.
         """
+        check_procedure(listener, "a listener of held records")
         self._commit.on_held = listener
 
     # --- closing

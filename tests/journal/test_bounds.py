@@ -8,10 +8,11 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from messaging.errors import JournalFullError
+from messaging.errors import ArgumentError, JournalFullError
 from messaging.journal import Journal, database
 from messaging.journal.folders import LocalFolder
 from messaging.journal.retention import Full
@@ -242,15 +243,49 @@ def test_a_full_disk_is_logged_once_with_its_end(small_disk: Path, caplog: pytes
         file = ballast(small_disk, LEFT)
         fill(journal)
         eventually(lambda: not journal.is_blocked)  # the last record was refused in time
-        caplog.clear()
+        for _ in range(3):
+            with pytest.raises(JournalFullError):
+                journal.append("a", PAYLOAD, timeout=0.01)
+        assert len(journal.problems()) == 1
         later = [journal.submit("a", PAYLOAD) for _ in range(50)]
-        eventually(lambda: "records wait until there is room" in caplog.text)
-        assert (journal.is_blocked, len(journal.problems())) == (True, 1)
+        eventually(lambda: journal.is_blocked)
+        assert len(journal.problems()) == 1
         file.unlink()
         results(later)
         eventually(lambda: not journal.is_blocked)
+        assert journal.problems() == ()
     lines = [each for each in caplog.records if "room" in each.getMessage()]
     assert [each.levelname for each in lines] == ["ERROR", "WARNING"], caplog.text
+
+
+def test_a_full_disk_ends_with_the_first_write_of_a_backlog(small_disk: Path) -> None:
+    told: Recorder[tuple[bool, bool, int]] = Recorder()
+    with Journal.open(small_disk / "j", timeout=60) as journal:
+        journal.listen_held(lambda error: told((error is not None, journal.is_blocked, journal.waiting_bytes)))
+        file = ballast(small_disk, LEFT)
+        fill(journal)
+        later = [journal.submit("a", b"x") for _ in range(10_000)]  # more than one batch
+        file.unlink()
+        results(later)
+        eventually(lambda: journal.held is None and not journal.is_blocked)
+    assert [each[0] for each in told] == [True, False]
+    assert told[-1][2] > 0, "records waited when the disk took records again"
+
+
+def test_a_full_disk_ends_when_it_has_room_while_no_record_waits(small_disk: Path) -> None:
+    with Journal.open(small_disk / "j", timeout=60) as journal:
+        file = ballast(small_disk, LEFT)
+        fill(journal)
+        eventually(lambda: not journal.is_blocked)
+        assert journal.held is not None
+        file.unlink()
+        eventually(lambda: journal.problems() == ())
+
+
+@table("listener", [None, "x", 5])
+def test_a_listener_of_held_records_that_cannot_be_called_is_refused(tmp_path: Path, listener: Any) -> None:
+    with Journal.open(tmp_path / str(listener)) as journal, pytest.raises(ArgumentError, match="must be callable"):
+        journal.listen_held(listener)
 
 
 def test_a_full_disk_rejects_until_there_is_room(small_disk: Path) -> None:
