@@ -22,11 +22,10 @@ from pydantic import (
     model_validator,
 )
 
-from messaging.environment import ENVIRONMENT_PREFIX
 from messaging.errors import ConfigurationError, InvalidUrlError
 from messaging.model import MAX_PREFETCH, parse_host, parse_url
 from messaging.model.extensions import DEDUPLICATE_SECONDS
-from messaging.model.settings import PARAMETERS, LocalPath
+from messaging.model.settings import PARAMETERS, LocalPath, variables
 
 #: settings of instances that name a folder that is made, and all that name a file or a folder
 FOLDER_OPTIONS: Final = ("inbox_path", "outbox_path")
@@ -168,9 +167,8 @@ class InstanceSettings(Part):
         path = self.password_path
         if path is not None:
             found["password_file"] = path
-        given = {*found, *parse_url(self.url).options}
         wanted = {"start_offline": True, "keep_session": True}
-        given |= {each for each in wanted if f"{ENVIRONMENT_PREFIX}{each.upper()}" in os.environ}
+        given = {*found, *parse_url(self.url).options, *(wanted.keys() & variables().keys())}
         return {key: value for key, value in {**wanted, "name": name}.items() if key not in given} | found
 
     def refusals(self) -> Iterator[tuple[str, str]]:

@@ -269,6 +269,15 @@ class TlsSettings(NetworkSettings):
     allow_insecure: bool = Field(False, description="accept any certificate of the broker: for tests only")
 
 
+def variables() -> dict[str, str]:
+    """Return the variables of the environment that are for settings: setting -> variable. Case does not matter.
+
+    Variables of secrets in files are under the name of the setting with ``_file``.
+    """
+    prefix = ENVIRONMENT_PREFIX.lower()
+    return {name.lower().removeprefix(prefix): name for name in os.environ if name.lower().startswith(prefix)}
+
+
 def from_environment(kind: type[Settings]) -> dict[str, Any]:
     """Return the values of environment variables; of several that say where the password is from, the first counts.
 
@@ -277,10 +286,10 @@ def from_environment(kind: type[Settings]) -> dict[str, Any]:
     Raises:
         InvalidOptionError: the JSON is malformed. The text omits it: it may hold a secret.
     """
-    variables = {name.lower(): name for name in os.environ}
+    known = variables()
     found: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
-        variable = variables.get(f"{ENVIRONMENT_PREFIX}{name}".lower())
+        variable = known.get(name.lower())
         if variable is None:
             continue
         # no variable of this frame is a value: a report of the error could show it
@@ -318,11 +327,12 @@ def _is_collection(annotation: Any) -> bool:
 
 def _from_secret_files(kind: type[Settings]) -> dict[str, Any]:
     """Return the secrets in files that ``MESSAGING_<SETTING>_FILE`` name, as container platforms mount them."""
+    known = variables()
     found: dict[str, Any] = {}
     for name in kind.model_fields:
         if not is_secret(kind, name):
             continue
-        variable = f"{ENVIRONMENT_PREFIX}{name.upper()}_FILE"
+        variable = known.get(f"{name}_file".lower(), "")
         path = os.environ.get(variable)
         if path:
             try:

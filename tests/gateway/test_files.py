@@ -177,6 +177,16 @@ def test_a_credential_of_systemd_is_read_when_it_connects(tmp_path: Path, monkey
     assert instance.keywords("gw-plant")["password_file"] == tmp_path / "plant"
 
 
+@table("variable", ["MESSAGING_KEEP_SESSION", "messaging_keep_session", "Messaging_Keep_Session"])
+def test_a_setting_of_the_environment_wins_over_what_a_gateway_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    with monkeypatch.context() as environment:
+        environment.setenv(variable, "false")
+        given = load(write(tmp_path, TOML)).instances["plant"].keywords("gw-plant")
+    assert given == {"start_offline": True, "name": "gw-plant"}
+
+
 def test_secrets_are_in_no_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = TOML.replace('"mqtt://localhost"', '"mqtt://gw:hunter2@localhost"').replace(
         '"amqp://localhost"', '"amqp://gw@localhost"\npassword = "hunter3"'

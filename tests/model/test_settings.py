@@ -63,6 +63,9 @@ def test_a_secret_is_also_read_from_a_file_which_loses_to_everything(
         return found.get_secret_value()
 
     assert password() == SECRET
+    monkeypatch.delenv("MESSAGING_PASSWORD_FILE")
+    monkeypatch.setenv("messaging_password_file", str(file))
+    assert password() == SECRET
     monkeypatch.setenv("MESSAGING_PASSWORD", "environment")
     assert password() == "environment"
     assert password(url="fake://x?password=url") == "url"
