@@ -205,9 +205,9 @@ class SourceSettings(Part):
     prefetch: Annotated[int, Field(ge=1, le=MAX_PREFETCH)] = Field(
         1024, description="messages that the broker sends ahead: as many as are on their way to the disk"
     )
-    deduplicate: Annotated[Duration | None, BeforeValidator(_deduplicate)] = Field(
-        None, description="drop messages whose message id was received within this time before; true: one hour"
-    )
+    deduplicate: Annotated[
+        Duration | None, BeforeValidator(_deduplicate, json_schema_input_type=bool | Duration | None)
+    ] = Field(None, description="drop messages whose message id was received within this time before; true: one hour")
     extensions: dict[str, Any] = Field(default_factory=dict, description="further extensions of the subscription")
 
 

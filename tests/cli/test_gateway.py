@@ -8,7 +8,7 @@ import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -110,6 +110,18 @@ def test_a_plan_hides_passwords(file: Path) -> None:
     text = file.read_text().replace("memory://", "mqtt://user:hunter2@", 1)
     file.write_text(text)
     assert "hunter2" not in str(plan(load(file)))
+
+
+def test_the_schema_admits_what_may_stand_for_a_duration_of_deduplicate() -> None:
+    def kinds(node: dict[str, Any]) -> Iterator[str]:
+        if "type" in node:
+            yield node["type"]
+        for each in node.get("anyOf", ()):
+            yield from kinds(each)
+
+    assert {*kinds(schema()["$defs"]["SourceSettings"]["properties"]["deduplicate"])} == {
+        "boolean", "number", "string", "null",
+    }  # fmt: skip
 
 
 def test_the_published_schema_is_that_of_the_settings(run: Run) -> None:
