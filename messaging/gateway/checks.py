@@ -5,7 +5,6 @@ No broker is asked, and nothing is written: an adapter tells what it can do befo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, MessagingError, check_instance
@@ -22,7 +21,7 @@ from messaging.observability.monitor.publisher import checked_channel, checked_i
 from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from messaging.gateway.settings import (
         DeviceStateSettings,
@@ -267,13 +266,12 @@ class _Checks:
                 f"the instance '{route.source.instance}' ({', '.join(source.capabilities.protocols)}) does not tell "
                 "which messages are retained, but for those from before the subscription; use MQTT 5 or 'always'",
             )
-        target_extensions = of_target(route.target, frozenset())
-        if is_unacknowledged(target_extensions):
+        if is_unacknowledged(of_target(route.target, frozenset())):
             problems.warning(
                 (*path, "to", "qos" if route.target.qos is not None else "extensions"),
                 "messages of QoS 0 are deleted when they are sent: a loss of the connection loses those on their way",
             )
-        if route.source.qos == 0 and route.buffer.full == "block":
+        if is_unacknowledged(of_source(route.source, frozenset())) and route.buffer.full == "block":
             problems.warning(
                 (*buffer, "full"), "messages of QoS 0 cannot be held back: they are dropped when the buffer is full"
             )

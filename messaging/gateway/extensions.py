@@ -85,7 +85,7 @@ def with_prefetch(extensions: Mapping[str, Any], prefetch: int) -> dict[str, Any
 
 
 def is_unacknowledged(extensions: Mapping[str, Any]) -> bool:
-    """Return whether messages of a subscription are sent once, without acknowledgement."""
+    """Return whether messages with these extensions, of a source or to a target, are sent once and not confirmed."""
     return str(extensions.get(Features.EXTENSION_QOS)) == "0"
 
 

@@ -58,6 +58,9 @@ def test_only_settings_are_checked(value: object) -> None:
         ({"routes": {"r": route(key="{x}")}}, "routes.r.key", "no effect"),
         ({"routes": {"r": route(**{"from": {"instance": "a", "channel": "in/{x}", "qos": 0}})}},
          "routes.r.buffer.full", "QoS 0 cannot be held back"),
+        ({"routes": {"r": route(
+            **{"from": {"instance": "a", "channel": "in/{x}", "extensions": {"qos": "0"}}})}},
+         "routes.r.buffer.full", "QoS 0 cannot be held back"),
         ({"routes": {"r": route(to={"instance": "b", "channel": "out/{x}", "extensions": {"qos": "0"}})}},
          "routes.r.to.extensions", "a loss of the connection"),
         ({"routes": {"r": route(buffer={"full": "drop_newest", "order": "newest_first"})}}, "routes.r.buffer.order",
