@@ -18,13 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from messaging.errors import (
-    ClosedError,
-    JournalCorruptError,
-    JournalError,
-    JournalFullError,
-    JournalUnreadableError,
-)
+from messaging.errors import ClosedError, JournalCorruptError, JournalError, JournalFullError, JournalUnreadableError
 from messaging.execution import clock
 from messaging.journal.folders import private
 

@@ -246,7 +246,7 @@ class Journal(JournalView):
             if STATE_FILE in folder.list():
                 try:
                     state = State(Path(folder.path), writable=False, key=identity.key)
-                except JournalUnreadableError:  # of a newer version
+                except JournalUnreadableError:  # of a newer version, or of another journal
                     raise
                 except JournalError as error:  # the records do not need it
                     rest = "; the next writer replaces it" if isinstance(error, JournalCorruptError) else ""
