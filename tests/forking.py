@@ -129,6 +129,7 @@ def _server() -> socket.socket:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
     subprocess.Popen([sys.executable, "-m", __name__], cwd=ROOT, env=environment, stdin=its).returncode = 0
     its.close()
+    atexit.register(ours.close)
     return ours
 
 
