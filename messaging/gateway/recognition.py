@@ -13,7 +13,11 @@ has that message's acknowledgement, or that its session is a new one:
 - the first new message of a connection has a smaller identifier than the one before it: a new session. Its id says so,
   for the next process.
 
-**Threads.** The intake identifies messages, the thread of the journal notes them. One lock guards the state.
+**Deleted records.** The journal deletes records that the target has confirmed. Their acknowledgements may not have
+reached the source by then, so the keys of the last messages are first written to a file beside the segments.
+
+**Threads.** The intake identifies messages, the thread of the journal notes them and writes the file. One lock guards
+the state, another one reading what earlier runs have stored.
 """
 
 from __future__ import annotations
@@ -28,15 +32,19 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.errors import MessagingError
 from messaging.gateway.stored import members_of
+from messaging.journal.folders import journal_errors
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from messaging.gateway.stored import Stored
     from messaging.journal import Journal
 
 logger = SafeLog(__name__)
+
+#: in the folder of the journal: the keys of the last messages, a line each, oldest first
+FILE: Final = "recognised.txt"
 
 #: a packet identifier that is smaller than the one before it by more than this follows 65,535
 _WRAP: Final = 32_768
@@ -69,14 +77,19 @@ class Recognition:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # guards what follows
         #: keys of the last stored messages, oldest first; those of earlier runs once they are needed
-        self._keys: dict[int, None] = {}
+        self._keys: dict[str, None] = {}
         #: packet identifier -> digest and id of the last message that had it, oldest first
         self._identified: OrderedDict[int, tuple[str, str]] = OrderedDict()
         self._last_packet = 0
         #: of the source when the last message without a ``redelivered`` came: a changed one may have a new session
         self._connection: object = None
-        #: end of the records of earlier runs; 0: they are read
-        self._unread_end = journal.end
+        #: end of the records of earlier runs
+        self._earlier_end = journal.end
+        self._is_recalled = False
+        self._recalling = threading.Lock()  # held while they are read
+        #: whether the last attempt to write the file failed
+        self._is_unwritten = False
+        journal.listen_trim(self._write)
 
     # --- ids
 
@@ -132,16 +145,12 @@ class Recognition:
 
     # --- stored messages
 
-    def key(self, message_id: str, channel: str, payload: bytes) -> int:
-        """Return a number that is the same for the same message, within this process; 0 for one of :meth:`new_id`."""
+    def key(self, message_id: str, channel: str, payload: bytes) -> str:
+        """Return what recognises a message, in each process; empty for one of :meth:`new_id`."""
         if self._own_id(message_id):  # the id holds the content as it was received; steps may add the time, say
-            return hash(message_id) or 1
-        return 0 if message_id.startswith(self._run) else hash((message_id, channel, payload)) or 1
-
-    def member(self, message_id: str, channel: str, payload: bytes) -> str:
-        """Return what is stored beside a batch of one of its messages: the same in each process."""
-        if self._own_id(message_id):
             return message_id
+        if message_id.startswith(self._run):
+            return ""
         text = f"{message_id}\0{channel}".encode("utf-8", "surrogatepass")
         return blake2b(text + b"\0" + payload, digest_size=8).hexdigest()
 
@@ -153,64 +162,82 @@ class Recognition:
         """Know a message that is on the disk. On the thread of the journal."""
         with self._lock:
             keys = self._keys
-            for key in (stored.key, *map(hash, stored.members)) if stored.members else (stored.key,):
+            for key in (stored.key, *stored.members):
                 if key:
                     keys[key] = None
             while len(keys) > self._most:
                 del keys[next(iter(keys))]
 
-    def is_stored(self, key: int) -> bool:
-        """Return whether a message is among the last that were stored.
-
-        Of earlier runs, messages that the journal has deleted since are not known any more.
-        """
+    def is_stored(self, key: str) -> bool:
+        """Return whether a message is among the last that were stored, in a batch or not."""
         self._recall()
         return key in self._keys
 
-    def is_member(self, member: str) -> bool:
-        """Return whether a message is in a batch that is stored."""
+    def _write(self) -> None:
+        """Write the keys to the file: their records are about to be deleted. On the thread that deletes them."""
         self._recall()
-        return hash(member) in self._keys
+        with self._lock:
+            text = "".join(f"{key}\n" for key in self._keys)
+        folder = self._journal.folder
+        try:
+            with journal_errors(folder, "cannot write"):
+                folder.write(FILE, [text.encode()])
+        except MessagingError as error:  # of a full disk: the deletion makes room, and the next one tries again
+            if not self._is_unwritten:
+                logger.warning(
+                    "route '%s': redelivered messages may not be recognised after a crash: %s", self._name, error
+                )
+            self._is_unwritten = True
+        else:
+            self._is_unwritten = False
 
     # --- earlier runs
 
     def _recall(self) -> None:
-        """Read what earlier runs have stored, once. On the thread of the intake."""
-        if not self._unread_end:
-            return
-        keys: list[int] = []
-        runs: dict[str, dict[int, re.Match[str]]] = {}
+        """Read what earlier runs have stored, once. On the thread that needs it first."""
+        if not self._is_recalled:
+            with self._recalling:
+                if not self._is_recalled:
+                    self._read_earlier()
+                    self._is_recalled = True  # last: other threads wait until then
+
+    def _read_earlier(self) -> None:
+        keys: dict[str, None] = {}  # the newest first
         try:
-            for key, ids in self._earlier():
-                keys.append(key)
-                for each in ids:
-                    if (found := self._own_id(each)) is not None:
-                        runs.setdefault(found[2], {})[int(found[3], 16)] = found
+            for key in itertools.chain(self._of_records(self._earlier_end), self._of_file()):
+                keys[key] = None
                 if len(keys) >= self._most:
                     break
         except MessagingError as error:
             logger.warning("route '%s': redelivered messages are not recognised: %s", self._name, error)
-        keys.reverse()
+        runs: dict[str, dict[int, re.Match[str]]] = {}
+        for key in keys:
+            if (found := self._own_id(key)) is not None:
+                runs.setdefault(found[2], {})[int(found[3], 16)] = found
         with self._lock:
-            self._unread_end = 0
-            self._keys = dict.fromkeys((*keys, *self._keys))
-            for run in reversed(runs):  # the newest was read first
-                for _, found in sorted(runs[run].items()):  # batches are stored in another order than messages arrive
+            self._keys = dict.fromkeys((*reversed(keys), *self._keys))
+            for run in reversed(runs):
+                for _, found in sorted(runs[run].items()):  # batches are stored in another order than they arrive
                     begins = found[4] == "_"
                     self._note_packet(int(found[5], 16), found[6], found[1], begins=begins)
 
-    def _earlier(self) -> Iterator[tuple[int, Sequence[str]]]:
-        """Yield a key, and the ids that it was made of, for each message that earlier runs stored; the newest first."""
-        end = self._unread_end
+    def _of_records(self, end: int) -> Iterator[str]:
+        """Yield the keys of the records before ``end``, the newest first."""
         while end > (begin := self._journal.begin):
             start = max(begin, end - _CHUNK)
-            found: list[tuple[int, Sequence[str]]] = []
+            found: list[str] = []
             for record in self._journal.read(start, end):
                 members = members_of(record.properties)
                 if members:
-                    found += ((hash(each), (each,)) for each in members)
+                    found += members
                 elif record.message_id:
-                    key = self.key(record.message_id, record.channel, record.payload)
-                    found.append((key, (record.message_id,)))
+                    found.append(self.key(record.message_id, record.channel, record.payload))
             yield from reversed(found)
             end = start
+
+    def _of_file(self) -> Iterator[str]:
+        """Yield the keys of the file, the newest first."""
+        folder = self._journal.folder
+        with journal_errors(folder, "cannot read"):
+            if FILE in folder.list():
+                yield from reversed(str(folder.read(FILE), "ascii", "replace").split())

@@ -70,7 +70,7 @@ class Stored:
         payload, destination, message_id: what is published, and where.
         timestamp: when it was stored, seconds since the epoch.
         attempts: how often the target has refused it.
-        key: recognises the same message, if its source delivers it again; 0: its source cannot tell.
+        key: recognises the same message, if its source delivers it again; empty: its source cannot tell.
         members: of a batch, what recognises its messages.
     """
 
@@ -100,7 +100,8 @@ class Stored:
         self.record = b"" if owner is None else self._encoded()
         self.offset = -1
         self.timestamp = 0.0
-        self.attempts = self.key = 0
+        self.attempts = 0
+        self.key = ""
 
     def _encoded(self) -> bytes:
         destination = self.destination

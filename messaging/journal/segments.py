@@ -200,6 +200,8 @@ class RecordWriter(LogWriter, RecordLog):
         sync_closed: bool = True,
     ) -> None:
         self._on_damage = on_damage
+        #: called before segments are deleted
+        self.on_trim: Callable[[], object] | None = None
         self._segment_records = segment_records
         super().__init__(
             folder, partition, seed=seed, head=FORMAT, segment_bytes=segment_bytes, sync_closed=sync_closed
@@ -268,6 +270,8 @@ class RecordWriter(LogWriter, RecordLog):
         Raises:
             JournalError: a segment cannot be deleted. The next call tries again.
         """
+        if self.on_trim is not None and self.segment_of(offset):
+            self.on_trim()
         with self.lock:
             self.segments = self.segments[self.segment_of(offset) :]
             if self.segments:

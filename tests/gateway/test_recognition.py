@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from messaging.gateway import Gateway
 from messaging.gateway.buffer import Buffer
+from messaging.gateway.recognition import FILE
 from messaging.gateway.stored import Stored, members_of, with_members, without_members
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually
 from tests.gateway.kit import Broker, route, settings, unique
-from tests.gateway.test_ranges import DESTINATION, opened
+from tests.gateway.test_ranges import DESTINATION, opened, take
 
 
 class Source:
@@ -35,6 +38,27 @@ class Source:
         if self.buffer.recognition.is_stored(self.buffer.recognition.key(found, "in", payload)):
             return found, True
         return self._store(found, payload), False
+
+    def other(self, payload: bytes, numbers: Iterable[int], prefix: str) -> None:
+        """Store messages with ids of their own."""
+        numbers = [*numbers]
+        accepted = self.buffer.accepted + len(numbers)
+        for number in numbers:
+            stored = Stored(self.buffer, payload, DESTINATION, f"{prefix}{number}")
+            stored.key = self.buffer.recognition.key(stored.message_id, "t", payload)
+            self.buffer.store(stored)
+        eventually(lambda: self.buffer.accepted == accepted)
+
+    def is_stored(self, message_id: str, payload: bytes) -> bool:
+        """Whether a message with an id of its own is known."""
+        return self.buffer.recognition.is_stored(self.buffer.recognition.key(message_id, "t", payload))
+
+    def forward_all(self) -> None:
+        """Have the target confirm all, so that the journal deletes them."""
+        for stored in take(self.buffer):
+            self.buffer.settle(stored)
+        journal = self.buffer.journal
+        eventually(lambda: journal.begin == journal.end)
 
     def _identify(self, packet: int, payload: bytes, *, is_redelivered: bool) -> str:
         return self.buffer.recognition.identify(
@@ -111,6 +135,70 @@ def test_numbers_go_on_from_the_beginning_after_the_last_one(tmp_path: Path) -> 
         ids.append(source.new(1))
     with run(tmp_path) as source:
         assert [source.again(packet)[0] for packet in (65_534, 65_535, 1)] == ids
+
+
+@table("size", [1000, 600_000])
+def test_messages_are_recognised_after_the_journal_has_deleted_them(size: int, tmp_path: Path) -> None:
+    def rounds(source: Source) -> None:
+        """Have the target take all, in as many segments as there are rounds."""
+        for number in range(3):
+            source.other(b"x" * size, range(2 * 10**6 // size), f"other{number}-")
+            source.forward_all()
+
+    with run(tmp_path) as source:
+        ids = [source.new(packet, b"%d" % packet) for packet in range(1, 6)]
+        source.other(b"y", [1, 2], "foreign")
+        rounds(source)
+        assert source.again(4, b"4") == (ids[3], True)
+    with run(tmp_path) as source:
+        rounds(source)  # before the first message of the source
+        assert [source.again(packet, b"%d" % packet) for packet in range(1, 6)] == [(each, True) for each in ids]
+    with run(tmp_path) as source:
+        assert source.is_stored("foreign2", b"y")
+        assert not source.is_stored("foreign2", b"z")
+        assert not source.is_stored("foreign3", b"y")
+        source.new(6)
+        assert source.new(2, b"2") != ids[1], "the broker has the acknowledgements of 1 and 2"
+        rounds(source)
+    with run(tmp_path) as source:
+        assert source.again(1, b"1")[1] is False
+        assert source.again(3, b"3") == (ids[2], True)
+        assert source.again(4, b"other")[1] is False
+
+
+@table(
+    ("content", "is_known"),
+    [(lambda kept: kept, True), (lambda kept: kept[4:], False), (lambda _: b"\0\xff\n\n" * 1000, False),
+     (lambda _: b"", False)],
+)  # fmt: skip
+def test_a_message_that_a_damaged_file_does_not_name_is_stored(
+    content: Callable[[bytes], bytes], is_known: bool, tmp_path: Path
+) -> None:
+    with run(tmp_path) as source:
+        source.new(1)
+        source.other(b"x" * 10**6, [1, 2], "other")
+        source.forward_all()
+    file = tmp_path / FILE
+    file.write_bytes(content(file.read_bytes()))
+    with run(tmp_path) as source:
+        assert source.again(1)[1] is is_known
+
+
+def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with run(tmp_path) as source:
+        (tmp_path / FILE).mkdir()
+        for packet in (1, 2):
+            source.new(packet)
+            source.other(b"x" * 10**6, [1, 2], f"other{packet}-")
+            source.forward_all()
+        assert source.again(2)[1] is True
+        (tmp_path / FILE).rmdir()
+        source.other(b"x" * 10**6, [1, 2], "last")
+        source.forward_all()
+    with run(tmp_path) as source:
+        assert source.again(1)[1] is True
+    assert [each.getMessage().split(":")[0] for each in caplog.records] == ["route 'r'"], "said once"
+    assert "may not be recognised after a crash" in caplog.text
 
 
 @table("properties", ["", '{"contentType":"a/b"}', '{"extensions":{"headers":{"x":"]\\"members"}}}'])

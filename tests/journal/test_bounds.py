@@ -283,9 +283,11 @@ def test_a_full_disk_ends_when_it_has_room_while_no_record_waits(small_disk: Pat
 
 
 @table("listener", [None, "x", 5])
-def test_a_listener_of_held_records_that_cannot_be_called_is_refused(tmp_path: Path, listener: Any) -> None:
-    with Journal.open(tmp_path / str(listener)) as journal, pytest.raises(ArgumentError, match="must be callable"):
-        journal.listen_held(listener)
+def test_a_listener_that_cannot_be_called_is_refused(tmp_path: Path, listener: Any) -> None:
+    with Journal.open(tmp_path / str(listener)) as journal:
+        for listen in (journal.listen_held, journal.listen_trim):
+            with pytest.raises(ArgumentError, match="must be callable"):
+                listen(listener)
 
 
 def test_a_full_disk_rejects_until_there_is_room(small_disk: Path) -> None:

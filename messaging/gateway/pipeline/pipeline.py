@@ -64,11 +64,11 @@ class Outcome(NamedTuple):
 class Members(Protocol):
     """Recognises messages that are in a stored batch."""
 
-    def member(self, message_id: str, channel: str, payload: bytes) -> str:
-        """Return what is stored beside a batch of one of its messages."""
+    def key(self, message_id: str, channel: str, payload: bytes) -> str:
+        """Return what is stored beside a batch of one of its messages; empty: nothing recognises it."""
 
-    def is_member(self, member: str) -> bool:
-        """Return whether a message is in a batch that is stored."""
+    def is_stored(self, key: str) -> bool:
+        """Return whether a message is stored, in a batch or not."""
 
 
 class Pipeline:
@@ -224,9 +224,11 @@ class Pipeline:
         """Return whether a message is in no stored batch; note what recognises it."""
         if self._batcher is None or self.members is None or draft.message_id is None:
             return True
-        member = self.members.member(draft.message_id, target, draft.payload)
-        draft.members = (member,)
-        return not (any(map(is_redelivered, draft.sources)) and self.members.is_member(member))
+        key = self.members.key(draft.message_id, target, draft.payload)
+        if not key:
+            return True
+        draft.members = (key,)
+        return not (any(map(is_redelivered, draft.sources)) and self.members.is_stored(key))
 
     def _transformed(self, draft: Draft) -> list[Draft]:
         passed: list[Draft] = [draft]
