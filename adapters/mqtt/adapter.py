@@ -234,6 +234,7 @@ class MqttAdapter(Adapter):
         """See ``Adapter.close``. No unsettled message is settled: a session that lives on delivers it again."""
         self._lost = None
         link, self.link = self.link, None
+        self._subscriptions.end_orphans()
         self._subscriptions.disconnected()
         self._inbound.close()
         self._outbound.pause()

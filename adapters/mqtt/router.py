@@ -111,7 +111,7 @@ class Router:
         self._copies = _Copies()
         #: joint subscriptions that take the messages of abandoned channels
         self._heirs: list[Joint] = []
-        #: filters whose last stream ended without a connection: to be unsubscribed at the next one
+        #: filters whose last stream ended without a connection: to be unsubscribed unless a stream takes them over
         self.orphans: set[str] = set()
 
     def connected(self, *, is_resumed: bool) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from adapters.mqtt import handshake, packets
 from adapters.mqtt.capabilities import NO_LOCAL, RETAIN_AS_PUBLISHED, RETAIN_HANDLING
@@ -15,6 +15,7 @@ from adapters.mqtt.mapping import PACKET_ID
 from adapters.mqtt.sharing import Sharing
 from adapters.mqtt.streams import filter_of
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
+from messaging.execution import clock
 from messaging.model import Features
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from messaging.model import Capabilities, SubscriptionSpec
 
 logger = logging.getLogger(__name__)
+
+#: seconds of a new connection after which subscriptions end that no stream has taken over
+ORPHAN_TIMEOUT: Final = 30.0
 
 
 class Owner(Protocol):
@@ -59,19 +63,33 @@ class Subscriptions:
         self._persistent = owner.settings.persistent
         self._sharing = Sharing()
         self._link: Link | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._connack: Connack | None = None
 
     def connected(self, link: Link, connack: Connack) -> None:
-        """Use a new connection; end the subscriptions whose last stream ended without one."""
+        """Use a new connection; end the subscriptions whose last stream ended without one.
+
+        That waits for the streams that subscribe again: between an UNSUBSCRIBE and the next SUBSCRIBE, a session would
+        miss messages.
+        """
         self._link = link
         self._connack = connack
-        for orphan in self._router.orphans:
-            link.requests.unsubscribe_soon(orphan, self._outbound.uses)
-        self._router.orphans.clear()
+        if self._router.orphans:
+            self._timer = clock.call_later(asyncio.get_running_loop(), ORPHAN_TIMEOUT, self.end_orphans)
 
     def disconnected(self) -> None:
         """Note that the connection is lost."""
         self._link = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def end_orphans(self) -> None:
+        """End the subscriptions whose last stream ended without a connection, and that no stream has taken over."""
+        if self._link is not None:
+            for orphan in self._router.orphans:
+                self._link.requests.unsubscribe_soon(orphan, self._outbound.uses)
+            self._router.orphans.clear()
 
     async def subscribe(self, target: Target, spec: SubscriptionSpec, sink: Sink, joint: Joint | None = None) -> Stream:
         """See ``Adapter.subscribe``. There is no time limit here.
@@ -129,10 +147,11 @@ class Subscriptions:
             )
             answer = await link.requests.subscribe(route.filter, wanted, identifier, self._outbound.uses, read)
         except BaseException:
-            self._withdraw(stream)
+            # a session may have the subscription from an earlier attempt or process: it keeps it for the next one
+            self._withdraw(stream, is_at_broker=not self._persistent)
             raise
         if _is_refused(answer, asked):
-            self._withdraw(stream)
+            self._withdraw(stream, is_at_broker=True)
             reason = f"it grants QoS 0, without acknowledgement; QoS {asked} was asked for"
             if answer.code >= packets.FAILURE:
                 reason = handshake.reason_name(answer.code, answer.detail)
@@ -161,12 +180,17 @@ class Subscriptions:
                 self._owner.name, route.filter, route.qos, other.filter, other.qos,
             )  # fmt: skip
 
-    def _withdraw(self, stream: Stream) -> None:
-        """Undo a subscription that was not confirmed. The session's next stream gets the messages it has claimed."""
+    def _withdraw(self, stream: Stream, *, is_at_broker: bool) -> None:
+        """Undo a subscription that was not confirmed. The session's next stream gets the messages it has claimed.
+
+        Args:
+            stream: of the subscription.
+            is_at_broker: whether to undo it there, too.
+        """
         if stream.ended:
             return
         self._end(stream)
-        if self._router.remove(stream):
+        if self._router.remove(stream) and is_at_broker:
             if self._link is not None:
                 self._link.requests.unsubscribe_soon(stream.route.filter, self._outbound.uses)
             else:

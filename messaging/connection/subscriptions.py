@@ -65,6 +65,8 @@ class Subscriptions:
         self._opening: dict[Subscribed, asyncio.Task[Any] | None] = {}
         #: delivery counts of messages that ended subscriptions have rejected, by source
         self._left_counts: dict[Source, dict[object, int]] = {}
+        #: number of the session: connections that resume it keep the handles
+        self._session = 0
         self.endings = Endings(engine, adapter, epoch, states, self._active)
 
     def __iter__(self) -> Iterator[Subscribed]:
@@ -89,6 +91,8 @@ class Subscriptions:
         Args:
             resumed: the broker kept the session, and the subscriptions with it.
         """
+        if not resumed:
+            self._session += 1
         for subscription in self._active:
             subscription.reconnected(resumed)
             if not resumed:
@@ -178,16 +182,19 @@ class Subscriptions:
             del self._opening[subscription]
 
     async def _subscribe_once_or_again(self, subscription: Subscribed) -> None:
-        """Subscribe, and repeat it if the connection changed before the broker answered."""
+        """Subscribe, and repeat it if the connection changed before the broker answered.
+
+        A session that was resumed after the answer keeps the subscription: to end it would lose messages.
+        """
         while subscription in self._active:
-            number = self._epoch.number
+            number, session = self._epoch.number, self._session
             try:
                 handle = await subscription.subscribe_at(self._adapter)
             except ConnectionLostError:
                 if number == self._epoch.number:
                     return  # the next connection subscribes
                 continue
-            if subscription in self._active and number == self._epoch.number:
+            if subscription in self._active and session == self._session:
                 subscription.handle = handle
                 if subscription.paused:
                     self._reading.pause(handle)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from messaging.adapter import Sink
 from messaging.connection.backoff import delays
 from messaging.errors import (
     AuthenticationError,
@@ -22,10 +23,11 @@ from messaging.errors import (
 )
 from messaging.execution import clock
 from messaging.instance import Messaging
+from messaging.model import SubscriptionSpec
 from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE, Recorder, eventually, eventually_async, subscribed
+from messaging.testing.waiting import PATIENCE, Recorder, eventually, eventually_async, observed, subscribed
 from tests.connection.test_state import start
-from tests.doubles.fake import FakeBroker, settle_loop
+from tests.doubles.fake import FakeBroker, Gate, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.threads import together
 
@@ -345,6 +347,35 @@ def test_a_loss_while_subscribing_is_made_good(broker: FakeBroker, m: Messaging,
         assert len(broker.live) == 1
     finally:
         stream.close().result(PATIENCE)
+
+
+@table("resumes", [True, False])
+def test_a_subscription_that_was_answered_before_a_loss_is_kept_by_a_resumed_session(
+    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, resumes: bool
+) -> None:
+    """The core may see the answer late. To end the subscription and make it again would lose messages in between."""
+    broker.resumes = resumes
+    m = connect(broker)
+    adapter, answered = broker.adapter, Gate()
+    original = adapter.subscribe
+    answered.close()
+
+    async def subscribe(spec: SubscriptionSpec, sink: Sink) -> Any:
+        handle = await original(spec, sink)
+        await answered.passed()
+        return handle
+
+    monkeypatch.setattr(adapter, "subscribe", subscribe)
+    stream = m.subscribe("a")
+    eventually(lambda: answered.waiting == 1)
+    broker.lose_and_reconnect()
+    settle_loop()
+    answered.open()
+    recorder = observed(stream)
+    assert (len(broker.handles), len(broker.unsubscribed)) == ((1, 0) if resumes else (2, 1))
+    broker.deliver(b"1")
+    recorder.wait_for(1)
+    assert recorder.payloads == [b"1"]
 
 
 @pytest.mark.usefixtures("virtual_clock")

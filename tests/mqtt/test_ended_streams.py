@@ -54,7 +54,6 @@ async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_los
     with pytest.raises(ConnectionLostError):
         await subscribing
     connection.deliver("a", b"left", 7, 1, 8)  # again
-    await connection.unsuback()
     sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
     await sink.count(1)
     core.acknowledge(*sink.arrived)

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from adapters.mqtt import adapter as adapter_module
-from adapters.mqtt import outbound, packets
+from adapters.mqtt import outbound, packets, subscriptions
 from messaging.errors import ConnectionLostError, PayloadTooLargeError, PublishRefusedError, SubscriptionRefusedError
 from messaging.testing.tables import table
 from tests.mqtt.harness import Core, settled
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, sent, session, subscribed
+from tests.mqtt.test_joint import joined
 
 PERSISTENT: dict[str, Any] = {"client_id": "me", "clean_start": False, "session_expiry": 1000}
 
@@ -440,7 +441,10 @@ async def test_a_cancelled_subscription_is_taken_back() -> None:
         await connection.expect(0xA0)
 
 
-async def test_an_unsubscription_without_a_connection_is_sent_in_the_resumed_session() -> None:
+async def test_an_unsubscription_without_a_connection_is_sent_in_the_resumed_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subscriptions, "ORPHAN_TIMEOUT", 0.1)
     async with session(**PERSISTENT) as (core, peer, connection):
         kept, _ = await subscribed(core, connection, "kept")
         _, gone = await subscribed(core, connection, "gone")
@@ -452,6 +456,66 @@ async def test_an_unsubscription_without_a_connection_is_sent_in_the_resumed_ses
         assert (await connection.expect(0xA0)).endswith(b"\x00\x04gone")
         connection.deliver("kept", b"")
         await kept.count(1)
+
+
+async def test_an_unsubscription_without_a_connection_is_sent_when_the_session_is_left() -> None:
+    async with session(**PERSISTENT) as (core, peer, connection):
+        _, gone = await subscribed(core, connection, "gone")
+        connection.abort()
+        await core.lost()
+        await core.adapter.unsubscribe(gone)
+        connection, _ = await accept(core, peer, present=True)
+        connection, _ = await reconnect(core, peer, connection, present=True)  # it waits on each connection
+        closing = asyncio.create_task(core.adapter.close())
+        assert (await connection.expect(0xA0)).endswith(b"\x00\x04gone")
+        await connection.expect(packets.DISCONNECT)
+        connection.close()
+        await closing
+
+
+async def test_a_stream_that_takes_an_ended_subscription_over_leaves_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between UNSUBSCRIBE and the next SUBSCRIBE the session would miss messages."""
+    monkeypatch.setattr(subscriptions, "ORPHAN_TIMEOUT", 0.1)
+    async with session(**PERSISTENT) as (core, peer, connection):
+        _, ended = await subscribed(core, connection, "t", qos="1")
+        _, joint = await joined(core, connection, "a", "b", qos=1)
+        connection.abort()
+        await core.lost()
+        await core.adapter.unsubscribe(ended)
+        await core.adapter.unsubscribe(joint)
+        connection, _ = await accept(core, peer, present=True)
+        sink, _ = await subscribed(core, connection, "t", qos="1")
+        await joined(core, connection, "a", "b", qos=1)
+        await asyncio.sleep(0.2)  # sleeps: an UNSUBSCRIBE would come in this time
+        connection.deliver("t", b"1", 1, 1)
+        core.acknowledge(*(await sink.count(1)))
+        await connection.expect(packets.PUBACK)
+
+
+@table("how", ["connection lost", "no answer", "cancelled"])
+async def test_an_attempt_to_subscribe_leaves_the_session_what_it_has(how: str) -> None:
+    """The subscription may be that of an earlier process, and the next attempt comes soon."""
+    async with session(**PERSISTENT, timeout=0.3 if how == "no answer" else 30) as (core, peer, connection):
+        subscribing = asyncio.create_task(core.subscribe("t", qos="1"))
+        await connection.expect(0x80)
+        if how == "connection lost":
+            connection, _ = await reconnect(core, peer, connection, present=True)
+        elif how == "cancelled":
+            subscribing.cancel()
+        (failure,) = await asyncio.gather(subscribing, return_exceptions=True)
+        assert isinstance(failure, ConnectionLostError | SubscriptionRefusedError | asyncio.CancelledError)
+        sink, _ = await subscribed(core, connection, "t", qos="1")  # the next packet
+        connection.deliver("t", b"1", 1, 1)
+        await sink.count(1)
+
+
+async def test_a_subscription_that_is_granted_less_than_it_needs_is_ended() -> None:
+    async with session(**PERSISTENT) as (core, _, connection):
+        subscribing = asyncio.create_task(core.subscribe("t", qos="1"))
+        await connection.suback(0)
+        with pytest.raises(SubscriptionRefusedError, match="grants QoS 0"):
+            await subscribing
+        await connection.unsuback()
 
 
 async def test_a_session_created_by_a_failed_attempt_is_not_taken_for_the_old_one() -> None:
