@@ -326,7 +326,8 @@ def test_the_simple_reader_for_spark_gets_every_message_once(mosquitto: Mosquitt
 def test_spark_gets_every_message_from_mqtt(mosquitto: Mosquitto, tmp_path: Path, contender: Contender) -> None:
     require_java()
     options = {"source": "mqtt", "folder": tmp_path}
-    case = dataclasses.replace(mqtt_case(mosquitto, **options), setup=100.0)
+    # Spark takes half a minute of processor time to start, and longer beside the other tests
+    case = dataclasses.replace(mqtt_case(mosquitto, **options), setup=200.0)
     run = run_once(contender, case, COUNT)
     assert run.said["subscribe"]["received"] == COUNT
     assert run.rate > 0
