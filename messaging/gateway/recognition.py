@@ -14,7 +14,8 @@ has that message's acknowledgement, or that its session is a new one:
   for the next process.
 
 **Deleted records.** The journal deletes records that the target has confirmed. Their acknowledgements may not have
-reached the source by then, so the keys of the last messages are first written to a file beside the segments.
+reached the source by then, so their keys are first written to a file beside the segments. It has none of a record that
+stays: the disk may lose that one, and then the message is to be stored again.
 
 **Threads.** The intake identifies messages, the thread of the journal notes them and writes the file. One lock guards
 the state, another one reading what earlier runs have stored.
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = SafeLog(__name__)
 
-#: in the folder of the journal: the keys of the last messages, a line each, oldest first
+#: in the folder of the journal: the keys of the last messages whose records are deleted, a line each, oldest first
 FILE: Final = "recognised.txt"
 
 #: a packet identifier that is smaller than the one before it by more than this follows 65,535
@@ -76,8 +77,8 @@ class Recognition:
         self._run = self._own + secrets.token_hex(6)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # guards what follows
-        #: keys of the last stored messages, oldest first; those of earlier runs once they are needed
-        self._keys: dict[str, None] = {}
+        #: key -> offset of the last stored messages, oldest first; those of earlier runs once they are needed
+        self._keys: OrderedDict[str, int] = OrderedDict()
         #: packet identifier -> digest and id of the last message that had it, oldest first
         self._identified: OrderedDict[int, tuple[str, str]] = OrderedDict()
         self._last_packet = 0
@@ -164,20 +165,22 @@ class Recognition:
             keys = self._keys
             for key in (stored.key, *stored.members):
                 if key:
-                    keys[key] = None
+                    keys[key] = stored.offset
             while len(keys) > self._most:
-                del keys[next(iter(keys))]
+                keys.popitem(last=False)
 
     def is_stored(self, key: str) -> bool:
         """Return whether a message is among the last that were stored, in a batch or not."""
         self._recall()
         return key in self._keys
 
-    def _write(self) -> None:
-        """Write the keys to the file: their records are about to be deleted. On the thread that deletes them."""
+    def _write(self, before: int) -> None:
+        """Write the keys of the records before an offset, which are about to be deleted. On the thread that does it."""
         self._recall()
         with self._lock:
-            text = "".join(f"{key}\n" for key in self._keys)
+            text = "".join(f"{key}\n" for key, offset in self._keys.items() if offset < before)
+        if not text:
+            return
         folder = self._journal.folder
         try:
             with journal_errors(folder, "cannot write"):
@@ -202,10 +205,10 @@ class Recognition:
                     self._is_recalled = True  # last: other threads wait until then
 
     def _read_earlier(self) -> None:
-        keys: dict[str, None] = {}  # the newest first
+        keys: dict[str, int] = {}  # the newest first
         try:
-            for key in itertools.chain(self._of_records(self._earlier_end), self._of_file()):
-                keys[key] = None
+            for key, offset in itertools.chain(self._of_records(self._earlier_end), self._of_file()):
+                keys.setdefault(key, offset)
                 if len(keys) >= self._most:
                     break
         except MessagingError as error:
@@ -215,29 +218,30 @@ class Recognition:
             if (found := self._own_id(key)) is not None:
                 runs.setdefault(found[2], {})[int(found[3], 16)] = found
         with self._lock:
-            self._keys = dict.fromkeys((*reversed(keys), *self._keys))
+            self._keys = OrderedDict([*reversed(keys.items()), *self._keys.items()])
             for run in reversed(runs):
                 for _, found in sorted(runs[run].items()):  # batches are stored in another order than they arrive
                     begins = found[4] == "_"
                     self._note_packet(int(found[5], 16), found[6], found[1], begins=begins)
 
-    def _of_records(self, end: int) -> Iterator[str]:
-        """Yield the keys of the records before ``end``, the newest first."""
+    def _of_records(self, end: int) -> Iterator[tuple[str, int]]:
+        """Yield the keys and offsets of the records before ``end``, the newest first."""
         while end > (begin := self._journal.begin):
             start = max(begin, end - _CHUNK)
-            found: list[str] = []
+            found: list[tuple[str, int]] = []
             for record in self._journal.read(start, end):
                 members = members_of(record.properties)
                 if members:
-                    found += members
+                    found += ((each, record.offset) for each in members)
                 elif record.message_id:
-                    found.append(self.key(record.message_id, record.channel, record.payload))
+                    found.append((self.key(record.message_id, record.channel, record.payload), record.offset))
             yield from reversed(found)
             end = start
 
-    def _of_file(self) -> Iterator[str]:
-        """Yield the keys of the file, the newest first."""
+    def _of_file(self) -> Iterator[tuple[str, int]]:
+        """Yield the keys of the file, the newest first, each with an offset before all records."""
         folder = self._journal.folder
         with journal_errors(folder, "cannot read"):
             if FILE in folder.list():
-                yield from reversed(str(folder.read(FILE), "ascii", "replace").split())
+                for key in reversed(str(folder.read(FILE), "ascii", "replace").split()):
+                    yield key, -1

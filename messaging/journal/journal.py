@@ -565,10 +565,11 @@ class Journal(JournalView):
         check_procedure(listener, "a listener of held records")
         self._commit.on_held = listener
 
-    def listen_trim(self, listener: Callable[[], object]) -> None:
+    def listen_trim(self, listener: Callable[[int], object]) -> None:
         """Have ``listener`` called each time before segments are deleted, on the thread that deletes them.
 
-        Their records can still be read. It must not raise, and must not append: the deletion may be what makes room.
+        It gets the offset before which all records are deleted; they can still be read. It must not raise, and must not
+        append: the deletion may be what makes room.
 
         Raises:
             ArgumentError: ``listener`` cannot be called, or its body would not run.

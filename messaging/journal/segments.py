@@ -200,8 +200,8 @@ class RecordWriter(LogWriter, RecordLog):
         sync_closed: bool = True,
     ) -> None:
         self._on_damage = on_damage
-        #: called before segments are deleted
-        self.on_trim: Callable[[], object] | None = None
+        #: called before segments are deleted, with the offset of the first record that stays
+        self.on_trim: Callable[[int], object] | None = None
         self._segment_records = segment_records
         super().__init__(
             folder, partition, seed=seed, head=FORMAT, segment_bytes=segment_bytes, sync_closed=sync_closed
@@ -270,8 +270,11 @@ class RecordWriter(LogWriter, RecordLog):
         Raises:
             JournalError: a segment cannot be deleted. The next call tries again.
         """
-        if self.on_trim is not None and self.segment_of(offset):
-            self.on_trim()
+        with self.lock:
+            kept = self.segment_of(offset)
+            before = self.segments[kept].first if kept else 0
+        if kept and self.on_trim is not None:
+            self.on_trim(before)
         with self.lock:
             self.segments = self.segments[self.segment_of(offset) :]
             if self.segments:

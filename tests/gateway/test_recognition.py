@@ -184,6 +184,25 @@ def test_a_message_that_a_damaged_file_does_not_name_is_stored(
         assert source.again(1)[1] is is_known
 
 
+def test_a_message_is_stored_again_if_the_disk_lost_its_record(tmp_path: Path) -> None:
+    """The file names only what is deleted: a record that stays may be lost with the power, before it is synced."""
+    with run(tmp_path) as source:
+        deleted = source.new(1)
+        source.other(b"x" * 10**6, [1, 2], "other")
+        source.forward_all()
+        kept = source.new(2)
+        assert kept not in (tmp_path / FILE).read_text()
+        source.buffer.journal._log.roll()
+        source.new(3)
+        first = next(iter(take(source.buffer)))
+        source.buffer.settle(first)
+        eventually(lambda: first.offset < source.buffer.journal.begin)
+        text = (tmp_path / FILE).read_text()
+        assert deleted in text
+        assert kept in text
+        assert text.count("\n") == 4, "of the last message there is none"
+
+
 def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with run(tmp_path) as source:
         (tmp_path / FILE).mkdir()

@@ -79,9 +79,9 @@ def test_trimming_deletes_the_last_segment_too_if_it_is_acknowledged(tmp_path: P
 
 
 def test_a_listener_of_deletions_can_still_read_the_records(tmp_path: Path) -> None:
-    told: list[list[int]] = []
+    told: list[tuple[int, list[int]]] = []
     with Journal.open(tmp_path / "journal") as journal:
-        journal.listen_trim(lambda: told.append(offsets(journal.read())))
+        journal.listen_trim(lambda before: told.append((before, offsets(journal.read()))))
         append(journal, 5)
         journal.trim(4)
         assert told == [], "nothing is deleted"
@@ -89,7 +89,7 @@ def test_a_listener_of_deletions_can_still_read_the_records(tmp_path: Path) -> N
         append(journal, 2)
         journal.purge()
         assert offsets(journal.read()) == []
-    assert told == [[0, 1, 2, 3, 4], [5, 6]]
+    assert told == [(5, [0, 1, 2, 3, 4]), (7, [5, 6])]
 
 
 def test_purging_deletes_all_records_and_moves_the_cursors_to_the_end(path: str, opened: Open) -> None:
