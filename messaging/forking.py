@@ -76,33 +76,37 @@ class PerProcess(Protocol[T_co]):
         """Put ``other`` in the place of the object, and return that; ``None``: it is not made yet. For tests."""
 
 
+#: the only objects of their kinds in this process, by the functions that make them
+objects: dict[Callable[[], Any], Any] = {}
+
+
 def per_process(make: Callable[[], T]) -> PerProcess[T]:
     """Decorate a function that makes the only object of its kind in the process.
 
     The decorated function calls it once, and once again in each forked child. Thread safe.
     """
-    made: T | None = None
-    lock = threading.Lock()  # guards made; held only while the object is made
+    lock = threading.Lock()  # held only while the object is made
 
     def reset() -> None:
-        nonlocal made, lock
-        made, lock = None, threading.Lock()
+        nonlocal lock
+        lock = threading.Lock()
+        objects.pop(make, None)
 
     @wraps(make)
     def get() -> T:
-        nonlocal made
-        found = made
+        found = objects.get(make)
         if found is None:
             with lock:
-                found = made
+                found = objects.get(make)
                 if found is None:
-                    found = made = make()
-        return found
+                    found = objects[make] = make()
+        return cast("T", found)
 
     def swap(other: T | None) -> T | None:
-        nonlocal made
         with lock:
-            found, made = made, other
+            found: T | None = objects.pop(make, None)
+            if other is not None:
+                objects[make] = other
         return found
 
     in_child(reset)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from typing import Final
 
 from messaging.execution import on_worker, shielded
-from messaging.forking import in_child
+from messaging.forking import per_process
 
-#: look-ups that have no answer yet, by name
-_looked_up: Final[dict[str, asyncio.Future[list[str]]]] = {}
+
+@per_process
+def _looked_up() -> dict[str, asyncio.Future[list[str]]]:
+    """Return the look-ups that have no answer yet, by name. On the engine loop."""
+    return {}
 
 
 async def addresses_of(name: str) -> list[str]:
@@ -24,10 +26,11 @@ async def addresses_of(name: str) -> list[str]:
         OSError, UnicodeError: there is none.
         RuntimeError: no thread can be started.
     """
-    pending = _looked_up.get(name)
+    looked_up = _looked_up()
+    pending = looked_up.get(name)
     if pending is None:
-        pending = _looked_up[name] = on_worker(lambda: _look_up(name))
-        pending.add_done_callback(lambda _: _looked_up.pop(name, None))
+        pending = looked_up[name] = on_worker(lambda: _look_up(name))
+        pending.add_done_callback(lambda _: looked_up.pop(name, None))
     return await shielded(pending)
 
 
@@ -70,9 +73,6 @@ def _shown(found: tuple[object, object, object, str, tuple[object, ...]]) -> str
     *_, address = found
     text, scope = str(address[0]), address[3:]
     return f"{text}%{scope[0]}" if any(scope) and "%" not in text else text
-
-
-in_child(_looked_up.clear)
 
 
 def is_address(name: str) -> bool:

@@ -27,8 +27,8 @@ from messaging.execution.promise import PENDING as PENDING
 from messaging.execution.promise import Promise as Promise
 from messaging.execution.promise import result_of as result_of
 from messaging.execution.serial import Serial as Serial
+from messaging.execution.threads import callback_lanes as callback_lanes
 from messaging.execution.threads import start_thread as start_thread
-from messaging.execution.threads import swap_workers as swap_workers
 from messaging.execution.threads import workers as workers
 from messaging.execution.waiting import Flag as Flag
 from messaging.execution.waiting import Waiters as Waiters

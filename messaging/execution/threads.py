@@ -40,7 +40,7 @@ from typing import Final
 from weakref import WeakSet
 
 from messaging.execution.clock import clock
-from messaging.forking import in_child
+from messaging.forking import per_process
 from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
@@ -93,10 +93,6 @@ class Workers:
     """
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget all threads, jobs and holders. For a forked child, where they are the parent's."""
         #: most recently idle last: the warmest thread gets the next job, and the coldest ones end
         self._idle: deque[_Worker] = deque()
         #: every job wakes or starts a thread, which runs it unless another thread has just become free
@@ -191,10 +187,6 @@ class Lanes:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self.reset()
-
-    def reset(self) -> None:
-        """See ``Workers.reset``."""
         self._jobs: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()  # guards _active against the emptiness of _jobs
         #: an object for each lane that is running or about to run
@@ -212,7 +204,7 @@ class Lanes:
                 if len(self._active) >= self._limit:
                     return
                 self._active.add(lane)
-            _workers.submit(partial(self._drain, lane))
+            workers().submit(partial(self._drain, lane))
         except BaseException:  # the lane may be running, or never start
             with self._lock:
                 self._active.discard(lane)
@@ -235,34 +227,19 @@ class Lanes:
 #: maximum number of threads for callbacks of promises
 CALLBACK_THREADS: Final = 32
 
-_workers = Workers()
-_callbacks = Lanes(CALLBACK_THREADS)
+
+@per_process
+def workers() -> Workers:
+    """Return the worker threads of the process."""
+    return Workers()
 
 
-def _reset() -> None:
-    _workers.reset()
-    _callbacks.reset()
-
-
-in_child(_reset)
+@per_process
+def callback_lanes() -> Lanes:
+    """Return the lanes of the callbacks of promises."""
+    return Lanes(CALLBACK_THREADS)
 
 
 def call_back(job: Callable[[], object]) -> None:
     """Run a callback of a promise. It must not raise."""
-    _callbacks.submit(job)
-
-
-def workers() -> Workers:
-    """Return the worker threads of the process."""
-    return _workers
-
-
-def swap_workers(others: tuple[Workers, Lanes] | None = None) -> tuple[Workers, Lanes]:
-    """Use other worker threads, new ones unless given; return the former. For tests.
-
-    Jobs of the former workers still run. No job may be submitted by another thread meanwhile.
-    """
-    global _workers, _callbacks
-    former = _workers, _callbacks
-    _workers, _callbacks = (Workers(), Lanes(CALLBACK_THREADS)) if others is None else others
-    return former
+    callback_lanes().submit(job)

@@ -16,13 +16,12 @@ import warnings
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from messaging.errors import ArgumentError, WouldBlockError
 from messaging.execution.clock import clock
 
-#: longest wait without a check of the condition, seconds
-_STEP: Final = 0.5
+#: longest wait without a check of the condition, seconds. Only interrupts make the checks necessary
+STEP = 0.5
 
 
 def seconds(timeout: object, name: str = "timeout") -> float:
@@ -85,7 +84,7 @@ class Flag:
             left = deadline - clock.monotonic()
             if left <= 0:
                 return False
-            if self._lock.acquire(timeout=min(left, _STEP)):
+            if self._lock.acquire(timeout=min(left, STEP)):
                 self.set()  # for other waiting threads
                 return True
         return True
@@ -120,7 +119,7 @@ class Waiters:
                 left = deadline - clock.monotonic()
                 if left <= 0:
                     return False
-                flag.wait(min(left, _STEP))  # in steps: an interrupt may have ended wake() early
+                flag.wait(min(left, STEP))  # in steps: an interrupt may have ended wake() early
                 self._remove(flag)
                 flag.clear()
         finally:

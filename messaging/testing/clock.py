@@ -45,7 +45,7 @@ from functools import cache
 from math import inf, nextafter
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, TypeVarTuple, cast
 
-from messaging.execution import clock, engine, handlers_loop, swap_workers
+from messaging.execution import callback_lanes, clock, engine, handlers_loop, workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -343,9 +343,8 @@ class VirtualClock:
             setattr(module, "new_event_loop", self.new_loop)  # noqa: B010  # mypy: it is a constant
         self._cleanup.callback(setattr, threading.Condition, "wait", threading.Condition.wait)
         setattr(threading.Condition, "wait", _wait_of_driver(self, threading.Condition.wait))  # noqa: B010  # mypy
-        self._cleanup.callback(swap_workers, swap_workers())
-        self._cleanup.callback(engine.swap, engine.swap(None))
-        self._cleanup.callback(handlers_loop.swap, handlers_loop.swap(None))
+        for own in (callback_lanes, workers, engine, handlers_loop):
+            self._cleanup.callback(own.swap, own.swap(None))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
