@@ -1,0 +1,1 @@
+"""The toolkit in one thread, under a seeded scheduler, with virtual time, network, disk and brokers."""
