@@ -16,6 +16,7 @@ from tests.simulation.brokers.mqtt.messages import Message, Outgoing
 from tests.simulation.brokers.mqtt.packets import V5, Connect, Request, Subscribe, Unsubscribe, Will
 from tests.simulation.brokers.mqtt.persistence import Disk
 from tests.simulation.brokers.mqtt.properties import Property, ProtocolError
+from tests.simulation.brokers.mqtt.retained import Retained
 from tests.simulation.brokers.mqtt.session import NEVER, Session
 from tests.simulation.brokers.mqtt.settings import (
     MqttCounters,
@@ -32,15 +33,14 @@ from tests.simulation.brokers.mqtt.topics import (
     SubscriptionTree,
     is_filter,
     is_topic,
-    matches,
     split_shared,
 )
 
 if TYPE_CHECKING:
     from tests.simulation.brokers.host import Host, Peer, Timer
 
-#: Subscribers of a topic, and groups of shared subscriptions.
-_Route = tuple[tuple[Subscription, ...], tuple[SharedGroup, ...]]
+#: Subscribers of a topic, and groups of shared subscriptions; and whether one client may be among them twice.
+_Route = tuple[tuple[Subscription | SharedGroup, ...], bool]
 #: Topics whose subscribers are remembered.
 _MAX_ROUTES = 1024
 
@@ -58,7 +58,7 @@ class MqttBroker:
     Attributes:
         counters: what happened so far.
         sessions: by client id, in the order of their creation.
-        retained: retained messages by topic.
+        retained: retained messages.
         connections: that are open, by number, in the order of accepting.
         tree: all subscriptions.
         is_running: between start and stop.
@@ -76,7 +76,7 @@ class MqttBroker:
         self.faults = faults or MqttFaults()
         self.counters = MqttCounters()
         self.sessions: dict[str, Session] = {}
-        self.retained: dict[str, Message] = {}
+        self.retained = Retained()
         self.connections: dict[int, MqttConnection] = {}
         self.tree = SubscriptionTree()
         self.is_running = True
@@ -110,7 +110,7 @@ class MqttBroker:
         for session in list(self.sessions.values()):
             self._publish_will(session)
         for connection in list(self.connections.values()):
-            connection.disconnect(reasons.SHUTTING_DOWN, keep_will=False)
+            self._dismiss(connection, reasons.SHUTTING_DOWN)
         self._save()
         self._halt()
         self.host.note("mqtt broker: stopped")
@@ -146,7 +146,7 @@ class MqttBroker:
         for session in self.sessions.values():
             session.cancel_timers()
         self.sessions = {}
-        self.retained = {}
+        self.retained = Retained()
         self.tree = SubscriptionTree()
         self._routes.clear()
 
@@ -235,10 +235,11 @@ class MqttBroker:
             is_delayed = session.will is not None and session.will.properties.get(Property.WILL_DELAY, 0)
             if session.connection is not None:
                 self.counters.taken_over += 1
-                keeps_will = not goes_on or (self.settings.will_at_takeover and not is_delayed)
-                if not keeps_will:
+                if not goes_on and not packet.is_clean:
+                    self._publish_will(session)  # the old connection may still get it, as with Mosquitto
+                elif goes_on and (is_delayed or not self.settings.will_at_takeover):
                     session.will = None
-                session.connection.disconnect(reasons.TAKEN_OVER)
+                self._dismiss(session.connection, reasons.TAKEN_OVER)
             if goes_on:
                 session.will = None  # [MQTT-3.1.3-9]
                 session.cancel_timers()
@@ -246,6 +247,7 @@ class MqttBroker:
                 self._end_session(session)
         if session is None or not goes_on:
             session = self.sessions[client_id] = Session(self, client_id)
+        session.version = packet.version
         if packet.version == V5:
             session.expiry = packet.properties.get(Property.SESSION_EXPIRY, 0)
         else:
@@ -256,6 +258,13 @@ class MqttBroker:
         self.changed()
         self.host.note(f"mqtt {connection.peer.name}: '{client_id}' connected, session {'kept' if goes_on else 'new'}")
         return session, goes_on
+
+    def _dismiss(self, connection: MqttConnection, reason: int) -> None:
+        """End a connection on the broker's own account."""
+        if self.settings.says_goodbye:
+            connection.disconnect(reason)
+        else:
+            connection.cut(is_reset=False)
 
     def detach(self, connection: MqttConnection, keep_will: bool) -> None:
         """Take note of the end of a connection: the will, and the end of the session, are due now or later."""
@@ -291,6 +300,7 @@ class MqttBroker:
 
     def _end_session(self, session: Session) -> None:
         """Publish the will, if it is still to come, and forget the session [MQTT-3.1.2-23], [MQTT-3.1.2-8]."""
+        self._publish_will(session)  # with the session's own subscriptions still there, as Mosquitto does
         session.cancel_timers()
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
@@ -298,7 +308,6 @@ class MqttBroker:
             self.tree.remove(subscription)
         self._routes.clear()
         session.subscriptions.clear()
-        self._publish_will(session)
         for outgoing in session.discard():
             if not (self.settings.redistribute_shared and self._redistribute(outgoing)):
                 self.drop("session ended", session.client_id, outgoing.message, outgoing.qos)
@@ -309,8 +318,9 @@ class MqttBroker:
         shared = outgoing.shared
         if shared is None or outgoing.qos == 0:
             return False
-        _, groups = self.tree.match(outgoing.message.topic)
-        for group in groups:
+        for group in self.tree.match(outgoing.message.topic):
+            if not isinstance(group, SharedGroup):
+                continue
             first = group.members[0]
             if (first.group, first.topic_filter) == (shared.group, shared.topic_filter):
                 self._offer_shared(group, outgoing.message)
@@ -342,23 +352,41 @@ class MqttBroker:
         self.on_accepted(message.source, topic, message.payload, message.qos)
         if message.retain:
             if message.payload:
-                self.retained[topic] = message
+                self.retained.put(message)
             else:
-                self.retained.pop(topic, None)  # [MQTT-3.3.1-6]
+                self.retained.discard(topic)  # [MQTT-3.3.1-6]
             self.changed()
         route = self._routes.get(topic)
         if route is None:
             route = self._route(topic)
-        subscriptions, groups = route
+        receivers, has_duplicates = route
+        if has_duplicates:
+            self._publish_once(message, receivers)
+            return True
         qos = message.qos
-        for each in subscriptions:
-            if each.no_local and each.session.client_id == message.source:  # [MQTT-3.8.3-3]
-                continue
+        for each in receivers:
+            if isinstance(each, SharedGroup):
+                self._offer_shared(each, message)
+            elif not (each.no_local and each.session.client_id == message.source):  # [MQTT-3.8.3-3]
+                retain = message.retain and each.retain_as_published
+                each.session.offer(message, qos if qos < each.qos else each.qos, retain, each.identifiers)
+        return bool(receivers)
+
+    def _publish_once(self, message: Message, receivers: tuple[Subscription | SharedGroup, ...]) -> None:
+        """Give a message to subscribers; to those of MQTT 3.1.1 for the first subscription that takes it."""
+        served: dict[str, None] = {}
+        for each in receivers:
+            member = None
+            if isinstance(each, SharedGroup):
+                each = member = each.next(self.settings.share_to_connected)
+            session = each.session
             retain = message.retain and each.retain_as_published
-            each.session.offer(message, qos if qos < each.qos else each.qos, retain, each.identifiers)
-        for group in groups:
-            self._offer_shared(group, message)
-        return bool(subscriptions or groups)
+            if each.no_local and session.client_id == message.source:
+                continue
+            if session.version != V5 and session.client_id in served and not retain:
+                continue
+            if session.offer(message, min(message.qos, each.qos), retain, each.identifiers, member) and not retain:
+                served[session.client_id] = None
 
     def _offer_shared(self, group: SharedGroup, message: Message) -> None:
         member = group.next(self.settings.share_to_connected)
@@ -367,12 +395,19 @@ class MqttBroker:
 
     def _route(self, topic: str) -> _Route:
         """Find the subscribers of a topic, and remember them until a subscription changes."""
-        plain, groups = self.tree.match(topic)
-        if self.settings.overlapping == "once":
-            plain = _merge(plain)
+        found = self.tree.match(topic)
+        overlapping = self.settings.overlapping
+        if overlapping == "once":
+            found = _merge(found)
+        sessions: dict[str, None] = {}
+        count = 0
+        for each in found:
+            for member in each.members if isinstance(each, SharedGroup) else (each,):
+                sessions[member.session.client_id] = None
+                count += 1
         if len(self._routes) >= _MAX_ROUTES:
             self._routes.clear()
-        route = self._routes[topic] = tuple(plain), tuple(groups)
+        route = self._routes[topic] = tuple(found), overlapping == "mosquitto" and len(sessions) < count
         return route
 
     # Subscriptions.
@@ -407,9 +442,8 @@ class MqttBroker:
                 )
                 session.subscriptions[request.filter] = subscription
                 self.tree.add(subscription)
-                if subscription.group is None and (
-                    request.retain_handling == 0 or (request.retain_handling == 1 and is_new)
-                ):
+                is_wanted = request.retain_handling == 0 or (request.retain_handling == 1 and is_new)
+                if is_wanted and (subscription.group is None or self.settings.retained_to_shared):
                     retained.append(partial(self._send_retained, subscription))
             granted.append(reason)
         self._routes.clear()
@@ -433,19 +467,13 @@ class MqttBroker:
         return qos
 
     def _send_retained(self, subscription: Subscription) -> None:
-        """Send the retained messages that match a new subscription [MQTT-3.3.1-9]."""
+        """Send the retained messages that match a new subscription, whoever published them [MQTT-3.3.1-9]."""
         session = subscription.session
         now = self.host.now()
-        name = subscription.topic_filter
-        levels = name.split("/")
-        if "+" in name or "#" in name:
-            found = [each for each in self.retained.values() if matches(levels, each.topic)]
-        else:
-            found = [self.retained[name]] if name in self.retained else []
-        for message in found:
+        for message in self.retained.match(subscription.topic_filter):
             if message.is_expired(now):
-                del self.retained[message.topic]
-            elif not (subscription.no_local and message.source == session.client_id):
+                self.retained.discard(message.topic)
+            else:
                 session.offer(message, min(message.qos, subscription.qos), True, subscription.identifiers)
 
     def unsubscribe(self, session: Session, packet: Unsubscribe) -> list[int]:
@@ -474,14 +502,18 @@ class MqttBroker:
         return {
             "sessions": {client_id: _describe(session) for client_id, session in self.sessions.items()},
             "connections": [connection.peer.name for connection in self.connections.values()],
-            "retained": {topic: len(message.payload) for topic, message in self.retained.items()},
+            "retained": {message.topic: len(message.payload) for message in self.retained},
         }
 
 
-def _merge(subscriptions: list[Subscription]) -> list[Subscription]:
-    """Make one subscription of those of the same session: highest QoS, all identifiers."""
+def _merge(receivers: list[Subscription | SharedGroup]) -> list[Subscription | SharedGroup]:
+    """Make one subscription of those of the same session that are not shared: highest QoS, all identifiers."""
     merged: dict[str, Subscription] = {}
-    for each in subscriptions:
+    groups: list[Subscription | SharedGroup] = []
+    for each in receivers:
+        if isinstance(each, SharedGroup):
+            groups.append(each)
+            continue
         known = merged.get(each.session.client_id)
         if known is None:
             merged[each.session.client_id] = each
@@ -494,7 +526,7 @@ def _merge(subscriptions: list[Subscription]) -> list[Subscription]:
             known.retain_as_published or each.retain_as_published,
             known.identifiers + each.identifiers,
         )
-    return list(merged.values())
+    return groups + list(merged.values())
 
 
 def _describe(session: Session) -> dict[str, Any]:

@@ -99,8 +99,8 @@ class MqttConnection:
         self.is_open = True
         self._framer = Framer(broker.settings.max_packet_size)
         self._aliases: dict[int, str] = {}
-        #: PUBLISH packets of QoS 1 and 2 that the client counts against the broker's Receive Maximum
-        self._unanswered = 0
+        #: packet identifiers that the client counts against the broker's Receive Maximum
+        self._unanswered: dict[int, None] = {}
         #: late answers by packet type, with the virtual time at which the last one is due
         self._acks: dict[int, tuple[deque[bytes], float]] = {}
         self._delivery_timer: Timer | None = None
@@ -243,7 +243,7 @@ class MqttConnection:
 
     def _send_answer(self, kind: int, data: bytes) -> None:
         if kind in (PUBACK, PUBCOMP):
-            self._unanswered = max(self._unanswered - 1, 0)
+            self._unanswered.pop(data[2] << 8 | data[3], None)
         self.peer.send(data)
 
     def _is_interrupted(self) -> bool:
@@ -370,8 +370,8 @@ class MqttConnection:
             return
         packet_id = packet.packet_id
         if self.version == V5:
-            self._unanswered += 1
-            if self._unanswered > broker.settings.max_inflight:  # [MQTT-3.3.4-8]
+            self._unanswered[packet_id] = None
+            if len(self._unanswered) > broker.settings.max_inflight:  # [MQTT-3.3.4-8]
                 raise ProtocolError(reasons.RECEIVE_MAXIMUM_EXCEEDED, "more messages than the receive maximum")
             if broker.faults.refuse_publish and broker.happens("refuse_publish", broker.faults.refuse_publish):
                 self._refuse_publish(session, packet)
@@ -412,7 +412,7 @@ class MqttConnection:
         reason = self.broker.host.random.choice(self.broker.faults.publish_reasons)
         if kind == PUBREC:
             session.incoming.pop(packet.packet_id, None)
-            self._unanswered = max(self._unanswered - 1, 0)
+            self._unanswered.pop(packet.packet_id, None)
         self._answer(kind, encode_ack(kind, packet.packet_id, V5, reason))
 
     def _acknowledge(self, session: Session, packet: Ack) -> None:
@@ -429,8 +429,7 @@ class MqttConnection:
         outgoing = session.inflight.get(packet_id)
         if kind == PUBREC:
             if outgoing is None:
-                reason = reasons.PACKET_ID_NOT_FOUND
-                self.send(encode_ack(PUBREL, packet_id, self.version, reason))
+                self.send(encode_ack(PUBREL, packet_id, self.version))
             elif outgoing.qos != 2:
                 raise ProtocolError(reasons.PROTOCOL, f"PUBREC for a message of QoS {outgoing.qos}")
             elif packet.reason >= reasons.UNSPECIFIED and outgoing.state == SENT:

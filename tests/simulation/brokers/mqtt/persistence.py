@@ -22,7 +22,7 @@ class Disk:
 
     def __init__(self) -> None:
         self._sessions: list[Session] = []
-        self._retained: dict[str, Message] = {}
+        self._retained: list[Message] = []
         #: virtual time of the last save
         self.saved_at = 0.0
 
@@ -30,7 +30,7 @@ class Disk:
         """Replace what was saved by the state of ``broker``."""
         self.saved_at = broker.host.now()
         self._sessions = [session.saved() for session in broker.sessions.values() if session.expiry]
-        self._retained = dict(broker.retained)
+        self._retained = list(broker.retained)
 
     def load(self, broker: MqttBroker) -> None:
         """Give ``broker``, which has no state, the sessions and the retained messages that were saved.
@@ -38,7 +38,8 @@ class Disk:
         The expiry interval of a session that was connected when it was saved begins now. That of others goes on.
         """
         now = broker.host.now()
-        broker.retained.update(self._retained)
+        for message in self._retained:
+            broker.retained.put(message)
         for saved in self._sessions:
             session = saved.saved()
             for name, old in saved.subscriptions.items():

@@ -22,11 +22,13 @@ class Session:
     """What the broker keeps for one client id.
 
     Attributes:
+        version: protocol level of the last connection.
         expiry: session expiry interval in seconds; 0 ends with the connection, ``NEVER`` is unlimited.
         connection: of the client, or ``None``.
         subscriptions: by filter, in the order of subscribing.
         inflight: sent and not yet completed messages by packet identifier, in the order of sending.
         queued: messages that were not sent yet, in order.
+        quota: how many more QoS 1 and 2 messages may be sent on this connection (MQTT 5, 4.9).
         incoming: QoS 2 messages of the client that wait for PUBREL, by packet identifier.
         ended_at: virtual time at which the connection ended, or ``None``.
     """
@@ -43,7 +45,9 @@ class Session:
         "incoming",
         "inflight",
         "queued",
+        "quota",
         "subscriptions",
+        "version",
         "will",
         "will_timer",
     )
@@ -51,11 +55,13 @@ class Session:
     def __init__(self, broker: MqttBroker, client_id: str) -> None:
         self.broker = broker
         self.client_id = client_id
+        self.version = V5
         self.expiry = 0
         self.connection: MqttConnection | None = None
         self.subscriptions: dict[str, Subscription] = {}
         self.inflight: dict[int, Outgoing] = {}
         self.queued: deque[Outgoing] = deque()
+        self.quota = 0
         self.incoming: dict[int, Message] = {}
         self.ended_at: float | None = None
         self.expiry_timer: Timer | None = None
@@ -72,33 +78,37 @@ class Session:
         retain: bool = False,
         identifiers: tuple[int, ...] = (),
         shared: Subscription | None = None,
-    ) -> None:
-        """Send a message, queue it until the client takes more, or drop it: the queue is full, or QoS 0 and offline."""
+    ) -> bool:
+        """Send a message, queue it until the client takes more, or drop it.
+
+        Returns:
+            ``False`` if it was dropped: the queue is full, the reader slow, or QoS 0 and offline.
+        """
         connection = self.connection
         broker = self.broker
         if connection is None:
             if not qos:
                 broker.drop("offline", self.client_id, message, qos)
-                return
+                return False
         elif not connection.is_slow():
             if not qos:
                 limit = broker.settings.max_unsent
                 if limit and connection.peer.unsent > limit:
                     broker.drop("slow reader", self.client_id, message, qos)
-                else:
-                    self._send(connection, message, 0, retain, identifiers, 0, False)
-                return
-            if len(self.inflight) < connection.window and not self.queued:
-                outgoing = Outgoing(message, qos, retain, identifiers, shared)
-                self._launch(connection, outgoing)
+                    return False
+                self._send(connection, message, 0, retain, identifiers, 0, False)
+                return True
+            if self.quota and not self.queued:
+                self._launch(connection, Outgoing(message, qos, retain, identifiers, shared))
                 broker.changed()
-                return
+                return True
         limit = broker.settings.max_queued
         if limit and len(self.queued) >= limit:
             broker.drop("queue full", self.client_id, message, qos)
-            return
+            return False
         self.queued.append(Outgoing(message, qos, retain, identifiers, shared))
         broker.changed()
+        return True
 
     def pump(self) -> None:
         """Send queued messages as far as the client's window allows."""
@@ -106,7 +116,7 @@ class Session:
         queued = self.queued
         while queued and connection is not None and not connection.is_slow():
             outgoing = queued[0]
-            if outgoing.qos and len(self.inflight) >= connection.window:
+            if outgoing.qos and not self.quota:
                 return
             queued.popleft()
             if outgoing.qos:
@@ -124,11 +134,12 @@ class Session:
         else:
             packet_id = outgoing.packet_id = self._next_id()
         outgoing.state = SENT
-        self.inflight[packet_id] = outgoing
-        if not self._send(
+        if self._send(
             connection, outgoing.message, outgoing.qos, outgoing.retain, outgoing.identifiers, packet_id, is_again
         ):
-            del self.inflight[packet_id]
+            self.inflight[packet_id] = outgoing
+            if self.quota:
+                self.quota -= 1
 
     def _send(
         self,
@@ -172,8 +183,12 @@ class Session:
         del self.inflight[packet_id]
         self.broker.counters.completed += 1
         self.broker.changed()
-        if self.queued:
-            self.pump()
+        connection = self.connection
+        if connection is not None:
+            if self.quota < connection.window:
+                self.quota += 1
+            if self.queued:
+                self.pump()
 
     def resume(self, connection: MqttConnection) -> None:
         """Send again what the client has not acknowledged [MQTT-4.4.0-1], then what is queued.
@@ -192,6 +207,7 @@ class Session:
             outgoing.state = QUEUED
             self._reserved[outgoing.packet_id] = None
         self.queued.extendleft(reversed(beyond))
+        self.quota = max(connection.window - len(again), 0)
         for outgoing in again:
             if self.connection is not connection:
                 return
@@ -203,6 +219,7 @@ class Session:
                     connection, message, outgoing.qos, outgoing.retain, outgoing.identifiers, packet_id, True
                 ):
                     del self.inflight[packet_id]
+                    self.quota += 1
         self.pump()
 
     def forget_zero(self) -> None:
@@ -233,6 +250,7 @@ class Session:
     def saved(self) -> Session:
         """Return a copy for the disk: no connection, no will. Messages are shared, since they never change."""
         copy = Session(self.broker, self.client_id)
+        copy.version = self.version
         copy.expiry = self.expiry
         copy.subscriptions = dict(self.subscriptions)
         copy.inflight = {packet_id: outgoing.copy() for packet_id, outgoing in self.inflight.items()}

@@ -24,8 +24,13 @@ class MqttSettings:
         connect_timeout: seconds within which CONNECT has to arrive.
         autosave: when sessions and retained messages reach the disk: ``"every change"``, ``"at stop only"``, or the
             number of seconds between two saves.
-        overlapping: ``"each"`` delivers a message once for each matching subscription of a client; ``"once"``
-            delivers it once, with the highest QoS and all subscription identifiers (MQTT 5, 3.3.4).
+        overlapping: how often a client gets a message that matches several of its subscriptions (MQTT 5, 3.3.4).
+            ``"mosquitto"``: in MQTT 5 once for each of them; in MQTT 3.1.1 once, with the QoS of the most specific.
+            ``"each"``: once for each of them. ``"once"``: once, with the highest QoS and all identifiers.
+        retained_to_shared: send retained messages to new shared subscriptions, as Mosquitto 2.0.11 does; MQTT 5, 4.8.2
+            says not to.
+        says_goodbye: send DISCONNECT to clients of MQTT 5 whose connection another one takes over [MQTT-3.1.4-3], and
+            to all of them when the broker stops. Mosquitto 2.0.11 just ends the connections.
         will_at_takeover: publish the will of a connection that another one takes over although the session goes on,
             as MQTT 5, 3.1.4 says. Mosquitto does not.
         redistribute_shared: when a session ends, hand its unacknowledged messages of shared subscriptions to another
@@ -43,10 +48,12 @@ class MqttSettings:
     max_unsent: int = 0
     has_retained: bool = True
     has_shared: bool = True
-    max_keep_alive: int = 0
+    max_keep_alive: int = 65535
     connect_timeout: float = 90.0
     autosave: Literal["every change", "at stop only"] | float = "every change"
-    overlapping: Literal["each", "once"] = "each"
+    overlapping: Literal["mosquitto", "each", "once"] = "mosquitto"
+    retained_to_shared: bool = False
+    says_goodbye: bool = True
     will_at_takeover: bool = False
     redistribute_shared: bool = False
     share_to_connected: bool = False

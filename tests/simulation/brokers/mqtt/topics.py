@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -127,32 +126,35 @@ class SubscriptionTree:
                 return
             del parent.children[level]
 
-    def match(self, topic: str) -> tuple[list[Subscription], list[SharedGroup]]:
-        """Return the subscriptions and the groups of shared subscriptions that ``topic`` matches."""
-        plain: list[Subscription] = []
-        groups: list[SharedGroup] = []
+    def match(self, topic: str) -> list[Subscription | SharedGroup]:
+        """Return the subscriptions that ``topic`` matches, then the groups of shared subscriptions.
+
+        The order of each is that of Mosquitto: exact levels before ``+`` before ``#``, longer filters first.
+        """
+        found: list[_Node] = []
         levels = topic.split("/")
         last = len(levels)
 
-        def collect(node: _Node) -> None:
-            plain.extend(node.subscriptions.values())
-            groups.extend(node.groups.values())
-
         def visit(node: _Node, index: int) -> None:
-            wild = index or not topic.startswith("$")  # [MQTT-4.7.2-1]
-            if wild and (rest := node.children.get("#")) is not None:
-                collect(rest)  # "a/#" matches "a", too
+            has_wildcards = index or not topic.startswith("$")  # [MQTT-4.7.2-1]
+            if index < last:
+                exact = node.children.get(levels[index])
+                if exact is not None:
+                    visit(exact, index + 1)
+                if has_wildcards and (single := node.children.get("+")) is not None:
+                    visit(single, index + 1)
+            if has_wildcards and (rest := node.children.get("#")) is not None:
+                found.append(rest)  # "a/#" matches "a", too
             if index == last:
-                collect(node)
-                return
-            exact = node.children.get(levels[index])
-            if exact is not None:
-                visit(exact, index + 1)
-            if wild and (single := node.children.get("+")) is not None:
-                visit(single, index + 1)
+                found.append(node)
 
         visit(self._root, 0)
-        return plain, groups
+        receivers: list[Subscription | SharedGroup] = []
+        for node in found:
+            receivers.extend(node.subscriptions.values())
+        for node in found:
+            receivers.extend(node.groups.values())
+        return receivers
 
 
 def split_shared(name: str) -> tuple[str | None, str]:
@@ -178,17 +180,3 @@ def is_filter(name: str) -> bool:
         if ("#" in level and (level != "#" or index != len(levels) - 1)) or ("+" in level and level != "+"):
             return False
     return True
-
-
-def matches(levels: Sequence[str], topic: str) -> bool:
-    """Return whether ``topic`` matches the topic filter with these levels."""
-    if topic.startswith("$") and levels[0] in ("#", "+"):
-        return False
-    parts: Iterator[str] = iter(topic.split("/"))
-    for level in levels:
-        if level == "#":
-            return True
-        part = next(parts, None)
-        if part is None or level not in ("+", part):
-            return False
-    return next(parts, None) is None
