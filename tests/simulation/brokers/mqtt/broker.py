@@ -232,6 +232,8 @@ class MqttBroker:
         session = self.sessions.get(client_id)
         goes_on = session is not None and not packet.is_clean and session.expiry > 0
         if session is not None:
+            if packet.is_clean:
+                self._remove_subscriptions(session)
             is_delayed = session.will is not None and session.will.properties.get(Property.WILL_DELAY, 0)
             if session.connection is not None:
                 self.counters.taken_over += 1
@@ -304,14 +306,17 @@ class MqttBroker:
         session.cancel_timers()
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
-        for subscription in session.subscriptions.values():
-            self.tree.remove(subscription)
-        self._routes.clear()
-        session.subscriptions.clear()
+        self._remove_subscriptions(session)
         for outgoing in session.discard():
             if not (self.settings.redistribute_shared and self._redistribute(outgoing)):
                 self.drop("session ended", session.client_id, outgoing.message, outgoing.qos)
         self.changed()
+
+    def _remove_subscriptions(self, session: Session) -> None:
+        for subscription in session.subscriptions.values():
+            self.tree.remove(subscription)
+        session.subscriptions.clear()
+        self._routes.clear()
 
     def _redistribute(self, outgoing: Outgoing) -> bool:
         """Give a message of a shared subscription to another member; return whether there is one."""

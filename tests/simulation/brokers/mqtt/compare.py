@@ -65,8 +65,8 @@ SETTINGS: Final = MqttSettings(
     says_goodbye=False,
 )
 #: Reasons for a DISCONNECT which Mosquitto tells sometimes, and the simulated broker always: unspecified, malformed
-#: packet, protocol error, invalid topic filter, invalid topic name, invalid topic alias.
-ERRORS: Final = (0x80, 0x81, 0x82, 0x8F, 0x90, 0x94)
+#: packet, protocol error, not authorized, invalid topic filter, invalid topic name, invalid topic alias.
+ERRORS: Final = (0x80, 0x81, 0x82, 0x87, 0x8F, 0x90, 0x94)
 #: for an answer of the real broker, seconds
 TIMEOUT: Final = 5.0
 

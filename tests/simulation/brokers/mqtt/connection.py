@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from tests.simulation.brokers.mqtt import properties as reasons
 from tests.simulation.brokers.mqtt.messages import RELEASED, SENT, Message
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 #: A client may be silent for one and a half times its keep alive [MQTT-3.1.2-22].
 _GRACE: Final = 1.5
+#: Beginnings of topics that clients cannot publish to.
+_RESERVED: Final = ("$SYS", "$share")
 #: Packets that have an effect and an answer: the faults close connections instead of these.
 _ANSWERED: Final = (CONNECT, PUBREL, SUBSCRIBE, UNSUBSCRIBE)
 
@@ -363,6 +365,8 @@ class MqttConnection:
             raise ProtocolError(
                 reasons.TOPIC_NOT_VALID if packet.topic else reasons.PROTOCOL, f"topic '{packet.topic}'"
             )
+        if packet.topic.startswith(_RESERVED):
+            self._deny(packet)
         if not qos:
             broker.publish(Message(session.client_id, packet, broker.host.now()))
             return
@@ -386,6 +390,13 @@ class MqttConnection:
             session.incoming[packet_id] = Message(session.client_id, packet, broker.host.now())
             broker.changed()
         self._answer(PUBREC, encode_ack(PUBREC, packet_id, self.version))
+
+    def _deny(self, packet: Publish) -> NoReturn:
+        """Answer a PUBLISH to a topic of the broker, without effect, and end the connection, as Mosquitto does."""
+        if packet.qos:
+            kind = PUBACK if packet.qos == 1 else PUBREC
+            self.send(encode_ack(kind, packet.packet_id, self.version, reasons.NOT_AUTHORIZED))
+        raise ProtocolError(reasons.NOT_AUTHORIZED, f"topic '{packet.topic}'")
 
     def _resolve(self, packet: Publish) -> None:
         """Check the properties of a PUBLISH, and replace a topic alias by its topic (MQTT 5, 3.3.2.3.4)."""

@@ -254,7 +254,9 @@ class Program:
                 request.no_local, request.retain_as_published = self._options[request.filter]
                 request.retain_handling = rng.choice((0, 0, 1, 2))
             requests.append(request)
-        properties = {Property.SUBSCRIPTION_IDENTIFIER: rng.randrange(1, 300)} if is_5 and rng.random() < 0.4 else {}
+        properties: dict[int, Any] = {}
+        if is_5 and rng.random() < 0.4:
+            properties[Property.SUBSCRIPTION_IDENTIFIER] = rng.randrange(1, 300)
         return self._step(client, Subscribe(self._next_id(), requests, properties))
 
     def _unsubscribe(self, client: Client) -> Step:
@@ -336,6 +338,8 @@ class Program:
             Unsubscribe(number, [self.rng.choice(BAD_FILTERS)]),
             Publish("a/+", b"wild", 1, packet_id=number),
             Publish("a/#", b"wild"),
+            Publish("$SYS/a", b"reserved", 1, packet_id=number),
+            Publish("$share/g/a", b"reserved", 2, packet_id=number),
             Publish("", b"no topic", 1, packet_id=number),
             Publish("a", b"no identifier", 1, packet_id=0),
             Publish("a\0", b"NUL"),

@@ -103,7 +103,7 @@ class Session:
                 broker.changed()
                 return True
         limit = broker.settings.max_queued
-        if limit and len(self.queued) >= limit:
+        if limit and len(self.queued) + (len(self.inflight) if connection is None else 0) >= limit:
             broker.drop("queue full", self.client_id, message, qos)
             return False
         self.queued.append(Outgoing(message, qos, retain, identifiers, shared))

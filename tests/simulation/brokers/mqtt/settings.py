@@ -14,7 +14,8 @@ class MqttSettings:
     Attributes:
         max_inflight: unacknowledged QoS 1 and 2 messages to a client that states no Receive Maximum, and the Receive
             Maximum of the broker.
-        max_queued: QoS 1 and 2 messages that wait for one session beside those in flight; 0 means unlimited.
+        max_queued: QoS 1 and 2 messages that wait for one session; 0 means unlimited. Unacknowledged messages do not
+            count while the client is connected, and do count while it is not.
         max_packet_size: bytes of the largest packet that is accepted; 0 means unlimited.
         max_topic_alias: topic aliases that a client may use.
         max_qos: the highest QoS that is accepted and granted.
