@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from tests.simulation.brokers.mqtt import properties as reasons
 from tests.simulation.brokers.mqtt.messages import RELEASED, SENT, Message
@@ -367,6 +367,7 @@ class MqttConnection:
             )
         if packet.topic.startswith(_RESERVED):
             self._deny(packet)
+            return
         if not qos:
             broker.publish(Message(session.client_id, packet, broker.host.now()))
             return
@@ -391,12 +392,11 @@ class MqttConnection:
             broker.changed()
         self._answer(PUBREC, encode_ack(PUBREC, packet_id, self.version))
 
-    def _deny(self, packet: Publish) -> NoReturn:
-        """Answer a PUBLISH to a topic of the broker, without effect, and end the connection, as Mosquitto does."""
+    def _deny(self, packet: Publish) -> None:
+        """Answer a PUBLISH to a topic of the broker itself; it has no effect."""
         if packet.qos:
             kind = PUBACK if packet.qos == 1 else PUBREC
-            self.send(encode_ack(kind, packet.packet_id, self.version, reasons.NOT_AUTHORIZED))
-        raise ProtocolError(reasons.NOT_AUTHORIZED, f"topic '{packet.topic}'")
+            self._answer(kind, encode_ack(kind, packet.packet_id, self.version, reasons.NOT_AUTHORIZED))
 
     def _resolve(self, packet: Publish) -> None:
         """Check the properties of a PUBLISH, and replace a topic alias by its topic (MQTT 5, 3.3.2.3.4)."""

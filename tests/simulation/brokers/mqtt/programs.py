@@ -324,10 +324,13 @@ class Program:
         return Step(client.slot, f"{client.slot}: drop the connection", drops=True)
 
     def _oddity(self, client: Client) -> Step:
-        """Send what is unusual, and allowed: identifiers that the broker does not know."""
+        """Send what is unusual, and no error: unknown packet identifiers, topics of the broker itself."""
+        rng = self.rng
         is_idle = not client.deliveries[self.sides[0]]  # otherwise Mosquitto takes room in the window for it
-        kind = self.rng.choice((PUBREL, PUBREC, PUBACK, PUBCOMP) if is_idle else (PUBREL, PUBREC))
-        return self._step(client, Ack(kind, 60_000))
+        kind = rng.choice((PUBREL, PUBREC, PUBACK, PUBCOMP) if is_idle else (PUBREL, PUBREC))
+        reserved = Publish(rng.choice(("$SYS/a", "$share/g/a")), b"x", rng.randrange(3), rng.random() < 0.5)
+        reserved.packet_id = self._next_id() if reserved.qos else 0
+        return self._step(client, rng.choice((Ack(kind, 60_000), reserved)))
 
     def _break(self, client: Client) -> Step:
         """Break the protocol."""
@@ -338,8 +341,6 @@ class Program:
             Unsubscribe(number, [self.rng.choice(BAD_FILTERS)]),
             Publish("a/+", b"wild", 1, packet_id=number),
             Publish("a/#", b"wild"),
-            Publish("$SYS/a", b"reserved", 1, packet_id=number),
-            Publish("$share/g/a", b"reserved", 2, packet_id=number),
             Publish("", b"no topic", 1, packet_id=number),
             Publish("a", b"no identifier", 1, packet_id=0),
             Publish("a\0", b"NUL"),
