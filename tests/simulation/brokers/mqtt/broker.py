@@ -57,7 +57,7 @@ class MqttBroker:
 
     Attributes:
         counters: what happened so far.
-        sessions: by client id, in the order of their creation.
+        sessions: by client id, in the order of the last CONNECT.
         retained: retained messages.
         connections: that are open, by number, in the order of accepting.
         tree: all subscriptions.
@@ -248,7 +248,9 @@ class MqttBroker:
             else:
                 self._end_session(session)
         if session is None or not goes_on:
-            session = self.sessions[client_id] = Session(self, client_id)
+            session = Session(self, client_id)
+        self.sessions.pop(client_id, None)  # so that the order is that of the last CONNECT
+        self.sessions[client_id] = session
         session.version = packet.version
         if packet.version == V5:
             session.expiry = packet.properties.get(Property.SESSION_EXPIRY, 0)

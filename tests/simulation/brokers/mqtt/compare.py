@@ -63,7 +63,10 @@ SETTINGS: Final = MqttSettings(
     max_queued=MAX_QUEUED,
     retained_to_shared=True,
     says_goodbye=False,
+    saves_shared=False,
 )
+#: Whether some programs stop and start the broker.
+RESTARTS: Final = True
 #: Reasons for a DISCONNECT which Mosquitto tells sometimes, and the simulated broker always: unspecified, malformed
 #: packet, protocol error, not authorized, invalid topic filter, invalid topic name, invalid topic alias.
 ERRORS: Final = (0x80, 0x81, 0x82, 0x87, 0x8F, 0x90, 0x94)
@@ -171,14 +174,14 @@ class Comparison:
 
     Args:
         seed, number: name the program.
-        port: of the real broker, which has no session and no retained message.
+        server: the real broker, which has no session and no retained message.
         length: steps.
         tail: how many of the last steps to show in a difference; 0 shows all.
     """
 
     seed: int
     number: int
-    port: int
+    server: Mosquitto
     length: int = 60
     tail: int = 0
 
@@ -188,7 +191,7 @@ class Comparison:
         Raises:
             Different: with the program so far.
         """
-        program = Program(random.Random(f"{self.seed}/{self.number}"), (SIMULATED, REAL))
+        program = Program(random.Random(f"{self.seed}/{self.number}"), (SIMULATED, REAL), RESTARTS)
         broker = MqttBroker(FakeHost(self.number), SETTINGS)
         self._prime(broker)
         real: dict[int, RealLink] = {}
@@ -209,6 +212,8 @@ class Comparison:
             for link in real.values():
                 link.close()
         self._clean(broker)
+        if "restart" in done:
+            self.server.restart()  # so that the retained messages of the next program have the order of _prime
         return len(done)
 
     def _do(
@@ -219,18 +224,30 @@ class Comparison:
         real: dict[int, RealLink],
         simulated: dict[int, SimulatedLink],
     ) -> None:
+        if step.restarts:
+            broker.stop()
+            self.server.stop()
+            self._check(program, real, simulated, sorted(real))
+            broker.start()
+            self.server.start()
+            return
         slot = step.slot
         if step.opens:
             version = program.clients[slot].version
-            real[slot], simulated[slot] = RealLink(self.port, version), SimulatedLink(broker, version)
+            real[slot], simulated[slot] = RealLink(self.server.port, version), SimulatedLink(broker, version)
         if step.drops:
             simulated[slot].drop()
             real[slot].drop()
         else:
             simulated[slot].send(step.bytes_for(SIMULATED))
             real[slot].send(step.bytes_for(REAL))
-        others = [each for each in sorted(real) if each != slot]
-        for each in (slot, *others):
+        self._check(program, real, simulated, [slot, *(each for each in sorted(real) if each != slot)])
+
+    def _check(
+        self, program: Program, real: dict[int, RealLink], simulated: dict[int, SimulatedLink], slots: list[int]
+    ) -> None:
+        """Compare what the clients in ``slots`` were sent; the first one has done something."""
+        for each in slots:
             client = program.clients[each]
             if not client.is_connected:
                 continue
@@ -249,7 +266,7 @@ class Comparison:
 
     def _prime(self, broker: MqttBroker) -> None:
         """Retain a message of each topic, and delete it: both brokers deliver retained messages in this order then."""
-        for link in (RealLink(self.port, V311), SimulatedLink(broker, V311)):
+        for link in (RealLink(self.server.port, V311), SimulatedLink(broker, V311)):
             link.send(encode(Connect("primer", V311), V311))
             for topic in TOPICS:
                 link.send(encode(Publish(topic, b"x", 0, True), V311) + encode(Publish(topic, b"", 0, True), V311))
@@ -260,10 +277,10 @@ class Comparison:
     def _clean(self, broker: MqttBroker) -> None:
         """Take sessions and retained messages of the program from the real broker."""
         for client_id in list(broker.sessions):
-            link = RealLink(self.port, V311)
+            link = RealLink(self.server.port, V311)
             link.send(encode(Connect(client_id, V311), V311) + encode(Disconnect(), V311))
             link.collect(is_ending=True)
-        link = RealLink(self.port, V311)
+        link = RealLink(self.server.port, V311)
         link.send(encode(Connect("cleaner", V311), V311))
         for message in broker.retained:
             link.send(encode(Publish(message.topic, b"", 0, True), V311))
@@ -342,15 +359,16 @@ def compare(
     differences: list[str] = []
     steps = 0
     with contextlib.ExitStack() as stack:
-        broker = stack.enter_context(Mosquitto(CONFIG))
+        broker = stack.enter_context(Mosquitto(CONFIG, persistence=True))
         for number in programs:
             try:
-                steps += Comparison(seed, number, broker.port, length, tail).run()
+                steps += Comparison(seed, number, broker, length, tail).run()
             except Different as difference:
                 differences.append(str(difference))
                 if len(differences) >= limit:
                     break
-                broker.restart()  # with nothing left of the program
+                stack.close()
+                broker = stack.enter_context(Mosquitto(CONFIG, persistence=True))
     return steps, differences
 
 

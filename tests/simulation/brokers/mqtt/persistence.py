@@ -43,6 +43,9 @@ class Disk:
         for saved in self._sessions:
             session = saved.saved()
             for name, old in saved.subscriptions.items():
+                if old.group is not None and not broker.settings.saves_shared:
+                    del session.subscriptions[name]
+                    continue
                 new = Subscription(session, name, old.qos, old.no_local, old.retain_as_published, old.identifiers)
                 session.subscriptions[name] = new
                 broker.tree.add(new)

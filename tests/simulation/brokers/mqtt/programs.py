@@ -32,6 +32,7 @@ from tests.simulation.brokers.mqtt.packets import (
     frame,
 )
 from tests.simulation.brokers.mqtt.properties import Properties, Property, encode_properties, encode_text
+from tests.simulation.brokers.mqtt.session import NEVER
 
 TOPICS: Final = ("a", "a/b", "a/b/c", "b", "a/", "/a", "$own/a", "b/ü")
 FILTERS: Final = (
@@ -99,6 +100,7 @@ class Step:
         packets: to send, as bytes, or a function of the side where packet identifiers of the broker are needed.
         opens: it opens a connection first.
         drops: it ends the connection without DISCONNECT.
+        restarts: the broker is stopped and started; the slot does not matter.
     """
 
     slot: int
@@ -106,6 +108,7 @@ class Step:
     packets: dict[str, bytes] | bytes = b""
     opens: bool = False
     drops: bool = False
+    restarts: bool = False
 
     def bytes_for(self, side: str) -> bytes:
         """Return what to send on one side."""
@@ -118,9 +121,10 @@ class Program:
     Args:
         rng: of this program.
         sides: names of the compared sides; the first one decides.
+        restarts: whether the broker may be restarted, in some programs.
     """
 
-    def __init__(self, rng: random.Random, sides: tuple[str, str]) -> None:
+    def __init__(self, rng: random.Random, sides: tuple[str, str], restarts: bool = False) -> None:
         self.rng = rng
         self.sides = sides
         self.clients = [Client(slot) for slot in range(rng.choice((1, 2, 2, 3)))]
@@ -130,6 +134,7 @@ class Program:
         self.has_small = rng.random() < 0.2
         self._count = 0
         self._last_id = 0
+        self._restarts = restarts and rng.random() < 0.1
         #: Receive Maximum of each client: Mosquitto does not keep to a smaller one when a session goes on.
         self._windows = {f"c{each}": rng.choice((0, 0, 1, 2, 3, 8)) if self.version else 0 for each in range(3)}
         #: No Local and Retain As Published of each filter. Mosquitto does not change them with a second SUBSCRIBE.
@@ -146,6 +151,8 @@ class Program:
         """Return what happens next."""
         rng = self.rng
         client = rng.choice(self.clients)
+        if self._restarts and rng.random() < 0.04:
+            return Step(client.slot, "restart", restarts=True)
         if not client.is_connected:
             return self._connect(client)
         kinds = [
@@ -164,12 +171,18 @@ class Program:
     def _connect(self, client: Client) -> Step:
         rng = self.rng
         client.version = self.version or rng.choice((V311, V5))
-        client.client_id = rng.choices((f"c{client.slot}", f"c{rng.randrange(3)}", ""), (85, 10, 5))[0]
+        client.client_id = rng.choices(
+            (f"c{client.slot}", f"c{rng.randrange(3)}", ""), (85, 10, 0 if self._restarts else 5)
+        )[0]
         is_clean = rng.random() < 0.35 or (client.version == V311 and not client.client_id)
+        # Mosquitto 2.0.11 saves the sessions that began without Clean Start, whatever their expiry interval
+        expiries: tuple[int | None, ...] = (None, 0, LONG, LONG, NEVER)
+        if self._restarts and client.version == V5:
+            is_clean, expiries = False, (LONG, NEVER)
         properties: dict[int, Any] = {}
         if client.version == V5:
             for number, values in (
-                (Property.SESSION_EXPIRY, (None, 0, LONG, LONG, 0xFFFFFFFF)),
+                (Property.SESSION_EXPIRY, expiries),
                 (Property.RECEIVE_MAXIMUM, (self._windows.get(client.client_id) or None,)),
                 (Property.MAXIMUM_PACKET_SIZE, (SMALL_PACKET if self.has_small else None, None)),
             ):
@@ -186,6 +199,8 @@ class Program:
                 will_properties = {**will_properties, Property.WILL_DELAY: 0}
             topic, payload = rng.choice(TOPICS), f"will {self._number()}".encode()
             will = Will(topic, payload, rng.randrange(3), rng.random() < 0.3, will_properties)
+            if will.retain and self._restarts:
+                will.qos = 0  # see _message
         packet = Connect(
             client.client_id, client.version, is_clean, rng.choice((600, 600, 0)), None, None, will, properties
         )
@@ -216,6 +231,8 @@ class Program:
         retain = rng.random() < 0.15
         if retain and rng.random() < 0.3:
             payload = b""
+        if retain and self._restarts:
+            qos = 0  # the order of retained messages after a restart differs, and would decide which ones wait
         packet = Publish(topic, payload, qos, retain, properties=dict(self._message_properties(client)))
         if qos:
             packet.packet_id = self._next_id()

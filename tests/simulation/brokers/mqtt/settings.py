@@ -25,6 +25,7 @@ class MqttSettings:
         connect_timeout: seconds within which CONNECT has to arrive.
         autosave: when sessions and retained messages reach the disk: ``"every change"``, ``"at stop only"``, or the
             number of seconds between two saves.
+        saves_shared: whether shared subscriptions are saved. Mosquitto 2.0.11 forgets them when it ends.
         overlapping: how often a client gets a message that matches several of its subscriptions (MQTT 5, 3.3.4).
             ``"mosquitto"``: in MQTT 5 once for each of them; in MQTT 3.1.1 once, with the QoS of the most specific.
             ``"each"``: once for each of them. ``"once"``: once, with the highest QoS and all identifiers.
@@ -52,6 +53,7 @@ class MqttSettings:
     max_keep_alive: int = 65535
     connect_timeout: float = 90.0
     autosave: Literal["every change", "at stop only"] | float = "every change"
+    saves_shared: bool = True
     overlapping: Literal["mosquitto", "each", "once"] = "mosquitto"
     retained_to_shared: bool = False
     says_goodbye: bool = True
