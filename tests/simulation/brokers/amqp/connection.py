@@ -1,0 +1,572 @@
+"""One connection: its handshake, frames, channels, heartbeats and end.
+
+The client's bytes come in any fragmentation. The frames of a publish, and acknowledgements, are decoded by hand, all
+other methods by :mod:`.methods`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+from pamqp import commands
+
+from tests.simulation.brokers.amqp import frames, methods
+from tests.simulation.brokers.amqp.channel import Channel
+from tests.simulation.brokers.amqp.errors import NAMES, AmqpError
+from tests.simulation.brokers.amqp.tables import Field, Table, text
+
+if TYPE_CHECKING:
+    from pamqp.base import Frame
+
+    from tests.simulation.brokers.amqp.broker import AmqpBroker
+    from tests.simulation.brokers.amqp.queues import Queue
+    from tests.simulation.brokers.amqp.virtual_host import VirtualHost
+    from tests.simulation.brokers.host import Peer, Timer
+
+_HEADER: Final = b"AMQP\x00\x00\x09\x01"
+#: what the broker offers
+CHANNEL_MAX: Final = 2047
+FRAME_MAX: Final = 131_072
+_FRAME_MIN: Final = 4096
+#: how long the broker waits for the answer to its connection.close, seconds
+_CLOSING_TIMEOUT: Final = 30.0
+#: how long a client has for the handshake, seconds
+_HANDSHAKE_TIMEOUT: Final = 10.0
+
+_CAPABILITIES: Final = (
+    "publisher_confirms", "exchange_exchange_bindings", "basic.nack", "consumer_cancel_notify", "connection.blocked",
+    "consumer_priorities", "authentication_failure_close", "per_consumer_qos", "direct_reply_to",
+)  # fmt: skip
+_PROPERTIES: Final[Table] = {
+    "capabilities": Field("F", {name: Field("t", True) for name in _CAPABILITIES}),
+    "cluster_name": text("simulated@localhost"),
+    "copyright": text("Copyright (c) 2007-2022 VMware, Inc. or its affiliates."),
+    "information": text("Licensed under the MPL 2.0. Website: https://rabbitmq.com"),
+    "platform": text("Erlang/OTP 25.2.3"),
+    "product": text("RabbitMQ"),
+    "version": text("3.10.8"),
+}
+_START: Final = methods.encode(
+    commands.Connection.Start, 0, version_major=0, version_minor=9, server_properties=_PROPERTIES,
+    mechanisms=b"AMQPLAIN PLAIN", locales=b"en_US",
+)  # fmt: skip
+
+_CLOSE: Final = commands.Connection.Close.index
+_CLOSE_OK: Final = commands.Connection.CloseOk.index
+_CHANNEL_OPEN: Final = commands.Channel.Open.index
+_CHANNEL_CLOSE: Final = commands.Channel.Close.index
+_CHANNEL_CLOSE_OK: Final = commands.Channel.CloseOk.index
+
+_U32: Final = struct.Struct(">I")
+_SETTLEMENT: Final = struct.Struct(">IQB")
+_BODY_SIZE: Final = struct.Struct(">HHQ")
+_MULTIPLE: Final = 1
+
+
+class _Content:
+    """A publish whose content is arriving on a channel."""
+
+    __slots__ = ("body", "missing", "raw", "target")
+
+    def __init__(self, target: tuple[str, str, bytes, bool]) -> None:
+        self.target = target
+        #: properties; ``None`` before the header
+        self.raw: bytes | None = None
+        self.missing = 0
+        self.body: list[bytes] = []
+
+
+class AmqpConnection:
+    """See the module; ``host.Connection``.
+
+    Attributes:
+        state: "header", "start", "tune", "open", "running", "closing" or "ended".
+        exclusive_queues: deleted with it.
+    """
+
+    def __init__(self, broker: AmqpBroker, peer: Peer) -> None:
+        self.broker = broker
+        self.peer = peer
+        self.state = "header"
+        self.frame_max = FRAME_MAX
+        self.channel_max = CHANNEL_MAX
+        self.user = ""
+        self.user_bytes = b""
+        self.vhost: VirtualHost | None = None
+        self.channels: dict[int, Channel] = {}
+        self.exclusive_queues: dict[str, Queue] = {}
+        self.client_properties: Table = {}
+        self._capabilities: dict[str, bool] = {}
+        self._contents: dict[int, _Content] = {}
+        #: the beginning of a frame, and the number of bytes it takes to go on
+        self._rest: bytes | bytearray = b""
+        self._wanted = 0
+        #: why the broker takes no messages on this connection
+        self._alarm: str | None = None
+        self._has_published = False
+        self._is_blocked = False
+        self._is_in_loop = False
+        self._heartbeat = 0
+        self._was_heard = self._has_sent = False
+        self._silent = 0
+        self._timers: dict[str, Timer] = {}
+        self._arm("handshake", _HANDSHAKE_TIMEOUT, self._on_handshake_timeout)
+
+    @property
+    def is_ended(self) -> bool:
+        """Return whether nothing is sent any more."""
+        return self.state == "ended"
+
+    @property
+    def open_vhost(self) -> VirtualHost:
+        """Return the virtual host of a connection that is open."""
+        assert self.vhost is not None
+        return self.vhost
+
+    def can(self, capability: str) -> bool:
+        """Return whether the client has announced a capability."""
+        return self._capabilities.get(capability, False)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, unless the connection has ended."""
+        if self.state != "ended":
+            self._has_sent = True
+            self.peer.send(data)
+
+    def _send(self, kind: type[Frame], **values: Any) -> None:
+        self.write(methods.encode(kind, 0, **values))
+
+    # --- receiving
+
+    def received(self, data: bytes) -> None:
+        """See ``host.Connection``."""
+        if self.state == "ended":
+            return
+        self._was_heard = True
+        rest = self._rest
+        if rest:
+            if len(rest) + len(data) < self._wanted or self._is_blocked:
+                # in place: a frame may arrive byte by byte
+                self._rest = rest = bytearray(rest) if isinstance(rest, bytes) else rest
+                rest += data
+                return
+            data = bytes(rest) + data
+        if self._is_blocked:
+            self._rest = data
+            return
+        self._process(data)
+
+    def _process(self, data: bytes) -> None:
+        at = 0
+        if self.state == "header":
+            if len(data) < len(_HEADER):
+                self._rest, self._wanted = data, len(_HEADER)
+                return
+            if data[: len(_HEADER)] != _HEADER:
+                self.write(_HEADER)
+                self._end()
+                self.peer.close()
+                return
+            at = len(_HEADER)
+            self.state = "start"
+            self.write(_START)
+        size, unpack, published = len(data), frames.PREFIX.unpack_from, {}
+        self._wanted = 7
+        while size - at >= 7 and self.state != "ended" and not self._is_blocked:
+            kind, number, length = unpack(data, at)
+            end = at + frames.OVERHEAD + length
+            if length > self.frame_max - frames.OVERHEAD or (end <= size and data[end - 1] != frames.END_MARK):
+                self._bad_frame(kind, data[at:end], length)
+                at = size
+                break
+            if end > size:
+                self._wanted = end - at
+                break
+            start, at = at + 7, end
+            index = 0
+            try:
+                if kind == frames.METHOD:
+                    (index,) = _U32.unpack_from(data, start)
+                    self._method(index, number, data, start, end - 1)
+                elif kind == frames.HEARTBEAT:
+                    continue
+                else:
+                    index = frames.PUBLISH
+                    channel = self._take_content(kind, number, data, start, end - 1)
+                    if channel is not None:
+                        published[channel] = True
+            except AmqpError as error:
+                self._refuse(error, number, index)
+            except (ValueError, IndexError, struct.error):
+                self._refuse(AmqpError(501, f"malformed frame of type {kind}"), 0, index)
+        self._rest = data[at:] if self.state != "ended" else b""
+        for channel in published:
+            channel.confirms.flush()
+
+    def _bad_frame(self, kind: int, frame: bytes, length: int) -> None:
+        if self.state == "closing":
+            return
+        largest = self.frame_max - frames.OVERHEAD
+        what = (
+            f"{{frame_too_large,{length},{largest}}}"
+            if length > largest
+            else f"{{invalid_frame_end_marker,{frame[-1] if frame else 0}}}"
+        )
+        if self.state != "running":
+            self._end()
+            self.peer.close()
+        else:
+            self._refuse(AmqpError(501, f"type {kind}, all octets = <<>>: {what}"), 0, 0)
+
+    # --- methods
+
+    def _method(self, index: int, number: int, data: bytes, at: int, end: int) -> None:
+        if self.state != "running":
+            self._handshake(index, data, at)
+            return
+        channel = self.channels.get(number)
+        if channel is None or channel.is_closing:
+            self._on_unusable_channel(channel, index, number, data, at)
+            return
+        if number in self._contents:
+            del self._contents[number]
+            raise AmqpError(505, "expected content header for class 60, got non content header frame instead")
+        broker = self.broker
+        if index == frames.PUBLISH:
+            self._contents[number] = _Content(channel.target(data[at + 6 : end]))
+            self._note_publish()
+            return
+        if broker.is_faulty:
+            broker.injector.before_method(self, number)
+            if self.state == "ended":
+                return
+        if index == frames.ACK:
+            _, tag, flags = _SETTLEMENT.unpack_from(data, at)
+            channel.ack(tag, bool(flags & _MULTIPLE))
+        elif index == frames.NACK:
+            _, tag, flags = _SETTLEMENT.unpack_from(data, at)
+            channel.nack(tag, multiple=bool(flags & _MULTIPLE), requeue=bool(flags & 2))
+        elif index == frames.REJECT:
+            _, tag, flags = _SETTLEMENT.unpack_from(data, at)
+            channel.nack(tag, multiple=False, requeue=bool(flags & 1))
+        elif index == _CHANNEL_CLOSE:
+            self._drop_channel(channel)
+            self.write(methods.encode(commands.Channel.CloseOk, number))
+        elif index == _CHANNEL_OPEN:
+            raise AmqpError(504, "second 'channel.open' seen")
+        elif index == _CHANNEL_CLOSE_OK:
+            pass
+        else:
+            given = methods.decode(index, data, at + 4) if index in methods.NAMES else None
+            channel.handle(index, given)
+        if broker.is_faulty:
+            broker.injector.after_method(self, number)
+
+    def _on_unusable_channel(self, channel: Channel | None, index: int, number: int, data: bytes, at: int) -> None:
+        """Handle a method on channel 0, on one that is not open, or on one that the broker has closed."""
+        if not number:
+            self._on_channel_zero(index, data, at)
+        elif channel is not None:
+            if index == _CHANNEL_CLOSE_OK:
+                del self.channels[number]
+            elif index == _CHANNEL_CLOSE:
+                self.write(methods.encode(commands.Channel.CloseOk, number))
+        elif index != _CHANNEL_OPEN:
+            raise AmqpError(504, "expected 'channel.open'")
+        elif number > self.channel_max or len(self.channels) >= self.channel_max:
+            raise AmqpError(
+                530,
+                f"number of channels opened ({len(self.channels)}) has reached the negotiated channel_max "
+                f"({self.channel_max})",
+            )
+        else:
+            self.channels[number] = Channel(self, number)
+            self.write(methods.encode(commands.Channel.OpenOk, number))
+
+    def _on_channel_zero(self, index: int, data: bytes, at: int) -> None:
+        if index == _CLOSE:
+            self._drop_all()
+            self._send(commands.Connection.CloseOk)
+            self._end()
+            self.peer.close()
+        elif index == commands.Connection.UpdateSecret.index:
+            given = methods.decode(index, data, at + 4)
+            if self.broker.login(self.user, given.new_secret.decode("utf-8", "replace")):
+                self._send(commands.Connection.UpdateSecretOk)
+            else:
+                raise AmqpError(530, "New secret was refused by one of the backends")
+        else:
+            name = methods.NAMES.get(index, "unknown")
+            raise AmqpError(503, f"unexpected method in connection state running: {name}")
+
+    # --- content
+
+    def _take_content(self, kind: int, number: int, data: bytes, at: int, end: int) -> Channel | None:
+        """Take a header or body frame; return the channel if its message is complete."""
+        channel = self.channels.get(number)
+        if self.state != "running" or (channel is not None and channel.is_closing):
+            return None
+        if channel is None:
+            raise AmqpError(504, "expected 'channel.open'")
+        content = self._contents.get(number)
+        if content is None:
+            raise AmqpError(505, "expected method frame, got non method frame instead")
+        if kind == frames.HEADER:
+            if content.raw is not None:
+                raise AmqpError(505, "expected content body, got non content body frame instead")
+            class_id, _, content.missing = _BODY_SIZE.unpack_from(data, at)
+            if class_id != 60:
+                raise AmqpError(505, f"expected content header for class 60, got one for class {class_id} instead")
+            content.raw = data[at + 12 : end]
+        elif content.raw is None:
+            raise AmqpError(505, "expected content header for class 60, got non content header frame instead")
+        else:
+            content.body.append(data[at:end])
+            content.missing -= end - at
+        if content.missing > 0:
+            return None
+        del self._contents[number]
+        broker = self.broker
+        if broker.is_faulty:
+            broker.injector.before_method(self, number)
+            if self.state == "ended":  # pyright: ignore[reportUnnecessaryComparison]
+                return None
+        body = content.body[0] if len(content.body) == 1 else b"".join(content.body)
+        channel.publish(content.target, content.raw, body)
+        if broker.is_faulty:
+            broker.injector.blocks(self)
+            broker.injector.after_method(self, number)
+        return channel
+
+    def _note_publish(self) -> None:
+        if not self._has_published:
+            self._has_published = True
+            self._block()
+
+    # --- handshake
+
+    def _handshake(self, index: int, data: bytes, at: int) -> None:
+        if self.state == "closing":
+            if index == _CLOSE_OK:
+                self._end()
+                self.peer.close()
+            elif index == _CLOSE:
+                self._send(commands.Connection.CloseOk)
+            return
+        state = self.state
+        if state == "start" and index == commands.Connection.StartOk.index:
+            self._log_in(methods.decode(index, data, at + 4))
+        elif state == "tune" and index == commands.Connection.TuneOk.index:
+            self._tune(methods.decode(index, data, at + 4))
+        elif state == "open" and index == commands.Connection.Open.index:
+            self._open(methods.decode(index, data, at + 4))
+        elif index == _CLOSE:
+            self._send(commands.Connection.CloseOk)
+            self._end()
+            self.peer.close()
+        else:
+            name = methods.NAMES.get(index, "unknown")
+            raise AmqpError(503, f"unexpected method in connection state {state}: {name}")
+
+    def _log_in(self, given: Any) -> None:
+        self.client_properties = given.client_properties
+        capabilities = given.client_properties.get("capabilities")
+        if capabilities is not None and capabilities.kind == "F":
+            self._capabilities = {name: each.value is True for name, each in capabilities.value.items()}
+        if given.mechanism not in ("PLAIN", "AMQPLAIN"):
+            raise AmqpError(503, f"unknown authentication mechanism '{given.mechanism}'")
+        parts = given.response.split(b"\x00")
+        is_plain = given.mechanism == "PLAIN" and len(parts) == 3
+        user = parts[1].decode("utf-8", "replace") if is_plain else ""
+        if not is_plain or not self.broker.login(user, parts[2].decode("utf-8", "replace")):
+            self.broker.host.note(f"amqp: {self.peer.name}: login of {user!r} refused")
+            if self.can("authentication_failure_close"):
+                refusal = AmqpError(
+                    403,
+                    f"Login was refused using authentication mechanism {given.mechanism}. For details see the broker "
+                    "logfile.",
+                )
+                self._send(commands.Connection.Close, reply_code=403, reply_text=refusal.reply_text())
+            self._end()
+            self.peer.close()
+            return
+        self.user, self.user_bytes = user, user.encode()
+        self.state = "tune"
+        self._send(
+            commands.Connection.Tune,
+            channel_max=CHANNEL_MAX,
+            frame_max=FRAME_MAX,
+            heartbeat=self.broker.heartbeat,
+        )
+
+    def _tune(self, given: Any) -> None:
+        for name, lowest, highest, value in (
+            ("frame_max", _FRAME_MIN, FRAME_MAX, given.frame_max),
+            ("channel_max", 1, CHANNEL_MAX, given.channel_max),
+        ):
+            if value and value < lowest:
+                raise AmqpError(530, f"negotiated {name} = {value} is lower than the minimum allowed value ({lowest})")
+            if not value or value > highest:
+                shown = value or "no limit"
+                what = f"negotiated {name} = {shown} is higher than the maximum allowed value ({highest})"
+                raise AmqpError(530, what)
+        self.frame_max, self.channel_max = given.frame_max, given.channel_max
+        self._heartbeat = given.heartbeat
+        self.state = "open"
+        if self._heartbeat:
+            self._arm("send", self._heartbeat / 2, self._send_heartbeat)
+            self._arm("watch", self._heartbeat, self._watch)
+
+    def _open(self, given: Any) -> None:
+        vhost = self.broker.vhosts.get(given.virtual_host)
+        if vhost is None:
+            raise AmqpError(530, f"vhost {given.virtual_host} not found")
+        self.vhost = vhost
+        self.state = "running"
+        self._disarm("handshake")
+        self._send(commands.Connection.OpenOk)
+        self._alarm = self.broker.alarm
+
+    # --- refusals
+
+    def _refuse(self, error: AmqpError, number: int, index: int) -> None:
+        """Close a channel, or the connection, over an error."""
+        if self.state in ("closing", "ended"):
+            return
+        channel = self.channels.get(number)
+        self.broker.host.note(f"amqp: {self.peer.name}: {error.code} {NAMES[error.code]} {error.text}")
+        self._contents.pop(number, None)
+        values = {
+            "reply_code": error.code,
+            "reply_text": error.reply_text(),
+            "class_id": index >> 16,
+            "method_id": index & 0xFFFF,
+        }
+        if error.is_soft and channel is not None:
+            self.broker.counters.channel_errors += 1
+            channel.is_closing = True
+            channel.end()
+            self.write(methods.encode(commands.Channel.Close, number, **values))
+        else:
+            self.close_by_error(values)
+
+    def close_by_error(self, values: dict[str, Any]) -> None:
+        """Close the connection with ``connection.close``, whose arguments are ``values``."""
+        if self.state in ("closing", "ended", "header"):
+            return
+        self.broker.counters.connection_errors += 1
+        self._drop_all()
+        self.state = "closing"
+        self._is_blocked = False
+        self._send(commands.Connection.Close, **values)
+        self._arm("closing", _CLOSING_TIMEOUT, self._give_up)
+
+    # --- messages that the broker does not take
+
+    def set_alarm(self, reason: str | None) -> None:
+        """Stop taking messages for a reason, or take them again with ``None``."""
+        if self.state == "ended" or self._alarm == reason:
+            return
+        self._alarm = reason
+        if reason is not None:
+            if self._has_published:
+                self._block()
+        elif self._is_blocked:
+            self._is_blocked = False
+            if self.can("connection.blocked"):
+                self._send(commands.Connection.Unblocked)
+            self._arm_watch()
+            rest, self._rest = bytes(self._rest), b""
+            self._process(rest)
+
+    def _block(self) -> None:
+        """Read nothing more from a connection that publishes, while the broker takes no messages."""
+        if self._alarm is None or self._is_blocked or self.state != "running":
+            return
+        self._is_blocked = True
+        self._disarm("watch")
+        if self.can("connection.blocked"):
+            self._send(commands.Connection.Blocked, reason=self._alarm)
+
+    # --- heartbeats
+
+    def _arm(self, name: str, delay: float, function: Any) -> None:
+        self._disarm(name)
+        self._timers[name] = self.broker.host.call_later(delay, function)
+
+    def _disarm(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _send_heartbeat(self) -> None:
+        if not self._has_sent:
+            self.write(frames.HEARTBEAT_FRAME)
+        self._has_sent = False
+        self._arm("send", self._heartbeat / 2, self._send_heartbeat)
+
+    def _arm_watch(self) -> None:
+        if self._heartbeat:
+            self._silent = 0
+            self._was_heard = True
+            self._arm("watch", self._heartbeat, self._watch)
+
+    def _watch(self) -> None:
+        """Count intervals without bytes from the client: the second one ends the connection."""
+        self._silent = 0 if self._was_heard else self._silent + 1
+        self._was_heard = False
+        if self._silent > 1:
+            self.broker.host.note(f"amqp: {self.peer.name} missed heartbeats")
+            self._drop_all()
+            self._give_up()
+        else:
+            self._arm("watch", self._heartbeat, self._watch)
+
+    def _on_handshake_timeout(self) -> None:
+        self.broker.host.note(f"amqp: {self.peer.name}: handshake timeout")
+        self._give_up()
+
+    # --- the end
+
+    def _drop_channel(self, channel: Channel) -> None:
+        self.channels.pop(channel.number, None)
+        self._contents.pop(channel.number, None)
+        channel.is_closing = True
+        channel.end()
+
+    def _drop_all(self) -> None:
+        """End all channels, and delete the exclusive queues."""
+        for channel in [*self.channels.values()]:
+            self._drop_channel(channel)
+        for queue in [*self.exclusive_queues.values()]:
+            queue.vhost.delete_queue(queue)
+
+    def _give_up(self) -> None:
+        self._end()
+        self.peer.close()
+
+    def cut(self) -> None:
+        """Reset the connection."""
+        if self.state != "ended":
+            self.peer.abort()
+            self.lost()
+
+    def lost(self) -> None:
+        """See ``host.Connection``."""
+        if self.state == "ended":
+            return
+        self._end()
+        self._drop_all()
+
+    def _end(self) -> None:
+        self.state = "ended"
+        self._rest = b""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self.broker.forget(self)
+
+    def vanish(self) -> None:
+        """End with the broker, which restores its queues by itself."""
+        self._end()

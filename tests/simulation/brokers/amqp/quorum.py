@@ -1,0 +1,165 @@
+"""Quorum queues: every message is stored, and its deliveries are counted.
+
+Messages of a channel that has ended are delivered next, in the order of delivery. So are those that a consumer returns,
+if the queue has a delivery limit; without one they are appended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from tests.simulation.brokers.amqp import dead_letters, properties, tables
+from tests.simulation.brokers.amqp.messages import Entry, Message
+from tests.simulation.brokers.amqp.queues import Queue
+
+if TYPE_CHECKING:
+    from tests.simulation.brokers.amqp.consumers import Consumer
+
+#: a queue that refuses messages takes them again below this part of its limits
+_LOW: Final = 0.8
+_RETURNED: Final = 0
+_NEW: Final = 1
+#: after this time an unconfirmed dead letter is published again, seconds
+_LETTER_RETRY: Final = 180.0
+
+
+class QuorumQueue(Queue):
+    """A quorum queue."""
+
+    type = "quorum"
+
+    def _level_count(self) -> int:
+        self._is_refusing = False
+        limit = self.arguments.get("x-delivery-limit")
+        # RabbitMQ takes any value, and no count is above one that is not a number
+        self._delivery_limit: float | None = (
+            None if limit is None else limit.value if isinstance(limit.value, int) else math.inf
+        )
+        strategy = self.arguments.get("x-dead-letter-strategy")
+        self._is_sure = (
+            strategy is not None and strategy.value == b"at-least-once" and self.overflow == "reject-publish"
+        )
+        #: dead letters that no queue has taken yet, with their reasons
+        self.letters: list[tuple[Entry, str]] = []
+        return 2
+
+    def is_stored(self, message: Message) -> bool:
+        """See ``Queue.is_stored``."""
+        del message
+        return True
+
+    def _level(self, entry: Entry) -> int:
+        del entry
+        return _NEW
+
+    def _refuses(self, message: Message) -> bool:
+        """Refuse messages from when a limit was exceeded until the queue is well below it again."""
+        del message
+        if self._is_over_limit():
+            self._is_refusing = True
+        elif self._is_refusing:
+            self._is_refusing = not (
+                (self.max_length is None or self.ready < self.max_length * _LOW)
+                and (self.max_bytes is None or self._bytes < self.max_bytes * _LOW)
+            )
+        return self._is_refusing
+
+    def raw(self, entry: Entry) -> bytes:
+        """See ``Queue.raw``; a message that was delivered before has its count."""
+        raw = entry.message.raw
+        if not entry.count:
+            return raw
+        return properties.with_headers(
+            raw, tables.sort({**properties.headers(raw), "x-delivery-count": tables.long(entry.count)})
+        )
+
+    def _hand_out(self, entry: Entry, consumer: Consumer) -> None:
+        entry.redelivered = entry.count > 0
+        super()._hand_out(entry, consumer)
+
+    def get(self, *, no_ack: bool) -> Entry | None:
+        """See ``Queue.get``."""
+        entry = super().get(no_ack=no_ack)
+        if entry is not None:
+            entry.redelivered = entry.count > 0
+        return entry
+
+    def requeue(self, entries: Iterable[Entry], *, is_channel_gone: bool = False) -> None:
+        """See the module."""
+        for entry in entries:
+            if self.unacked.pop(entry.position, None) is None:
+                continue
+            entry.count += 1
+            limit = self._delivery_limit
+            if limit is not None and entry.count > limit:
+                self.discard(entry, dead_letters.DELIVERY_LIMIT)
+                continue
+            self.ready += 1
+            self._bytes += len(entry.message.body)
+            if limit is not None or is_channel_gone:
+                self._levels[_RETURNED].append(entry)
+            else:
+                entry.position = self._next
+                self._next += 1
+                self._levels[_NEW].append(entry)
+                self.run()
+        if self._has_limit:
+            self._drop_head()
+
+    # --- dead letters
+
+    def discard(self, entry: Entry, reason: str) -> None:
+        """See ``Queue.discard``; with the strategy at-least-once it is kept until a queue has taken it."""
+        if not self._is_sure or self.dead_letter_exchange is None or reason == dead_letters.MAXLEN:
+            super().discard(entry, reason)
+        elif self.vhost.dead_letter(self, entry.message, reason):
+            self.removed(entry)
+        else:
+            self.letters.append((entry, reason))
+            self.broker.host.call_later(_LETTER_RETRY, lambda: self._retry(entry, reason))
+
+    def _retry(self, entry: Entry, reason: str) -> None:
+        if (entry, reason) in self.letters and not self.is_deleted:
+            self.letters.remove((entry, reason))
+            self.discard(entry, reason)
+
+    def entries(self) -> list[Entry]:
+        """Return all messages in the order in which they are delivered after a restart."""
+        returned, new = self._levels
+        letters = [entry for entry, _ in self.letters]
+        return [*letters, *returned, *sorted(self.unacked.values(), key=lambda entry: entry.position), *new]
+
+    def restore(self, kept: list[Entry], back: list[Entry]) -> None:
+        """See ``Queue.restore``: deliveries that were not settled count."""
+        dying = {entry.position: reason for entry, reason in self.letters}
+        returned = {entry.position for entry in self._levels[_RETURNED]} | {entry.position for entry in back}
+        again, new = [], []
+        self.letters = []
+        for entry in [*back, *kept]:
+            if entry.position in self.unacked or entry in back:
+                entry.count += 1
+            if entry.position in dying:
+                self.letters.append((entry, dying[entry.position]))
+            elif self._delivery_limit is not None and entry.count > self._delivery_limit:
+                self.letters.append((entry, dead_letters.DELIVERY_LIMIT))
+            elif entry.position in returned or entry.position in self.unacked:
+                again.append(entry)
+            else:
+                new.append(entry)
+        self._reset(new)
+        self._is_refusing = False
+        for entry in again:
+            entry.is_synced = True
+            self._levels[_RETURNED].append(entry)
+            self.ready += 1
+            self._bytes += len(entry.message.body)
+
+    def resume(self) -> None:
+        """See ``Queue.resume``."""
+        super().resume()
+        letters, self.letters = self.letters, []
+        for entry, reason in letters:
+            entry.is_synced = True
+            self.discard(entry, reason)
