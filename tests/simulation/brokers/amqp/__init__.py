@@ -6,8 +6,8 @@
     connection = broker.accept(peer)  # the network calls connection.received(data) and connection.lost()
     broker.faults = AmqpFaults(nack=0.1)
 
-Methods take effect, and are answered, while the bytes that ask for them are received. Later, by timers of the host, come
-confirms of stored messages, expiry, heartbeats, and what faults delay.
+Methods take effect, and are answered, while the bytes that ask for them are received. Later, by timers of the host,
+come confirms of stored messages, expiry, heartbeats, and what faults delay.
 
 =====================  ================================================================================================
 module                 subject

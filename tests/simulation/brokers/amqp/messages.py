@@ -45,7 +45,7 @@ class Message:
         self.body = body
         self.persistent = mode == _PERSISTENT
         self.expiration = None if expiration is None else _milliseconds(expiration)
-        self.keys = (key,)
+        self.keys: tuple[str, ...] = (key,)
         if at and b"CC" in raw:
             self._route_copies(key)
 

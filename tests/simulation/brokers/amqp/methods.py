@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pamqp import commands
 from pamqp.base import Frame
@@ -21,13 +21,13 @@ _NUMBERS: Final = {name: struct.Struct(">" + code) for name, code in {"octet": "
                                                                       "longlong": "Q"}.items()}  # fmt: skip
 _U32: Final = struct.Struct(">I")
 
+_KINDS: Final = cast("dict[int, type[Frame]]", commands.INDEX_MAPPING)
 #: the fields of each method, name and type, by the number that the method has on the wire
 _FIELDS: Final[dict[int, tuple[tuple[str, str], ...]]] = {
-    index: tuple((name, kind.amqp_type(name)) for name in kind.__slots__)
-    for index, kind in commands.INDEX_MAPPING.items()
+    index: tuple((name, kind.amqp_type(name)) for name in kind.__slots__) for index, kind in _KINDS.items()
 }
 #: name of each method, "Queue.Declare", by its number
-NAMES: Final[dict[int, str]] = {index: kind.name for index, kind in commands.INDEX_MAPPING.items()}
+NAMES: Final[dict[int, str]] = {index: kind.name for index, kind in _KINDS.items()}
 
 
 def decode(index: int, data: bytes, at: int) -> Any:

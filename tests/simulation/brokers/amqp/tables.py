@@ -115,7 +115,8 @@ def _write_field(field: Field) -> bytes:
     if kind in _FIXED:
         return code + _FIXED[kind].pack(value)
     if kind in "Sx":
-        return code + _U32.pack(len(value)) + value
+        data: bytes = value
+        return code + _U32.pack(len(data)) + data
     if kind == "F":
         return code + write_table(value)
     if kind == "A":
