@@ -15,14 +15,19 @@ DEAD_LETTER_KEY: Final = "x-dead-letter-routing-key"
 QUEUE_TYPE: Final = "x-queue-type"
 TYPES: Final = ("classic", "quorum")
 
-#: of both types of queues, in the order in which they are compared
-_COMMON: Final = (
-    "x-expires", "x-message-ttl", DEAD_LETTER_EXCHANGE, DEAD_LETTER_KEY, "x-max-length", "x-max-length-bytes",
-    "x-overflow", "x-single-active-consumer", QUEUE_TYPE,
-)  # fmt: skip
-_QUORUM: Final = ("x-delivery-limit", "x-dead-letter-strategy", "x-quorum-initial-group-size", "x-queue-leader-locator")
-_CLASSIC: Final = ("x-max-priority", "x-queue-mode", "x-queue-master-locator", "x-queue-version")
-_COMPARED: Final = {"classic": (*_COMMON, *_CLASSIC), "quorum": (*_COMMON, *_QUORUM)}
+#: the arguments that are compared, in RabbitMQ's order
+_COMPARED: Final = {
+    "classic": (
+        "x-expires", "x-message-ttl", DEAD_LETTER_EXCHANGE, DEAD_LETTER_KEY, "x-max-length", "x-max-length-bytes",
+        "x-max-priority", "x-overflow", "x-queue-mode", "x-queue-version", "x-single-active-consumer", QUEUE_TYPE,
+        "x-queue-master-locator",
+    ),
+    "quorum": (
+        DEAD_LETTER_EXCHANGE, DEAD_LETTER_KEY, "x-dead-letter-strategy", "x-expires", "x-max-length",
+        "x-max-length-bytes", "x-overflow", "x-single-active-consumer", QUEUE_TYPE, "x-quorum-initial-group-size",
+        "x-delivery-limit", "x-message-ttl", "x-queue-leader-locator",
+    ),
+}  # fmt: skip
 #: arguments that a queue of this type refuses
 _UNSUPPORTED: Final = {
     "classic": ("x-delivery-limit", "x-dead-letter-strategy", "x-quorum-initial-group-size", "x-max-age",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.brokers.amqp.connection import AmqpConnection
+from tests.simulation.brokers.amqp.dead_letters import Letters
 from tests.simulation.brokers.amqp.errors import AmqpError
 from tests.simulation.brokers.amqp.faults import FORCED, AmqpFaults, Injector
 from tests.simulation.brokers.amqp.messages import Entry, Message
@@ -87,6 +88,7 @@ class AmqpBroker:
         self.heartbeat = heartbeat
         self.counters = Counters()
         self.storage = Storage(host, *sync)
+        self.letters = Letters(self)
         self.vhosts: dict[str, VirtualHost] = {name: VirtualHost(self, name) for name in vhosts}
         self.connections: dict[AmqpConnection, None] = {}
         #: channels by the addresses of replies to their requests
@@ -169,12 +171,12 @@ class AmqpBroker:
         # without consumers first: nothing is delivered any more while the channels end
         for connection in connections:
             for channel in connection.channels.values():
-                for consumer in channel.consumers.values():
-                    consumer.is_paused = True
+                channel.pause()
         self.close_connections()
         for connection in connections:
             connection.vanish()
             connection.peer.close()
+        self.letters.flush()
         self.storage.sync()
         self._restart({}, was_killed=False)
 
@@ -186,6 +188,7 @@ class AmqpBroker:
         for connection in [*self.connections]:
             connection.vanish()
             connection.peer.abort()
+        self.letters.lose()
         removed: dict[Queue, list[Entry]] = {}
         for queue, entry in self.storage.lose():
             removed.setdefault(queue, []).append(entry)
@@ -253,5 +256,6 @@ class AmqpBroker:
                 for connection in self.connections
             ],
             "vhosts": {name: vhost.describe() for name, vhost in self.vhosts.items()},
+            "letters": len(self.letters),
             "synced": self.storage.is_idle,
         }

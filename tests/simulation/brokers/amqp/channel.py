@@ -331,7 +331,7 @@ class Channel:
                 given=given.arguments, connection=self.connection,
             )  # fmt: skip
         self._last_queue = queue.name
-        counts = {"message_count": queue.ready, "consumer_count": len(queue.turns.all)}
+        counts = {"message_count": queue.ready, "consumer_count": queue.consumer_count}
         self._answer(given, commands.Queue.DeclareOk, queue=queue.name, **counts)
 
     def _queue_bind(self, given: Any) -> None:
@@ -377,11 +377,11 @@ class Channel:
             self.prefetch = given.prefetch_count
         else:
             self._consumer_prefetch = given.prefetch_count
+            self.prefetch = 0  # as RabbitMQ does
         self._send(commands.Basic.QosOk)
-        if given.global_:
-            for queue in dict.fromkeys(consumer.queue for consumer in self.consumers.values()):
-                queue.credit(self)
-                queue.run()
+        for queue in dict.fromkeys(consumer.queue for consumer in self.consumers.values()):
+            queue.credit(self)
+            queue.run()
 
     def _consume(self, given: Any) -> None:
         if given.queue == REPLY_TO:
@@ -442,7 +442,7 @@ class Channel:
         if not given.no_ack:
             self.unacked[self._last_tag] = (entry, queue, None)
         payload = frames.got(self._last_tag, entry.redelivered, entry.message.route, queue.ready)
-        self._send_content(payload, queue.raw(entry), entry.message.body)
+        self._send_content(payload, queue.raw_got(entry), entry.message.body)
         entry.redelivered = True
 
     def _recover(self, given: Any, *, is_answered: bool = True) -> None:
@@ -454,6 +454,11 @@ class Channel:
         self._reject(taken, requeue=True)
 
     # --- the end
+
+    def pause(self) -> None:
+        """Deliver nothing more to the consumers."""
+        for consumer in self.consumers.values():
+            consumer.is_paused = True
 
     def end(self) -> None:
         """End: remove the consumers, and requeue unacknowledged messages."""

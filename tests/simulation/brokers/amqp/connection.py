@@ -537,6 +537,9 @@ class AmqpConnection:
 
     def _drop_all(self) -> None:
         """End all channels, and delete the exclusive queues."""
+        # channels end together: one gets nothing that another one gives back
+        for channel in self.channels.values():
+            channel.pause()
         for channel in [*self.channels.values()]:
             self._drop_channel(channel)
         for queue in [*self.exclusive_queues.values()]:

@@ -1,4 +1,7 @@
-"""Dead letters: the headers that tell what happened to a message, and messages that go round in circles.
+"""Dead letters: their way, the headers that tell what happened to a message, and messages that go round in circles.
+
+Dead letters are published at the same virtual time, but after what happens now, as by RabbitMQ's queues, which are
+processes of their own. A kill of the broker in between loses them.
 
 RabbitMQ drops a message that reaches the same queue again without having been rejected by a consumer on its way.
 """
@@ -12,12 +15,60 @@ from tests.simulation.brokers.amqp.messages import Message, derived
 from tests.simulation.brokers.amqp.tables import Field, Table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.simulation.brokers.amqp.broker import AmqpBroker
     from tests.simulation.brokers.amqp.queues import Queue
+    from tests.simulation.brokers.host import Timer
 
 REJECTED: Final = "rejected"
 EXPIRED: Final = "expired"
 MAXLEN: Final = "maxlen"
 DELIVERY_LIMIT: Final = "delivery_limit"
+
+
+class Letters:
+    """The dead letters that are on their way."""
+
+    def __init__(self, broker: AmqpBroker) -> None:
+        self._broker = broker
+        self._posted: list[tuple[Queue, Message, str, Callable[[bool], object] | None]] = []
+        self._timer: Timer | None = None
+
+    def __len__(self) -> int:
+        return len(self._posted)
+
+    def post(self, queue: Queue, message: Message, reason: str, done: Callable[[bool], object] | None = None) -> None:
+        """Publish a message of ``queue`` that has died soon; ``done`` is told whether another queue has taken it."""
+        self._posted.append((queue, message, reason, done))
+        if self._timer is None:
+            self._timer = self._broker.host.call_later(0.0, self.flush)
+
+    def flush(self) -> None:
+        """Publish the dead letters, and those that this makes."""
+        while self._posted:
+            posted, self._posted = self._posted, []
+            for queue, message, reason, done in posted:
+                taken = queue.vhost.dead_letter(queue, message, reason)
+                if done is not None:
+                    done(taken)
+                if taken:
+                    self._broker.counters.dead_lettered += 1
+                elif done is None:
+                    self._broker.dropped(reason, message)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def lose(self) -> None:
+        """Lose all: the broker was killed."""
+        for _, message, reason, done in self._posted:
+            if done is None:
+                self._broker.dropped(reason, message)
+        self._posted.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def letter(message: Message, reason: str, queue: str, exchange: str, key: str | None, seconds: int) -> Message:

@@ -97,7 +97,7 @@ def scan(raw: bytes) -> Scanned:
     return Scanned(mode, priority, reply_to, expiration, user_id, headers)
 
 
-def _values(raw: bytes) -> dict[int, bytes]:
+def split(raw: bytes) -> dict[int, bytes]:
     """Return the values as on the wire, by flag."""
     (flags,) = _U16.unpack_from(raw)
     at, found = 2, {}
@@ -110,25 +110,26 @@ def _values(raw: bytes) -> dict[int, bytes]:
     return found
 
 
-def _join(values: dict[int, bytes]) -> bytes:
+def join(values: dict[int, bytes]) -> bytes:
+    """Return properties with these values as on the wire, by flag."""
     return _U16.pack(sum(values)) + b"".join(value for _, value in sorted(values.items(), reverse=True))
 
 
 def with_headers(raw: bytes, headers: Table, *, keep_expiration: bool = True) -> bytes:
     """Return properties with other headers, and without the expiration unless it is kept."""
-    values = _values(raw)
+    values = split(raw)
     values[HEADERS] = tables.write_table(headers)
     if not keep_expiration:
         values.pop(EXPIRATION, None)
-    return _join(values)
+    return join(values)
 
 
 def with_reply_to(raw: bytes, reply_to: str) -> bytes:
     """Return properties with another reply-to."""
-    return _join({**_values(raw), REPLY_TO: short(reply_to)})
+    return join({**split(raw), REPLY_TO: short(reply_to)})
 
 
 def headers(raw: bytes) -> Table:
     """Return the headers; empty if there are none."""
-    found = _values(raw).get(HEADERS)
+    found = split(raw).get(HEADERS)
     return {} if found is None else tables.read_table(found, 0)[0]

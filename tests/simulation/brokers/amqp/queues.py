@@ -197,8 +197,10 @@ class Queue:
         self._dead_letter(entry.message, reason)
 
     def _dead_letter(self, message: Message, reason: str) -> None:
-        if self.dead_letter_exchange is None or not self.vhost.dead_letter(self, message, reason):
+        if self.dead_letter_exchange is None:
             self.broker.dropped(reason, message)
+        else:
+            self.broker.letters.post(self, message, reason)
 
     def removed(self, entry: Entry) -> None:
         """Forget a message that has left the queue."""
@@ -247,6 +249,15 @@ class Queue:
         """Return the properties that a message is delivered with."""
         return entry.message.raw
 
+    def raw_got(self, entry: Entry) -> bytes:
+        """Return the same for ``basic.get``."""
+        return self.raw(entry)
+
+    @property
+    def consumer_count(self) -> int:
+        """Return the number of consumers, as it is told to clients."""
+        return len(self.turns.all)
+
     def get(self, *, no_ack: bool) -> Entry | None:
         """Return the first message, or ``None`` if there is none."""
         self.touch()
@@ -265,16 +276,20 @@ class Queue:
 
     # --- settling; entries come in the order of delivery, the consumers' credit was restored
 
+    def settled(self, entry: Entry) -> bool:
+        """Forget an unacknowledged message; return ``False`` if that was done before."""
+        return self.unacked.pop(entry.position, None) is not None
+
     def acknowledge(self, entries: Iterable[Entry]) -> None:
         """Forget messages that were acknowledged."""
         for entry in entries:
-            if self.unacked.pop(entry.position, None) is not None:
+            if self.settled(entry):
                 self.removed(entry)
 
     def reject(self, entries: Iterable[Entry]) -> None:
         """Dead-letter messages that were rejected."""
         for entry in entries:
-            if self.unacked.pop(entry.position, None) is not None:
+            if self.settled(entry):
                 self.discard(entry, dead_letters.REJECTED)
 
     def requeue(self, entries: Iterable[Entry], *, is_channel_gone: bool = False) -> None:
@@ -282,7 +297,7 @@ class Queue:
         del is_channel_gone
         groups: dict[int, list[Entry]] = {}
         for entry in entries:
-            if self.unacked.pop(entry.position, None) is not None:
+            if self.settled(entry):
                 groups.setdefault(self._level(entry), []).append(entry)
                 self.ready += 1
                 self._bytes += len(entry.message.body)

@@ -16,6 +16,7 @@ from tests.simulation.brokers.amqp.queues import Queue
 
 if TYPE_CHECKING:
     from tests.simulation.brokers.amqp.consumers import Consumer
+    from tests.simulation.brokers.host import Timer
 
 #: a queue that refuses messages takes them again below this part of its limits
 _LOW: Final = 0.8
@@ -43,6 +44,9 @@ class QuorumQueue(Queue):
         )
         #: dead letters that no queue has taken yet, with their reasons
         self.letters: list[tuple[Entry, str]] = []
+        self._retries: list[Timer] = []
+        #: positions of unacknowledged messages of ``basic.get``
+        self._got: dict[int, None] = {}
         return 2
 
     def is_stored(self, message: Message) -> bool:
@@ -68,12 +72,22 @@ class QuorumQueue(Queue):
 
     def raw(self, entry: Entry) -> bytes:
         """See ``Queue.raw``; a message that was delivered before has its count."""
+        return self.raw_got(entry) if entry.count else entry.message.raw
+
+    def raw_got(self, entry: Entry) -> bytes:
+        """See ``Queue.raw_got``; here it has its count always."""
         raw = entry.message.raw
-        if not entry.count:
-            return raw
-        return properties.with_headers(
-            raw, tables.sort({**properties.headers(raw), "x-delivery-count": tables.long(entry.count)})
-        )
+        counted = {**properties.headers(raw), "x-delivery-count": tables.long(entry.count)}
+        return properties.with_headers(raw, tables.sort(counted))
+
+    @property
+    def consumer_count(self) -> int:
+        """See ``Queue.consumer_count``.
+
+        Those that wait for the single active one do not count; unacknowledged messages of ``basic.get`` do.
+        """
+        count = min(1, len(self.turns.all)) if self.is_single else len(self.turns.all)
+        return count + len(self._got)
 
     def _hand_out(self, entry: Entry, consumer: Consumer) -> None:
         entry.redelivered = entry.count > 0
@@ -84,12 +98,19 @@ class QuorumQueue(Queue):
         entry = super().get(no_ack=no_ack)
         if entry is not None:
             entry.redelivered = entry.count > 0
+            if not no_ack:
+                self._got[entry.position] = None
         return entry
+
+    def settled(self, entry: Entry) -> bool:
+        """See ``Queue.settled``."""
+        self._got.pop(entry.position, None)
+        return super().settled(entry)
 
     def requeue(self, entries: Iterable[Entry], *, is_channel_gone: bool = False) -> None:
         """See the module."""
         for entry in entries:
-            if self.unacked.pop(entry.position, None) is None:
+            if not self.settled(entry):
                 continue
             entry.count += 1
             limit = self._delivery_limit
@@ -106,6 +127,8 @@ class QuorumQueue(Queue):
                 self._levels[_NEW].append(entry)
                 self.run()
         if self._has_limit:
+            # consumers come first
+            self.run()
             self._drop_head()
 
     # --- dead letters
@@ -114,16 +137,32 @@ class QuorumQueue(Queue):
         """See ``Queue.discard``; with the strategy at-least-once it is kept until a queue has taken it."""
         if not self._is_sure or self.dead_letter_exchange is None or reason == dead_letters.MAXLEN:
             super().discard(entry, reason)
-        elif self.vhost.dead_letter(self, entry.message, reason):
-            self.removed(entry)
         else:
             self.letters.append((entry, reason))
-            self.broker.host.call_later(_LETTER_RETRY, lambda: self._retry(entry, reason))
+            self.broker.letters.post(self, entry.message, reason, lambda taken: self._posted(entry, reason, taken))
+
+    def _posted(self, entry: Entry, reason: str, taken: bool) -> None:
+        """Forget a dead letter that a queue has taken, or try again later."""
+        if (entry, reason) not in self.letters or self.is_deleted:
+            return
+        self.letters.remove((entry, reason))
+        if taken:
+            self.removed(entry)
+            return
+        self.letters.append((entry, reason))
+        self._retries.append(self.broker.host.call_later(_LETTER_RETRY, lambda: self._retry(entry, reason)))
 
     def _retry(self, entry: Entry, reason: str) -> None:
         if (entry, reason) in self.letters and not self.is_deleted:
             self.letters.remove((entry, reason))
             self.discard(entry, reason)
+
+    def stop_timers(self) -> None:
+        """See ``Queue.stop_timers``."""
+        super().stop_timers()
+        for timer in self._retries:
+            timer.cancel()
+        self._retries.clear()
 
     def entries(self) -> list[Entry]:
         """Return all messages in the order in which they are delivered after a restart."""
@@ -148,6 +187,7 @@ class QuorumQueue(Queue):
                 again.append(entry)
             else:
                 new.append(entry)
+        self._got.clear()
         self._reset(new)
         self._is_refusing = False
         for entry in again:

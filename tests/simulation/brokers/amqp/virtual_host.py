@@ -282,8 +282,6 @@ class VirtualHost:
         taken = False
         for each in targets:
             taken = each.publish(letter) != REFUSED or taken
-        if taken:
-            self.broker.counters.dead_lettered += 1
         return taken
 
     # --- restart

@@ -1,0 +1,410 @@
+"""Compare the simulated broker with a real RabbitMQ: the same random programs, step by step.
+
+::
+
+    python -m tests.simulation.brokers.amqp.compare --programs 200 --seed 1
+
+After each step the clients of both must have received the same frames, and the queues must have the same numbers of
+messages and consumers. A step is over once synchronous methods on every channel were answered. What a broker does
+later, such as requeuing the messages of a lost connection, is waited for, up to ``PATIENCE`` seconds.
+
+Not compared, since it may differ:
+
+* names that brokers give: queues, reply addresses;
+* how confirms are batched, and whether they come before or after other frames of a step;
+* the order of deliveries to different consumers of one channel, and so their delivery tags;
+* the time in ``x-death``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pamqp import commands
+
+from messaging.testing.brokers import RabbitMQ
+from tests.simulation.brokers.amqp import properties
+from tests.simulation.brokers.amqp.fake_host import Received
+from tests.simulation.brokers.amqp.programs import ChannelView, Program, Publish, Step
+from tests.simulation.brokers.amqp.replay import Events, RealSide, SimulatedSide, confirmed, normal
+from tests.simulation.brokers.amqp.virtual_host import REPLY_TO
+
+#: how long the real broker has for a step, seconds
+PATIENCE: Final = 3.0
+STEPS: Final = 40
+#: the connection that asks for the state of queues if that of the step has ended
+_OBSERVER: Final = 1_000
+#: consumer that does not exist: the answer to its cancellation shows that a channel has done everything before
+_BARRIER: Final = "barrier"
+_ANSWERS: Final = ("Queue.DeclareOk", "Basic.CancelOk")
+_DELIVERIES: Final = ("Basic.Deliver",)
+_CONFIRMS: Final = ("Basic.Ack", "Basic.Nack")
+_MAX_ADDRESSES: Final = 3
+
+
+class Difference(AssertionError):
+    """The two brokers did not do the same."""
+
+
+class Comparison:
+    """One program on both sides.
+
+    Args:
+        url: of the real broker.
+        seed: of the program.
+    """
+
+    def __init__(self, url: str, seed: int, steps: int = STEPS) -> None:
+        self.seed = seed
+        self.real = RealSide(url)
+        self.simulated = SimulatedSide(seed, self.real.vhost)
+        self.program = Program(random.Random(seed), f"p{seed}.")
+        self.history: list[Step] = []
+        self._steps = steps
+
+    def run(self) -> None:
+        """Execute the program.
+
+        Raises:
+            Difference: with the steps so far, and what differs.
+        """
+        observe = Step("connect", _OBSERVER)
+        opening = Step("call", _OBSERVER, 1, commands.Channel.Open)
+        try:
+            for step in (observe, opening):
+                self._execute(step)
+            for _ in range(self._steps):
+                step = self.program.step()
+                self._adapt(step)
+                self.history.append(step)
+                self._update(step, self._execute(step))
+                self._settle(step)
+        finally:
+            self._clean_up()
+
+    # --- steps
+
+    def _adapt(self, step: Step) -> None:
+        """Settle a single message where the brokers have delivered in different orders."""
+        if len(step.messages) > 1 and any(self._may_fail(each) for each in step.messages):
+            # the effects of the other messages on this channel may come before or after its end
+            del step.messages[1:]
+        if step.values.get("multiple"):
+            view = self.program.view.connections[step.connection][step.channel]
+            real = [view.real_tags.get(tag, tag) for tag in view.unacked]
+            if real != sorted(real):
+                step.values["multiple"] = False
+                step.values["delivery_tag"] = step.values["delivery_tag"] or view.unacked[0]
+
+    def _may_fail(self, message: Publish) -> bool:
+        exchange = self.simulated.broker.vhosts[self.real.vhost].exchanges.get(message.exchange)
+        values = properties.split(message.raw)
+        return (
+            exchange is None
+            or exchange.internal
+            or values.get(properties.EXPIRATION, b"\x010")[-1:] == b"x"
+            or values.get(properties.USER_ID, b"\x05guest") != b"\x05guest"
+            or properties.REPLY_TO in values
+        )
+
+    def _execute(self, step: Step) -> Events:
+        """Execute a step on both sides, wait until they agree, and return what was received."""
+        view = self.program.view.connections.get(step.connection, {}).get(step.channel)
+        if step.action == "publish" and view is not None and view.confirms:
+            for _ in step.messages:
+                view.published += 1
+                view.unconfirmed.add(view.published)
+        self.simulated.execute(step)
+        expected = self.simulated.take()
+        self.real.received = {}
+        self.real.execute(step)
+        deadline = time.monotonic() + PATIENCE
+        while (difference := self._difference(expected)) is not None and time.monotonic() < deadline:
+            self.real.read(0.1)
+        if difference is not None:
+            self._fail(difference)
+        for where, events in expected.items():
+            self._pair(where, events, self.real.received.get(where, []))
+        return expected
+
+    def _difference(self, expected: Events) -> str | None:
+        received = self.real.received
+        for where in sorted({*expected, *received}):
+            ours, theirs = expected.get(where, []), received.get(where, [])
+            self._learn(ours, theirs)
+            unconfirmed = self._unconfirmed(where)
+            parts = [
+                (f"confirms {where}", confirmed(ours, unconfirmed), confirmed(theirs, unconfirmed)),
+                (f"{where}", self._normal(_others(ours)), self._normal(_others(theirs))),
+            ]
+            tags = dict.fromkeys(event.consumer_tag for event in (*ours, *theirs) if event.name in _DELIVERIES)
+            for tag in tags:
+                one, other = (self._normal(_to_consumer(events, tag)) for events in (ours, theirs))
+                parts.append((f"deliveries to {tag} {where}", one, other))
+            for what, one, other in parts:
+                if one != other:
+                    return f"{what}:\n  simulated {one}\n  real      {other}"
+        return None
+
+    def _unconfirmed(self, where: tuple[int, int]) -> set[int]:
+        view = self.program.view.connections.get(where[0], {}).get(where[1])
+        return set() if view is None else view.unconfirmed
+
+    def _normal(self, events: list[Received]) -> list[tuple[Any, ...]]:
+        return [normal(event, self.real.names) for event in events]
+
+    def _learn(self, ours: list[Received], theirs: list[Received]) -> None:
+        """Find out which names of the real broker are which of the simulated one."""
+        for one, other in zip(_others(ours), _others(theirs), strict=False):
+            if one.name == other.name == "Queue.DeclareOk" and one.queue.startswith("amq.gen-"):
+                self.real.learn(other.queue, one.queue)
+        for tag in dict.fromkeys(event.consumer_tag for event in ours if event.name in _DELIVERIES):
+            pairs = zip(_to_consumer(ours, tag), _to_consumer(theirs, tag), strict=False)
+            for one, other in pairs:
+                mine, address = _reply_to(one), _reply_to(other)
+                if mine and address:
+                    self.real.learn(address, mine)
+        for one, other in zip(_others(ours), _others(theirs), strict=False):
+            if one.name == other.name in ("Basic.GetOk", "Basic.Return"):
+                mine, address = _reply_to(one), _reply_to(other)
+                if mine and address:
+                    self.real.learn(address, mine)
+
+    def _pair(self, where: tuple[int, int], ours: list[Received], theirs: list[Received]) -> None:
+        """Remember the real tags of deliveries."""
+        pairs = [
+            (one, other)
+            for tag in dict.fromkeys(event.consumer_tag for event in ours if event.name in _DELIVERIES)
+            for one, other in zip(_to_consumer(ours, tag), _to_consumer(theirs, tag), strict=True)
+        ]
+        pairs += zip(_others(ours), _others(theirs), strict=True)
+        view = self.program.view.connections.get(where[0], {}).get(where[1])
+        for one, other in pairs:
+            if one.name in (*_DELIVERIES, "Basic.GetOk"):
+                self.real.real_tags[*where, one.delivery_tag] = other.delivery_tag
+                if view is not None:
+                    view.real_tags[one.delivery_tag] = other.delivery_tag
+
+    # --- what the clients know
+
+    def _update(self, step: Step, events: Events) -> None:
+        view = self.program.view
+        if step.action == "connect":
+            view.connections[step.connection] = {}
+        elif step.action == "drop":
+            del view.connections[step.connection]
+        for (connection, number), received in events.items():
+            for event in received:
+                self._take(step, connection, number, event)
+        channel = view.connections.get(step.connection, {}).get(step.channel)
+        if channel is not None and step.method is not None:
+            _settled(channel, step)
+        if channel is not None:
+            answered = confirmed(events.get((step.connection, step.channel), []), channel.unconfirmed)
+            channel.unconfirmed -= {*answered}
+
+    def _take(self, step: Step, connection: int, number: int, event: Received) -> None:
+        view = self.program.view
+        channels = view.connections.get(connection)
+        if channels is None:
+            return
+        if event.name in ("Connection.Close", "Connection.CloseOk"):
+            del view.connections[connection]
+            return
+        if event.name == "Channel.OpenOk":
+            channels[number] = ChannelView()
+            self._forget_tags(connection, number)
+            return
+        channel = channels.get(number)
+        if channel is None:
+            return
+        address = _reply_to(event)
+        if address:
+            view.addresses = [*view.addresses, address][-_MAX_ADDRESSES:]
+        match event.name:
+            case "Channel.Close" | "Channel.CloseOk":
+                del channels[number]
+            case "Confirm.SelectOk":
+                channel.confirms = True
+            case "Basic.ConsumeOk":
+                self._consuming(step, channel, event.consumer_tag)
+            case "Basic.CancelOk" | "Basic.Cancel":
+                channel.has_replies = channel.has_replies and event.consumer_tag != "replies"
+                channel.consumers = [tag for tag in channel.consumers if tag != event.consumer_tag]
+            case "Basic.Deliver" if event.consumer_tag not in channel.no_ack:
+                channel.unacked.append(event.delivery_tag)
+            case "Basic.GetOk" if not step.values["no_ack"]:
+                channel.unacked.append(event.delivery_tag)
+            case "Basic.RecoverOk":
+                channel.unacked = []
+            case "Queue.DeclareOk" if event.queue not in self.program.queues and event.queue != REPLY_TO:
+                self.program.queues.append(event.queue)
+            case _:
+                pass
+
+    def _consuming(self, step: Step, channel: ChannelView, tag: str) -> None:
+        if tag == "replies":
+            channel.has_replies = True
+            channel.no_ack.add(tag)
+            return
+        channel.consumers.append(tag)
+        (channel.no_ack.add if step.values["no_ack"] else channel.no_ack.discard)(tag)
+
+    def _forget_tags(self, connection: int, number: int) -> None:
+        for key in [key for key in self.real.real_tags if key[:2] == (connection, number)]:
+            del self.real.real_tags[key]
+
+    # --- the end of a step
+
+    def _settle(self, step: Step) -> None:
+        """Wait until the effects of a step have reached all channels, and compare the state of the queues."""
+        connection, channel = step.connection, step.channel
+        if channel not in self.program.view.connections.get(connection, {}):
+            connection, channel = _OBSERVER, 1
+        owner = self.simulated.clients[connection].connection
+        names = [
+            name for name, queue in self.simulated.broker.vhosts[self.real.vhost].queues.items()
+            if queue.owner in (None, owner)
+        ]  # fmt: skip
+        wanted = []
+        for name in names:
+            found = self.simulated.call(connection, channel, commands.Queue.Declare, queue=name, passive=True)
+            wanted.append(normal(found, {}))
+        deadline = time.monotonic() + PATIENCE
+        while (difference := self._ask(connection, channel, names, wanted)) is not None:
+            if time.monotonic() > deadline:
+                self._fail(difference)
+            time.sleep(0.005)
+
+    def _ask(self, connection: int, channel: int, names: list[str], wanted: list[tuple[Any, ...]]) -> str | None:
+        real = self.real
+        real.received = {}
+        awaited = {(connection, channel): len(names)}
+        for name in names:
+            real.call(connection, channel, commands.Queue.Declare, queue=name, passive=True)
+        for number, channels in self.program.view.connections.items():
+            for each in channels:
+                real.call(number, each, commands.Basic.Cancel, consumer_tag=_BARRIER)
+                awaited[number, each] = awaited.get((number, each), 0) + 1
+        deadline = time.monotonic() + PATIENCE
+        while not self._is_answered(awaited):
+            if time.monotonic() > deadline:
+                self._fail(f"no answer to {awaited}: {real.received}")
+            real.read(0.1)
+        found = [normal(event, real.names) for event in real.received.get((connection, channel), [])]
+        found = [each for each in found if each[0] == "Queue.DeclareOk"]
+        extra = {where: [event for event in events if event.name not in _ANSWERS]
+                 for where, events in real.received.items()}  # fmt: skip
+        if any(extra.values()):
+            self._fail(f"the real broker has sent more: {extra}")
+        return None if found == wanted else f"queues:\n  simulated {wanted}\n  real      {found}"
+
+    def _is_answered(self, awaited: dict[tuple[int, int], int]) -> bool:
+        received = self.real.received
+        if any(event.name.endswith(".Close") for events in received.values() for event in events):
+            return True
+        return all(
+            sum(event.name in _ANSWERS for event in received.get(where, ())) >= count
+            for where, count in awaited.items()
+        )
+
+    def _fail(self, difference: str) -> None:
+        steps = "\n".join(f"{number:3} {step}" for number, step in enumerate(self.history))
+        raise Difference(f"program {self.seed}: {difference}\nafter\n{steps}")
+
+    def _clean_up(self) -> None:
+        """Delete what the program has left at the real broker."""
+        real = self.real
+        for number in [number for number in real.sockets if number != _OBSERVER]:
+            real.sockets.pop(number).socket.close()
+        if _OBSERVER not in real.sockets:
+            real.close()
+            return
+        real.received = {}
+        gone = [real.names.get(name, name) for name in self.program.queues]
+        for name in gone:
+            real.call(_OBSERVER, 1, commands.Queue.Delete, queue=name)
+        for name in self.program.exchanges:
+            real.call(_OBSERVER, 1, commands.Exchange.Delete, exchange=name)
+        deadline = time.monotonic() + PATIENCE
+        count = len(gone) + len(self.program.exchanges)
+        while len(real.received.get((_OBSERVER, 1), ())) < count and time.monotonic() < deadline:
+            real.read(0.1)
+        real.close()
+
+
+def _settled(channel: ChannelView, step: Step) -> None:
+    """Forget the deliveries that a step has settled."""
+    if step.method not in (commands.Basic.Ack, commands.Basic.Nack, commands.Basic.Reject):
+        return
+    tag = step.values["delivery_tag"]
+    if step.values.get("multiple"):
+        before = channel.unacked
+        channel.unacked = [each for each in before if tag and each > tag]
+        # what came over the settling itself is younger than the tag
+        if not tag:
+            channel.unacked = [each for each in before if each > step.values.get("_last", max(before, default=0))]
+    else:
+        channel.unacked = [each for each in channel.unacked if each != tag]
+
+
+def _others(events: list[Received]) -> list[Received]:
+    return [event for event in events if event.name not in (*_DELIVERIES, *_CONFIRMS)]
+
+
+def _to_consumer(events: list[Received], tag: str) -> list[Received]:
+    return [event for event in events if event.name in _DELIVERIES and event.consumer_tag == tag]
+
+
+def _reply_to(event: Received) -> str:
+    """Return the reply address of a message, if a broker has made it."""
+    if event.properties is None:
+        return ""
+    name = properties.split(event.properties).get(properties.REPLY_TO, b"\0")[1:].decode()
+    return name if name.startswith(f"{REPLY_TO}.") else ""
+
+
+def seeds(first: int, count: int) -> Iterator[int]:
+    """Return the seeds of the programs of a run."""
+    return iter(range(first * 100_000, first * 100_000 + count))
+
+
+def main() -> int:
+    """Run the comparison; return 1 if there are differences."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=200, help="number of programs")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the run")
+    parser.add_argument("--only", type=int, help="seed of one program")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of a program")
+    parser.add_argument("--url", help="of a RabbitMQ that runs; by default one is started")
+    parser.add_argument("--all", action="store_true", help="go on after a difference")
+    given = parser.parse_args()
+    broker = None if given.url else RabbitMQ()
+    if broker is not None:
+        broker.start()
+    failed, started, ran = 0, time.monotonic(), 0
+    try:
+        for seed in seeds(given.seed, given.programs) if given.only is None else (given.only,):
+            ran += 1
+            try:
+                Comparison(given.url or (broker.url if broker else ""), seed, given.steps).run()
+            except Difference as difference:
+                failed += 1
+                print(difference, flush=True)  # noqa: T201
+                if not given.all:
+                    break
+    finally:
+        if broker is not None:
+            broker.close()
+    seconds = time.monotonic() - started
+    print(f"{ran} programs, {failed} with differences, {seconds:.1f} s")  # noqa: T201
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
