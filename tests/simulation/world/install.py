@@ -1,0 +1,39 @@
+"""Makes this process one of worlds: replaces what the standard library asks from outside, before the project is imported.
+
+Import this module first. The process cannot be used for anything else afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: F401  # before its parts are replaced
+import concurrent.futures.thread  # noqa: F401
+import logging
+import sys
+
+from tests.simulation.world import disk, loops, network, threading_of_world
+
+if "messaging" in sys.modules:
+    raise RuntimeError("the project must be imported after the world is installed")
+
+threading_of_world.install()
+network.install()
+loops.install()
+disk.install()
+
+import messaging.forking  # noqa: E402
+
+from tests.simulation.world.processes import Objects  # noqa: E402
+
+messaging.forking.objects = Objects()
+
+import math  # noqa: E402
+from datetime import UTC, datetime  # noqa: E402
+import time  # noqa: E402
+
+import messaging.execution.waiting  # noqa: E402
+from messaging.execution import clock  # noqa: E402
+
+clock.now = lambda: datetime.fromtimestamp(time.time(), UTC)
+# no signal interrupts a thread of a world
+messaging.execution.waiting.STEP = math.inf
+logging.raiseExceptions = True
