@@ -147,6 +147,8 @@ class Link:
         self.name = name
         self._network = network
         self._sock: Socket | None = sock
+        #: the process that opened it
+        self.owner = sock.process
         self.service = service
         self.to_broker = Flow(network, self._at_broker)
         self.to_client = Flow(network, self._at_client)

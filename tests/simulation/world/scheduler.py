@@ -68,7 +68,9 @@ class Fiber:
         "slots", "thread", "waits_for",
     )  # fmt: skip
 
-    def __init__(self, function: Callable[[], object], name: str, process: Any, number: int) -> None:
+    def __init__(
+        self, function: Callable[[], object], name: str, process: Any, number: int, hub: greenlet.greenlet
+    ) -> None:
         self.name = name
         self.process = process
         #: identifier of the thread, as ``threading.get_ident`` returns it
@@ -84,7 +86,7 @@ class Fiber:
         self.due: Timer | None = None
         #: what it waits for, for reports
         self.waits_for = ""
-        self._greenlet = greenlet.greenlet(function)
+        self._greenlet = greenlet.greenlet(function, hub)
 
     def run(self) -> None:
         """Let it go on until it gives the turn back. On the hub."""
@@ -124,6 +126,8 @@ class Scheduler:
         self.digest = 0
         self._gap = gap
         self._hold_up = hold_up
+        #: how many more times a fiber may be held up: a world in which all are, all the time, gets nowhere
+        self.hold_ups = int(random.random() * 40)
         self._longest = longest
         self._points = self._next_gap()
         self._ready: list[Fiber] = []
@@ -154,7 +158,7 @@ class Scheduler:
             finally:
                 fiber.has_ended = True
 
-        fiber = Fiber(run, name, process, self._numbers)
+        fiber = Fiber(run, name, process, self._numbers, self._hub)
         self.fibers.append(fiber)
         self.wake(fiber)
         return fiber
@@ -225,7 +229,8 @@ class Scheduler:
         self._points = self._next_gap()
         if self.current is None:
             return
-        if self._hold_up and self.random.random() < self._hold_up:
+        if self.hold_ups > 0 and self.random.random() < self._hold_up:
+            self.hold_ups -= 1
             # evenly over the orders of magnitude: races are as narrow as microseconds, or as wide as a time-out
             self.hold(1e-5 * (self._longest / 1e-5) ** self.random.random(), "its turn, held up")
         else:

@@ -360,6 +360,7 @@ def _clock_gettime(_: int) -> float:
 
 def install() -> None:
     """Replace the functions and classes of the standard library. Once, and for ever."""
+    threading._active[0] = threading.main_thread()  # type: ignore[attr-defined]  # what forks look for
     replaced: dict[Any, dict[str, Any]] = {
         threading: {
             "Lock": Lock, "RLock": RLock, "_CRLock": None, "_PyRLock": RLock, "_allocate_lock": Lock, "local": Local,

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import random
+import traceback
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 #: changes of threads after which a world counts as one that never comes to rest
 MOST_SWITCHES: Final = 400_000
+
+
+class PlannedError(ValueError):
+    """What handlers raise because the plan says so."""
 
 
 class Host:
@@ -98,7 +103,8 @@ class World:
         return f"{zlib.crc32(text.encode()):08x}-{self.scheduler.digest:012x}-{self.scheduler.switches}"
 
     def _failed(self, fiber: Fiber, error: BaseException) -> None:
-        self.defects.append(f"{type(error).__name__} left the thread {fiber.name}: {error}")
+        text = "".join(traceback.format_exception(error))[-1500:]
+        self.defects.append(f"{type(error).__name__} left the thread {fiber.name}: {text}")
 
     # --- parts
 
@@ -158,10 +164,7 @@ class _Log(logging.Handler):
         who = "hub" if fiber is None else fiber.name
         self._world.note(who, f"{record.levelname} {record.name}: {text}"[:300])
         if record.levelno >= logging.ERROR and record.exc_info:
-            self._world.defects.append(f"logged: {text}: {_last(record.exc_info)}"[:2000])
-
-
-def _last(info: Any) -> str:
-    import traceback
-
-    return "".join(traceback.format_exception(*info))[-1500:]
+            error = record.exc_info[1]
+            if not isinstance(error, PlannedError):
+                trace = "".join(traceback.format_exception(error))[-1500:]
+                self._world.defects.append(f"logged: {text}: {trace}"[:2500])
