@@ -5,14 +5,17 @@ A child therefore begins in the same state whatever ran before, and leaves nothi
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import pkgutil
 import random
 import select
 import signal
 import sys
 import traceback
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -88,11 +91,21 @@ class Result:
     history: list[tuple[float, str, str]] = field(default_factory=list)
 
 
+@cache
 def services() -> dict[str, type[Simulation]]:
-    """Return all services by name."""
-    from tests.simulation.services.messages import Messages
+    """Return all services by name: the classes with a name in the modules of :mod:`tests.simulation.services`."""
+    from tests.simulation import services as package
+    from tests.simulation.simulation import Simulation
 
-    return {each.name: each for each in (Messages,)}
+    found = {}
+    for module in sorted(each.name for each in pkgutil.iter_modules(package.__path__)):
+        names = vars(importlib.import_module(f"{package.__name__}.{module}"))
+        found |= {
+            kind.name: kind
+            for kind in names.values()
+            if isinstance(kind, type) and issubclass(kind, Simulation) and kind.name and kind.__module__.endswith(module)
+        }
+    return found
 
 
 def plan_of(case: Case) -> Plan:

@@ -113,6 +113,18 @@ class Role:
         clock.pause(seconds)
 
 
+class Keeper(Role):
+    """Keeps the broker of ``memory://`` while other instances come and go: it ends with the last of them."""
+
+    def open(self) -> None:
+        """Connect."""
+        self.m = self.simulation.connect(self)
+
+    def close(self) -> None:
+        """Close the instance."""
+        self.m.close()
+
+
 class Simulation:
     """One run of a service. Derived classes make a plan, and the roles, and know what was promised.
 

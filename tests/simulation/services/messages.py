@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging import MessagingError
 from messaging.execution import clock
 from tests.simulation.plans import Fault, Plan, Step
-from tests.simulation.simulation import AMQP_FAULTS, MQTT_FAULTS, Role, Simulation, scheduling, span
+from tests.simulation.simulation import AMQP_FAULTS, MQTT_FAULTS, Keeper, Role, Simulation, scheduling, span
 from tests.simulation.world.world import PlannedError
 
 if TYPE_CHECKING:
@@ -287,6 +287,8 @@ class Messages(Simulation):
     def begin(self) -> None:
         """See ``Simulation``."""
         self.ledger = Ledger()
+        if self.protocol == "memory":
+            self.roles.append(Keeper(self, "keeper"))
         for number in range(self.plan.options["consumers"]):
             self.roles.append(Consumer(self, f"consumer-{number + 1}"))
         for number in range(self.plan.options["publishers"]):
@@ -356,8 +358,9 @@ class Messages(Simulation):
                     settings["heartbeat"] = random.choice((2, 10, 60))
         if is_amqp and random.random() < 0.3:
             publisher["publish_window"] = random.choice((1, 2, 7))
+        concurrency = random.choice((1, 1, 3)) if way in ("on", "coroutine") else 1
         if random.random() < 0.3:
-            subscribe["prefetch"] = random.choice((1, 2, 5))
+            subscribe["prefetch"] = random.choice((concurrency, 5))
         if random.random() < 0.3:
             subscribe["buffer_size"] = random.choice((1, 2, 5))
         may_fail = way in ("on", "coroutine", "manual") and random.random() < 0.5
@@ -400,7 +403,7 @@ class Messages(Simulation):
         options = {
             **scheduling(random),
             "publishers": publishers, "consumers": consumers, "way": way,
-            "concurrency": random.choice((1, 1, 3)) if way in ("on", "coroutine") else 1,
+            "concurrency": concurrency,
             "publisher": publisher, "consumer": consumer, "publish": publish, "subscribe": subscribe,
             "is_durable": random.random() < 0.3,
             "may_reorder": bool(
