@@ -60,7 +60,7 @@ class Role:
         self.simulation = simulation
         self.world = simulation.world
         self.name = name
-        self.process: Process = self.world.process(name)
+        self.process: Process = simulation.process_for(name)
         self.lives = 0
         self.is_ready = False
         self.is_open = False
@@ -91,9 +91,9 @@ class Role:
         """Begin in a new process."""
         self.lives += 1
         if self.lives > 1:
-            self.process = self.world.process(f"{self.name}.{self.lives}")
+            self.process = self.simulation.process_for(f"{self.name}.{self.lives}")
         self.is_open = False
-        self.process.start(self._live, "main")
+        self.process.start(self._live, self.name)
 
     def _live(self) -> None:
         self.open()
@@ -186,7 +186,15 @@ class Simulation:
             self.broker = MqttBroker(host, MqttSettings(max_queued=0))
         self.service = self.world.serve(HOST, PORTS[self.protocol], self.broker)
 
-    def url(self, **query: Any) -> str:
+    def process_for(self, name: str) -> Process:
+        """Return a new process; on ``memory://`` the only one: its broker is a part of the process."""
+        if self.protocol != "memory":
+            return self.world.process(name)
+        if not self.world.processes:
+            self.world.process("program")
+        return self.world.processes[0]
+
+    def url(self) -> str:
         """Return the URL of the broker."""
         if self.protocol == "memory":
             return "memory://simulation"
