@@ -201,6 +201,22 @@ class Inbound:
         for token in [*stream.unsettled]:  # in arrival order
             self.settle(token)
 
+    def leave(self, stream: Stream) -> None:
+        """Leave the unsettled messages of an ended stream to the next consumer of its filter.
+
+        It may be there already: while this stream finished its message in progress, another one has subscribed. That
+        one gets the messages of which it received no copy.
+        """
+        heirs = [each for each in stream.route.streams if each is not stream and each.settles]
+        for token in [*stream.unsettled] if heirs else ():
+            for heir in heirs:
+                if token.receipt.number < heir.since or heir.route.is_shared:
+                    del stream.unsettled[token]
+                    self._deliver_again(token.receipt, heir)
+                    break
+        self.leftovers.leave(stream)
+        self.hand_over()
+
     def bequeath(self, stream: Stream, heir: Stream) -> None:
         """Deliver the unsettled messages of an ended stream to ``heir``, unless it received copies of its own."""
         for token in [*stream.unsettled]:

@@ -248,14 +248,14 @@ class Subscriptions:
     def _end(self, stream: Stream) -> None:
         """Leave the unsettled messages of a stream to the session's next one; without a session, settle them."""
         if self._persistent:
-            self._inbound.leftovers.leave(stream)
+            self._inbound.leave(stream)
         else:
             self._inbound.release(stream)
 
     def detach(self, stream: Stream) -> None:
         """See ``KeepsSession``."""
         if not stream.ended:
-            self._inbound.leftovers.leave(stream)
+            self._inbound.leave(stream)
             self._router.detach(stream)
 
     def requeues(self, stream: Stream) -> bool:

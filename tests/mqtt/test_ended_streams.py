@@ -35,6 +35,36 @@ async def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_str
         assert await connection.expect(packets.PUBACK) == b"\0\x07"
 
 
+@table(
+    "queue, end",
+    {
+        "kept": (None, "detach"),
+        "kept, in a queue": ("q", "detach"),
+        "unsubscribed": (None, "unsubscribe"),
+        "unsubscribed, in a queue": ("q", "unsubscribe"),
+    },
+)
+async def test_messages_of_an_ending_stream_go_to_a_stream_that_has_subscribed_meanwhile(
+    queue: str | None, end: str
+) -> None:
+    options = {} if queue is None else {"queue": queue}
+    async with session(client_id="me", clean_start=False, session_expiry=1000) as (core, _, connection):
+        first, handle = await subscribed(core, connection, "a", qos="1", **options)
+        connection.deliver("a", b"1", 7, 1)
+        await first.count(1)
+        if queue is None:
+            second, _ = await subscribed(core, connection, "a", qos="1")
+        else:  # no SUBSCRIBE: the broker has the subscription
+            second, _ = await core.subscribe("a", qos="1", queue=queue)
+        ended = getattr(core.adapter, end)(handle)
+        if ended is not None:
+            await ended
+        await second.count(1)
+        core.acknowledge(*second.arrived)
+        assert await connection.expect(packets.PUBACK) == b"\0\x07"
+        assert [message.payload for message in second.arrived] == [b"1"]
+
+
 @table("where", ["ended stream", "resumed session"])
 async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_lost_while_it_subscribes(
     peer: Peer, where: str
