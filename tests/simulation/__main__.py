@@ -8,6 +8,7 @@ import sys
 from statistics import median
 
 from tests.simulation.runner import Case, Result, plan_of, run_all, run_forked, services, warm_up
+from tests.simulation.shrink import shrink
 
 
 def main() -> int:
@@ -19,9 +20,12 @@ def main() -> int:
     parser.add_argument("--protocol", action="append", help="only this protocol; may be repeated")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--case", action="append", help="run this case and print its history; may be repeated")
+    parser.add_argument("--shrink", help="make this case smaller")
     parser.add_argument("--stop", type=int, default=20, help="stop after so many failures")
     arguments = parser.parse_args()
     warm_up()
+    if arguments.shrink:
+        return _show(shrink(Case.parse(arguments.shrink), _say))
     if arguments.case:
         return max(_show(Case.parse(case)) for case in arguments.case)
     cases = [

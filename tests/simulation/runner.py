@@ -19,7 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from tests.simulation.plans import Plan
     from tests.simulation.simulation import Simulation
@@ -37,6 +37,7 @@ class Case:
         protocol: ``memory``, ``mqtt311``, ``mqtt5`` or ``amqp``.
         seed: a number.
         steps, faults: numbers of those of the plan that happen; ``None``: all.
+        world: number of the world: the same plan, other choices of threads, network and brokers.
     """
 
     service: str
@@ -228,8 +229,3 @@ def run_all(cases: Iterable[Case], jobs: int) -> Iterator[Result]:
             for line in lines:
                 name, failures, digest, seconds, switches, steps, faults, history = json.loads(line)
                 yield Result(name, failures, digest, seconds, switches, steps, faults, [tuple(each) for each in history])
-
-
-def chosen(numbers: Collection[int]) -> tuple[int, ...]:
-    """Return numbers in order."""
-    return tuple(sorted(numbers))
