@@ -7,6 +7,52 @@
 Each step is done on both sides. A PINGREQ on every connection, or the end of a connection, tells when the answers of
 Mosquitto are complete. Then the packets of each client are compared, decoded. What may differ, and does not count:
 packet identifiers that a broker chose, assigned client ids, and the order of messages of different topics.
+
+Programs cover both protocol versions, all QoS, windows, queues and their limit, sessions, take-over, wills, retained
+messages, shared and overlapping subscriptions, properties, protocol errors, and restarts in good order. What depends on
+time is not compared. The model is Mosquitto 2.0.11, where the simulated broker differs on purpose:
+
+=============================================  =====================================================================
+Mosquitto 2.0.11                               the simulated broker
+=============================================  =====================================================================
+sends retained messages to shared              follows MQTT 5; ``retained_to_shared`` imitates it
+subscriptions
+ends connections without DISCONNECT at a       sends 0x8E and 0x8B; ``says_goodbye`` imitates it
+take-over and when it stops
+forgets shared subscriptions in a restart      keeps them; ``saves_shared`` imitates it
+exceeds the window when an older message is    keeps the window; the programs acknowledge the newest message while
+acknowledged while others are queued           others are queued
+ignores a smaller Receive Maximum of a         keeps it; the programs do not change it
+session that goes on
+narrows the window for good after a message    does not; the programs do neither
+that is too large and a negative PUBREC,
+widens it for an unknown PUBACK
+answers 0x97 to messages beyond its Receive    MQTT 5: DISCONNECT 0x93, so that a client's fault is seen; 3.1.1: accepts
+Maximum; MQTT 3.1.1: acknowledges and drops    them; the programs keep to the limit
+tells the reason of some errors, often an      always tells the reason of the specification; these DISCONNECTs do not
+unspecific one                                 count
+ends a session for a second CONNECT            ends the connection; the programs do not send one
+ends the connection at the second repetition   answers PUBREC; the programs repeat once
+of a QoS 2 message
+accepts No Local on shared subscriptions,      refuses them as MQTT 5 says; the programs send none; tested on their own
+``$share/g``, ``$share/+/a``, subscription
+identifiers and wildcard response topics in
+PUBLISH, flags of 2
+keeps No Local and Retain As Published of an   replaces them [MQTT-3.8.4-3]; the programs do not change them
+earlier SUBSCRIBE
+answers 0 to UNSUBSCRIBE of ``$own/a`` if      answers 0x11; the programs do not unsubscribe from such filters
+no client has a filter below ``$own``
+drops the will for DISCONNECT with reasons     drops it for 0 only [MQTT-3.14.4-3]; the programs send 0 and 4
+other than 4
+refuses control characters in topics           accepts them, but for NUL; the programs use none
+saves sessions that began without Clean        saves sessions with an expiry interval; in programs with restarts both
+Start, whatever their expiry interval          are the same ones
+delivers retained messages in another order    keeps their order; no retained message of QoS 1 or 2 in such programs
+after a restart
+ends the connection for an empty message to    answers 0x87; the programs send messages that are not empty
+``$SYS/a``
+speaks MQTT 3.1, publishes ``$SYS``            neither
+=============================================  =====================================================================
 """
 
 from __future__ import annotations

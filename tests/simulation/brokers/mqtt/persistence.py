@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.brokers.mqtt.messages import Message
+from tests.simulation.brokers.mqtt.packets import V311
 from tests.simulation.brokers.mqtt.session import NEVER, Session
 from tests.simulation.brokers.mqtt.topics import Subscription
 
@@ -42,6 +43,7 @@ class Disk:
             broker.retained.put(message)
         for saved in self._sessions:
             session = saved.saved()
+            session.version = V311  # not saved by Mosquitto; what overlaps is delivered once until the next CONNECT
             for name, old in saved.subscriptions.items():
                 if old.group is not None and not broker.settings.saves_shared:
                     del session.subscriptions[name]
