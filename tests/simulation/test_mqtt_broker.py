@@ -463,6 +463,55 @@ def test_a_full_queue_drops_the_newest() -> None:
     assert world.resume("c").payloads() == [b"0", b"1"]
 
 
+def test_unacknowledged_messages_count_in_the_queue_of_an_offline_client() -> None:
+    world = World(max_queued=3)
+    client = world.resume("c")
+    client.subscribe("t", qos=1)
+    publisher = world.connect("p")
+    for number in range(5):
+        if number == 2:
+            client.drop()
+        publisher.publish("t", b"%d" % number, 1)
+    assert client.payloads() == [b"0", b"1"]
+    assert world.resume("c").payloads() == [b"0", b"1", b"2"]
+
+
+def test_repeated_pubrels_do_not_widen_the_window() -> None:
+    world = World()
+    client = world.resume("c", properties={Property.RECEIVE_MAXIMUM: 3})
+    client.subscribe("t")
+    publisher = world.connect("p")
+    for packet_id in range(1, 4):
+        publisher.send(Publish("t", b"", 2, packet_id=packet_id), Ack(PUBREL, packet_id))
+    for message in client.messages():
+        client.send(Ack(PUBREC, message.packet_id))
+    client = world.resume("c", properties={Property.RECEIVE_MAXIMUM: 1})
+    released = [packet for packet in client.take() if isinstance(packet, Ack)]
+    assert [packet.kind for packet in released] == [PUBREL] * 3
+    for packet in released:
+        client.send(Ack(PUBCOMP, packet.packet_id))
+    publisher.publish("t", b"1", 1, 1)
+    publisher.publish("t", b"2", 1, 2)
+    assert client.payloads() == [b"1"]
+
+
+@both_versions
+def test_an_unsubscribed_filter_receives_nothing_more(version: int) -> None:
+    world = World()
+    client, publisher = world.connect("c", version), world.connect("p")
+    client.subscribe("t/#", "u", qos=0)
+    publisher.publish("t", b"1")
+    client.send(Unsubscribe(2, ["t/#", "never"]))
+    publisher.publish("t", b"2")
+    publisher.publish("u", b"3")
+    arrived = client.take()
+    assert [packet.payload for packet in arrived if isinstance(packet, Publish)] == [b"1", b"3"]
+    assert arrived[1] == Reasons(UNSUBACK, 2, [0, 0x11] if version == V5 else [])
+    client.subscribe("t/+")
+    publisher.publish("t/x", b"4")
+    assert client.payloads() == [b"4"]
+
+
 # Time.
 
 
@@ -610,7 +659,7 @@ def test_a_stopped_broker_keeps_what_is_to_be_kept() -> None:
     for client in (away, present, clean):
         client.subscribe("t", qos=1)
     away.drop()
-    publisher = world.connect("p")
+    publisher = world.resume("p")
     publisher.publish("t", b"m", 1, retain=True)
     assert publisher.publish("t", b"open", 2, 9) == [Ack(PUBREC, 9)]
     world.broker.stop()
@@ -618,19 +667,22 @@ def test_a_stopped_broker_keeps_what_is_to_be_kept() -> None:
     assert world.broker.describe() == {"sessions": {}, "connections": [], "retained": {}}
     assert world.host.pending == 0
     world.broker.start()
-    assert list(world.broker.sessions) == ["away", "present"]
+    assert list(world.broker.sessions) == ["away", "present", "p"]
     (sent,) = world.resume("away").messages()
     (again,) = world.resume("present").messages()
     assert (sent.payload, sent.duplicate, again.payload, again.duplicate) == (b"m", False, b"m", True)
     late = world.connect("late")
     late.subscribe("t")
     assert late.payloads() == [b"m"]
+    world.resume("p").send(Ack(PUBREL, 9))
+    assert late.payloads() == [b"open"]
 
 
 @both_versions
 def test_a_killed_broker_that_saves_every_change_loses_nothing_of_a_session(version: int) -> None:
     world = World()
     client, publisher = world.resume("c", version), world.resume("p", version)
+    world.connect("clean", version)
     client.subscribe("t")
     assert publisher.publish("t", b"1", 1, 1) == [Ack(PUBACK, 1)]
     assert publisher.publish("t", b"2", 2, 2) == [Ack(PUBREC, 2)]
@@ -638,12 +690,14 @@ def test_a_killed_broker_that_saves_every_change_loses_nothing_of_a_session(vers
     world.broker.kill()
     assert client.peer.aborted
     world.broker.start()
+    assert list(world.broker.sessions) == ["c", "p"]
     publisher = world.resume("p", version)
     publisher.send(Publish("t", b"2", 2, duplicate=True, packet_id=2), Ack(PUBREL, 2), Ack(PUBREL, 2))
     assert publisher.take() == [Ack(PUBREC, 2), Ack(PUBCOMP, 2), Ack(PUBCOMP, 2)]
     client = world.resume("c", version)
     again, second = client.messages()
     assert (again.packet_id, again.duplicate, again.payload) == (first.packet_id, True, b"1")
+    assert second.packet_id == first.packet_id + 1
     client.send(Ack(PUBACK, again.packet_id), Ack(PUBREC, second.packet_id))
     assert client.take() == [Ack(PUBREL, second.packet_id)]
     world.broker.kill()
@@ -749,7 +803,7 @@ def test_late_acknowledgements_keep_their_order() -> None:
     assert client.messages() == []
     client.send(Publish("t", b"", 1, packet_id=50))
     client.drop()
-    world.host.advance(10)  # what is late now is not sent any more: the peer would complain
+    world.host.advance(10)  # a late answer is not sent any more: the peer would complain
 
 
 @pytest.mark.parametrize(("fault", "has_effect"), [("close_before", False), ("close_after", True)])

@@ -131,7 +131,7 @@ class MqttBroker:
         self.host.note("mqtt broker: killed")
 
     def start(self) -> None:
-        """Start from what was saved last. Nothing happens if the broker runs."""
+        """Start from the last saved state. Nothing happens if the broker runs."""
         if self.is_running:
             return
         self.is_running = True
@@ -474,7 +474,7 @@ class MqttBroker:
         return qos
 
     def _send_retained(self, subscription: Subscription) -> None:
-        """Send the retained messages that match a new subscription, whoever published them [MQTT-3.3.1-9]."""
+        """Send the retained messages that match a new subscription, the client's own ones included [MQTT-3.3.1-9]."""
         session = subscription.session
         now = self.host.now()
         for message in self.retained.match(subscription.topic_filter):

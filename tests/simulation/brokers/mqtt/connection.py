@@ -103,8 +103,8 @@ class MqttConnection:
         self._aliases: dict[int, str] = {}
         #: packet identifiers that the client counts against the broker's Receive Maximum
         self._unanswered: dict[int, None] = {}
-        #: late answers by packet type, with the virtual time at which the last one is due
-        self._acks: dict[int, tuple[deque[bytes], float]] = {}
+        #: late answers by packet type; each timer sends the oldest one
+        self._acks: dict[int, deque[bytes]] = {}
         self._delivery_timer: Timer | None = None
         self._has_grace = False
         self._heard_at = 0.0
@@ -190,7 +190,6 @@ class MqttConnection:
             if timer is not None:
                 timer.cancel()
         self._silence_timer = self._delivery_timer = None
-        self._acks.clear()
         self.broker.detach(self, keep_will)
 
     def _refuse(self, error: ProtocolError) -> None:
@@ -224,21 +223,18 @@ class MqttConnection:
         if faults.close_after and broker.happens("close_after", faults.close_after):
             self.cut(broker.chance(faults.reset_share))
             return
-        late = self._acks.get(kind)
-        if late is None:
+        waiting = self._acks.get(kind)
+        if waiting is None:
             if not (faults.ack_delay and kind != CONNACK and broker.happens("ack_delay", faults.ack_delay)):
                 self._send_answer(kind, data)
                 return
-            late = deque(), 0.0
-        waiting, last_due = late
-        now = broker.host.now()
-        due = max(last_due, now + broker.host.random.random() * faults.ack_delay_limit)
+            waiting = self._acks[kind] = deque()
         waiting.append(data)
-        self._acks[kind] = waiting, due
-        broker.host.call_later(due - now, lambda: self._send_late(kind, waiting))
+        broker.host.call_later(broker.host.random.random() * faults.ack_delay_limit, lambda: self._send_late(kind))
 
-    def _send_late(self, kind: int, waiting: deque[bytes]) -> None:
+    def _send_late(self, kind: int) -> None:
         if self.is_open:
+            waiting = self._acks[kind]
             self._send_answer(kind, waiting.popleft())
             if not waiting:
                 del self._acks[kind]

@@ -28,7 +28,7 @@ class Disk:
         self.saved_at = 0.0
 
     def save(self, broker: MqttBroker) -> None:
-        """Replace what was saved by the state of ``broker``."""
+        """Save the state of ``broker``; it replaces the last saved one."""
         self.saved_at = broker.host.now()
         self._sessions = [session.saved() for session in broker.sessions.values() if session.expiry]
         self._retained = list(broker.retained)

@@ -77,6 +77,7 @@ class Client:
 
     Attributes:
         has_queue: whether messages for it wait at the broker until it acknowledges others.
+        filters: that it has subscribed to; an earlier connection may have had others.
         deliveries: uncompleted messages on either side, by the name of the side.
     """
 
@@ -86,6 +87,7 @@ class Client:
     is_connected: bool = False
     had_expiry: bool = False
     has_queue: bool = False
+    filters: list[str] = field(default_factory=list)
     aliases: dict[int, str] = field(default_factory=dict)
     deliveries: dict[str, list[Delivery]] = field(default_factory=dict)
 
@@ -135,6 +137,7 @@ class Program:
         self._count = 0
         self._last_id = 0
         self._restarts = restarts and rng.random() < 0.1
+        self._restarts_left = 2  # each takes a fifth of a second
         #: Receive Maximum of each client: Mosquitto does not keep to a smaller one when a session goes on.
         self._windows = {f"c{each}": rng.choice((0, 0, 1, 2, 3, 8)) if self.version else 0 for each in range(3)}
         #: No Local and Retain As Published of each filter. Mosquitto does not change them with a second SUBSCRIBE.
@@ -151,7 +154,8 @@ class Program:
         """Return what happens next."""
         rng = self.rng
         client = rng.choice(self.clients)
-        if self._restarts and rng.random() < 0.04:
+        if self._restarts and self._restarts_left and rng.random() < 0.05:
+            self._restarts_left -= 1
             return Step(client.slot, "restart", restarts=True)
         if not client.is_connected:
             return self._connect(client)
@@ -204,7 +208,7 @@ class Program:
         packet = Connect(
             client.client_id, client.version, is_clean, rng.choice((600, 600, 0)), None, None, will, properties
         )
-        client.aliases = {}
+        client.aliases, client.filters = {}, []
         client.deliveries = {side: [] for side in self.sides}
         client.is_connected = True
         if is_clean:
@@ -271,6 +275,7 @@ class Program:
                 request.no_local, request.retain_as_published = self._options[request.filter]
                 request.retain_handling = rng.choice((0, 0, 1, 2))
             requests.append(request)
+            client.filters.append(request.filter)
         properties: dict[int, Any] = {}
         if is_5 and rng.random() < 0.4:
             properties[Property.SUBSCRIPTION_IDENTIFIER] = rng.randrange(1, 300)
@@ -279,7 +284,10 @@ class Program:
     def _unsubscribe(self, client: Client) -> Step:
         # Mosquitto answers 0 instead of 0x11 for "$own/a" if no client subscribed to a filter below "$own"
         known = [each for each in FILTERS if not each.startswith("$own")]
-        filters = [self.rng.choice(known) for _ in range(self.rng.choice((1, 1, 2)))]
+        rng = self.rng
+        filters = [rng.choice(known) for _ in range(rng.choice((1, 1, 2)))]
+        if client.filters and rng.random() < 0.6:
+            filters[0] = rng.choice(client.filters)
         return self._step(client, Unsubscribe(self._next_id(), filters))
 
     def _acknowledge(self, client: Client) -> Step | None:
@@ -341,7 +349,7 @@ class Program:
         return Step(client.slot, f"{client.slot}: drop the connection", drops=True)
 
     def _oddity(self, client: Client) -> Step:
-        """Send what is unusual, and no error: unknown packet identifiers, topics of the broker itself."""
+        """Send something unusual that is no error: unknown packet identifiers, topics of the broker itself."""
         rng = self.rng
         is_idle = not client.deliveries[self.sides[0]]  # otherwise Mosquitto takes room in the window for it
         kind = rng.choice((PUBREL, PUBREC, PUBACK, PUBCOMP) if is_idle else (PUBREL, PUBREC))

@@ -191,7 +191,7 @@ class Session:
                 self.pump()
 
     def resume(self, connection: MqttConnection) -> None:
-        """Send again what the client has not acknowledged [MQTT-4.4.0-1], then what is queued.
+        """Send the unacknowledged messages again [MQTT-4.4.0-1], then the queued ones.
 
         Messages beyond the window of the new connection wait, with their packet identifiers, in front of the queue.
         """
