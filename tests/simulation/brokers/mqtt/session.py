@@ -257,6 +257,5 @@ class Session:
         copy.queued = deque(outgoing.copy() for outgoing in self.queued if outgoing.qos)
         copy.incoming = dict(self.incoming)
         copy.ended_at = self.ended_at
-        copy._last_id = self._last_id
         copy._reserved = dict(self._reserved)
         return copy
