@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.brokers.mqtt import properties as reasons
 from tests.simulation.brokers.mqtt.connection import MqttConnection
-from tests.simulation.brokers.mqtt.messages import Message, Outgoing
+from tests.simulation.brokers.mqtt.messages import Message
 from tests.simulation.brokers.mqtt.packets import V5, Connect, Request, Subscribe, Unsubscribe, Will
 from tests.simulation.brokers.mqtt.persistence import Disk
 from tests.simulation.brokers.mqtt.properties import Property, ProtocolError
 from tests.simulation.brokers.mqtt.retained import Retained
+from tests.simulation.brokers.mqtt.router import Router
 from tests.simulation.brokers.mqtt.session import NEVER, Session
 from tests.simulation.brokers.mqtt.settings import (
     MqttCounters,
@@ -28,9 +29,7 @@ from tests.simulation.brokers.mqtt.settings import (
     ignore,
 )
 from tests.simulation.brokers.mqtt.topics import (
-    SharedGroup,
     Subscription,
-    SubscriptionTree,
     is_filter,
     is_topic,
     split_shared,
@@ -38,11 +37,6 @@ from tests.simulation.brokers.mqtt.topics import (
 
 if TYPE_CHECKING:
     from tests.simulation.brokers.host import Host, Peer, Timer
-
-#: Subscribers of a topic, and groups of shared subscriptions; and whether one client may be among them twice.
-_Route = tuple[tuple[Subscription | SharedGroup, ...], bool]
-#: Topics whose subscribers are remembered.
-_MAX_ROUTES = 1024
 
 
 class MqttBroker:
@@ -60,7 +54,7 @@ class MqttBroker:
         sessions: by client id, in the order of the last CONNECT.
         retained: retained messages.
         connections: that are open, by number, in the order of accepting.
-        tree: all subscriptions.
+        router: all subscriptions.
         is_running: between start and stop.
         on_accepted: called for each message that a client or a will has published, once: with QoS 2 when PUBREL
             releases it.
@@ -78,7 +72,7 @@ class MqttBroker:
         self.sessions: dict[str, Session] = {}
         self.retained = Retained()
         self.connections: dict[int, MqttConnection] = {}
-        self.tree = SubscriptionTree()
+        self.router = Router(self.settings)
         self.is_running = True
         self.on_accepted: OnAccepted = ignore
         self.on_delivered: OnDelivered = ignore
@@ -86,7 +80,6 @@ class MqttBroker:
         self._disk = Disk()
         self._save_timer: Timer | None = None
         self._save_interval = 0.0 if isinstance(self.settings.autosave, str) else self.settings.autosave
-        self._routes: dict[str, _Route] = {}
         self._accepted = 0
         self._assigned = 0
 
@@ -147,8 +140,7 @@ class MqttBroker:
             session.cancel_timers()
         self.sessions = {}
         self.retained = Retained()
-        self.tree = SubscriptionTree()
-        self._routes.clear()
+        self.router = Router(self.settings)
 
     def _save(self) -> None:
         self._save_timer = None
@@ -168,9 +160,10 @@ class MqttBroker:
         return self.host.random.random() < probability
 
     def happens(self, fault: str, probability: float) -> bool:
-        """Return whether a fault happens, and count it."""
+        """Return whether a fault happens; count and note it."""
         if self.host.random.random() >= probability:
             return False
+        self.host.note(f"mqtt broker: fault {fault}")
         self.counters.faults[fault] = self.counters.faults.get(fault, 0) + 1
         return True
 
@@ -310,29 +303,14 @@ class MqttBroker:
             del self.sessions[session.client_id]
         self._remove_subscriptions(session)
         for outgoing in session.discard():
-            if not (self.settings.redistribute_shared and self._redistribute(outgoing)):
+            if not (self.settings.redistribute_shared and self.router.redistribute(outgoing)):
                 self.drop("session ended", session.client_id, outgoing.message, outgoing.qos)
         self.changed()
 
     def _remove_subscriptions(self, session: Session) -> None:
         for subscription in session.subscriptions.values():
-            self.tree.remove(subscription)
+            self.router.remove(subscription)
         session.subscriptions.clear()
-        self._routes.clear()
-
-    def _redistribute(self, outgoing: Outgoing) -> bool:
-        """Give a message of a shared subscription to another member; return whether there is one."""
-        shared = outgoing.shared
-        if shared is None or outgoing.qos == 0:
-            return False
-        for group in self.tree.match(outgoing.message.topic):
-            if not isinstance(group, SharedGroup):
-                continue
-            first = group.members[0]
-            if (first.group, first.topic_filter) == (shared.group, shared.topic_filter):
-                self._offer_shared(group, outgoing.message)
-                return True
-        return False
 
     def _publish_will(self, session: Session) -> None:
         will, session.will = session.will, None
@@ -363,59 +341,7 @@ class MqttBroker:
             else:
                 self.retained.discard(topic)  # [MQTT-3.3.1-6]
             self.changed()
-        route = self._routes.get(topic)
-        if route is None:
-            route = self._route(topic)
-        receivers, has_duplicates = route
-        if has_duplicates:
-            self._publish_once(message, receivers)
-            return True
-        qos = message.qos
-        for each in receivers:
-            if isinstance(each, SharedGroup):
-                self._offer_shared(each, message)
-            elif not (each.no_local and each.session.client_id == message.source):  # [MQTT-3.8.3-3]
-                retain = message.retain and each.retain_as_published
-                each.session.offer(message, qos if qos < each.qos else each.qos, retain, each.identifiers)
-        return bool(receivers)
-
-    def _publish_once(self, message: Message, receivers: tuple[Subscription | SharedGroup, ...]) -> None:
-        """Give a message to subscribers; to those of MQTT 3.1.1 for the first subscription that takes it."""
-        served: dict[str, None] = {}
-        for each in receivers:
-            member = None
-            if isinstance(each, SharedGroup):
-                each = member = each.next(self.settings.share_to_connected)
-            session = each.session
-            retain = message.retain and each.retain_as_published
-            if each.no_local and session.client_id == message.source:
-                continue
-            if session.version != V5 and session.client_id in served and not retain:
-                continue
-            if session.offer(message, min(message.qos, each.qos), retain, each.identifiers, member) and not retain:
-                served[session.client_id] = None
-
-    def _offer_shared(self, group: SharedGroup, message: Message) -> None:
-        member = group.next(self.settings.share_to_connected)
-        retain = message.retain and member.retain_as_published
-        member.session.offer(message, min(message.qos, member.qos), retain, member.identifiers, member)
-
-    def _route(self, topic: str) -> _Route:
-        """Find the subscribers of a topic, and remember them until a subscription changes."""
-        found = self.tree.match(topic)
-        overlapping = self.settings.overlapping
-        if overlapping == "once":
-            found = _merge(found)
-        sessions: dict[str, None] = {}
-        count = 0
-        for each in found:
-            for member in each.members if isinstance(each, SharedGroup) else (each,):
-                sessions[member.session.client_id] = None
-                count += 1
-        if len(self._routes) >= _MAX_ROUTES:
-            self._routes.clear()
-        route = self._routes[topic] = tuple(found), overlapping == "mosquitto" and len(sessions) < count
-        return route
+        return self.router.deliver(message)
 
     # Subscriptions.
 
@@ -448,12 +374,11 @@ class MqttBroker:
                     session, request.filter, reason, request.no_local, request.retain_as_published, identifiers
                 )
                 session.subscriptions[request.filter] = subscription
-                self.tree.add(subscription)
+                self.router.add(subscription)
                 is_wanted = request.retain_handling == 0 or (request.retain_handling == 1 and is_new)
                 if is_wanted and (subscription.group is None or self.settings.retained_to_shared):
                     retained.append(partial(self._send_retained, subscription))
             granted.append(reason)
-        self._routes.clear()
         self.changed()
         return granted, retained
 
@@ -496,9 +421,8 @@ class MqttBroker:
         for name in packet.filters:
             subscription = session.subscriptions.pop(name, None)
             if subscription is not None:
-                self.tree.remove(subscription)
+                self.router.remove(subscription)
             found.append(reasons.NO_SUBSCRIPTION_EXISTED if subscription is None else reasons.SUCCESS)
-        self._routes.clear()
         self.changed()
         return found
 
@@ -511,29 +435,6 @@ class MqttBroker:
             "connections": [connection.peer.name for connection in self.connections.values()],
             "retained": {message.topic: len(message.payload) for message in self.retained},
         }
-
-
-def _merge(receivers: list[Subscription | SharedGroup]) -> list[Subscription | SharedGroup]:
-    """Make one subscription of those of the same session that are not shared: highest QoS, all identifiers."""
-    merged: dict[str, Subscription] = {}
-    groups: list[Subscription | SharedGroup] = []
-    for each in receivers:
-        if isinstance(each, SharedGroup):
-            groups.append(each)
-            continue
-        known = merged.get(each.session.client_id)
-        if known is None:
-            merged[each.session.client_id] = each
-            continue
-        merged[each.session.client_id] = Subscription(
-            each.session,
-            known.filter,
-            max(known.qos, each.qos),
-            known.no_local and each.no_local,
-            known.retain_as_published or each.retain_as_published,
-            known.identifiers + each.identifiers,
-        )
-    return groups + list(merged.values())
 
 
 def _describe(session: Session) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Disk:
                     continue
                 new = Subscription(session, name, old.qos, old.no_local, old.retain_as_published, old.identifiers)
                 session.subscriptions[name] = new
-                broker.tree.add(new)
+                broker.router.add(new)
             if session.ended_at is None:
                 session.ended_at = now
             broker.sessions[session.client_id] = session

@@ -91,6 +91,11 @@ class Client:
     aliases: dict[int, str] = field(default_factory=dict)
     deliveries: dict[str, list[Delivery]] = field(default_factory=dict)
 
+    @property
+    def session(self) -> str:
+        """Return a name of the session: the client id, or one of the place where the broker assigns it."""
+        return self.client_id or f"assigned to {self.slot}"
+
 
 @dataclass
 class Step:
@@ -147,7 +152,7 @@ class Program:
             else (False, False)
             for each in FILTERS
         }
-        #: QoS 2 messages of clients that are not completed: by client id, then the PUBLISH by packet identifier
+        #: QoS 2 messages of sessions that are not completed: by session, then the PUBLISH by packet identifier
         self._open: dict[str, dict[int, Publish]] = {}
 
     def next_step(self) -> Step:
@@ -211,8 +216,8 @@ class Program:
         client.aliases, client.filters = {}, []
         client.deliveries = {side: [] for side in self.sides}
         client.is_connected = True
-        if is_clean:
-            self._open[client.client_id] = {}
+        if is_clean or not client.client_id:
+            self._open[client.session] = {}
         return self._step(client, packet, opens=True)
 
     def _publish(self, client: Client) -> Step:
@@ -226,7 +231,7 @@ class Program:
 
     def _message(self, client: Client, qos: int, topic: str) -> Publish:
         rng = self.rng
-        open_ids = self._open.setdefault(client.client_id, {})
+        open_ids = self._open.setdefault(client.session, {})
         if len(open_ids) >= MAX_OPEN:
             qos = 0
         payload = f"{self._number()}:".encode()
@@ -325,7 +330,7 @@ class Program:
 
     def _release(self, client: Client) -> Step | None:
         """Go on with one's own QoS 2 messages: PUBREL, or PUBLISH with DUP."""
-        open_ids = self._open.setdefault(client.client_id, {})
+        open_ids = self._open.setdefault(client.session, {})
         if not open_ids:
             return None
         packet_id = self.rng.choice(list(open_ids))

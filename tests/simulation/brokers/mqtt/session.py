@@ -219,7 +219,7 @@ class Session:
                     connection, message, outgoing.qos, outgoing.retain, outgoing.identifiers, packet_id, True
                 ):
                     del self.inflight[packet_id]
-                    self.quota += 1
+                    self.quota = min(self.quota + 1, connection.window)
         self.pump()
 
     def forget_zero(self) -> None:
