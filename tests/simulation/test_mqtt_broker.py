@@ -202,6 +202,26 @@ def test_a_taken_over_client_of_5_is_told() -> None:
     assert world.broker.describe()["connections"] == ["client-2"]
 
 
+def test_the_will_of_a_client_that_starts_anew_does_not_go_to_its_own_former_subscription() -> None:
+    world = World()
+    for client_id in ("c", "other"):
+        client = world.connect(client_id, expiry=10, will=Will("t", client_id.encode()))
+        client.subscribe("$share/g/t")
+    world.connect("c")
+    assert client.payloads() == [b"c"]
+
+
+@both_versions
+def test_a_packet_identifier_that_is_used_again_replaces_the_message(version: int) -> None:
+    world = World()
+    client, publisher = world.connect("c", version), world.connect("p", version)
+    client.subscribe("t")
+    for payload in (b"1", b"2", b"2"):
+        assert publisher.publish("t", payload, 2, 5) == [Ack(PUBREC, 5)]
+    publisher.send(Ack(PUBREL, 5))
+    assert client.payloads() == [b"2"]
+
+
 def test_client_ids_are_assigned_and_differ() -> None:
     world = World()
     ids = [world.connect("").connack.properties[Property.ASSIGNED_CLIENT_ID] for _ in range(3)]
