@@ -92,9 +92,9 @@ class Broker(Protocol):
         ...
 
     def kill(self) -> None:
-        """Stop as by SIGKILL: changes that were not persisted are lost, connections are reset."""
+        """Stop as by SIGKILL: what was not persisted is lost, connections are reset."""
         ...
 
     def start(self) -> None:
-        """Start after :meth:`stop` or :meth:`kill`, from the persisted state."""
+        """Start after :meth:`stop` or :meth:`kill`, from what was persisted."""
         ...
