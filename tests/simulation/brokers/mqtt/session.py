@@ -100,7 +100,6 @@ class Session:
                 return True
             if self.quota and not self.queued:
                 self._launch(connection, Outgoing(message, qos, retain, identifiers, shared))
-                broker.changed()
                 return True
         limit = broker.settings.max_queued
         if limit and len(self.queued) + (len(self.inflight) if connection is None else 0) >= limit:
@@ -134,6 +133,7 @@ class Session:
         else:
             packet_id = outgoing.packet_id = self._next_id()
         outgoing.state = SENT
+        self.broker.changed()
         if self._send(
             connection, outgoing.message, outgoing.qos, outgoing.retain, outgoing.identifiers, packet_id, is_again
         ):
