@@ -102,12 +102,7 @@ class Channel:
             raise access_refused(f"cannot publish to internal {resource('exchange', name, vhost.name)}")
         if len(body) > MAX_BODY:
             raise precondition_failed(f"message size {len(body)} is larger than configured max size {MAX_BODY}")
-        message = Message(name, key, route, raw, body)
-        if message.user_id is not None and message.user_id != self.connection.user_bytes:
-            user = message.user_id.decode("utf-8", "replace")
-            raise precondition_failed(
-                f"user_id property set to '{user}' but authenticated user was '{self.connection.user}'"
-            )
+        message = Message(name, key, route, raw, body, self.connection.user_bytes)
         if message.reply_to is not None and message.reply_to == REPLY_TO.encode():
             if not self.reply_address:
                 raise precondition_failed("fast reply consumer does not exist")
@@ -177,6 +172,13 @@ class Channel:
         """Tell the client that the broker has cancelled a consumer."""
         if self.consumers.pop(consumer.tag, None) is not None and self.connection.can("consumer_cancel_notify"):
             self._send(commands.Basic.Cancel, consumer_tag=consumer.tag, nowait=True)
+
+    def hand_over(self, former: Consumer, consumer: Consumer) -> None:
+        """Give the unacknowledged messages of a consumer that was cancelled to another one."""
+        for tag, (entry, queue, owner) in self.unacked.items():
+            if owner is former:
+                self.unacked[tag] = (entry, queue, consumer)
+        consumer.in_flight, former.in_flight = former.in_flight, 0
 
     # --- settling
 
@@ -433,15 +435,16 @@ class Channel:
             what = resource("queue", name, self.vhost.name)
             raise AmqpError(405, f"cannot obtain access to locked {what}. basic.get operations are not supported by "
                                  "quorum queues with single active consumer")  # fmt: skip
-        entry = queue.get(no_ack=given.no_ack)
-        if entry is None:
+        found = queue.get(no_ack=given.no_ack)
+        if found is None:
             self._send(commands.Basic.GetEmpty)
             return
+        entry, left = found
         self._last_tag += 1
         self.broker.counters.delivered += 1
         if not given.no_ack:
             self.unacked[self._last_tag] = (entry, queue, None)
-        payload = frames.got(self._last_tag, entry.redelivered, entry.message.route, queue.ready)
+        payload = frames.got(self._last_tag, entry.redelivered, entry.message.route, left)
         self._send_content(payload, queue.raw_got(entry), entry.message.body)
         entry.redelivered = True
 

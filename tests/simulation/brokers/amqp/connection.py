@@ -106,7 +106,7 @@ class AmqpConnection:
         self._alarm: str | None = None
         self._has_published = False
         self._is_blocked = False
-        self._is_in_loop = False
+        self._is_dropping = False
         self._heartbeat = 0
         self._was_heard = self._has_sent = False
         self._silent = 0
@@ -130,7 +130,7 @@ class AmqpConnection:
 
     def write(self, data: bytes) -> None:
         """Send bytes, unless the connection has ended."""
-        if self.state != "ended":
+        if self.state != "ended" and not self._is_dropping:
             self._has_sent = True
             self.peer.send(data)
 
@@ -537,13 +537,17 @@ class AmqpConnection:
 
     def _drop_all(self) -> None:
         """End all channels, and delete the exclusive queues."""
-        # channels end together: one gets nothing that another one gives back
-        for channel in self.channels.values():
-            channel.pause()
+        # Channels end at the same time. What one gives back, another one may be given, and lose if it has a consumer
+        # without acknowledgement; the client sees nothing of it.
+        self._is_dropping = True
+        if len(self.channels) > 1 and self.broker.host.random.random() < 0.5:
+            for channel in self.channels.values():
+                channel.pause()
         for channel in [*self.channels.values()]:
             self._drop_channel(channel)
         for queue in [*self.exclusive_queues.values()]:
             queue.vhost.delete_queue(queue)
+        self._is_dropping = False
 
     def _give_up(self) -> None:
         self._end()

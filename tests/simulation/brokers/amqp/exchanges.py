@@ -140,5 +140,7 @@ def _headers_match(wanted: Table, headers: Table) -> bool:
 
 
 def _is_equal(wanted: Field, header: Field | None) -> bool:
-    """Compare types, too: an integer of 32 bits does not match one of 64."""
-    return header is not None and (wanted.kind == "V" or wanted == header)
+    """Compare values of whatever type, except that a bool is no number."""
+    if header is None or wanted.kind == "V":
+        return header is not None
+    return bool(wanted.value == header.value) and (wanted.kind == "t") == (header.kind == "t")

@@ -23,6 +23,7 @@ class Message:
         exchange: that it was published to.
         key: routing key of the publish.
         raw: properties, flags and values as on the wire.
+        user: that has published it; ``None`` for the broker itself.
 
     Attributes:
         keys: the routing key, and those of the headers CC and BCC.
@@ -34,11 +35,13 @@ class Message:
         AmqpError: a property has a value that the broker refuses.
     """
 
-    __slots__ = ("body", "exchange", "expiration", "keys", "persistent", "priority", "raw", "reply_to", "route",
-                 "user_id")  # fmt: skip
+    __slots__ = ("body", "exchange", "expiration", "keys", "persistent", "priority", "raw", "reply_to", "route")
 
-    def __init__(self, exchange: str, key: str, route: bytes, raw: bytes, body: bytes) -> None:
-        mode, self.priority, self.reply_to, expiration, self.user_id, at = properties.scan(raw)
+    def __init__(self, exchange: str, key: str, route: bytes, raw: bytes, body: bytes, user: bytes | None) -> None:
+        mode, self.priority, self.reply_to, expiration, user_id, at = properties.scan(raw)
+        if user_id is not None and user is not None and user_id != user:
+            names = [each.decode("utf-8", "replace") for each in (user_id, user)]
+            raise precondition_failed(f"user_id property set to '{names[0]}' but authenticated user was '{names[1]}'")
         self.exchange = exchange
         self.route = route
         self.raw = raw
@@ -73,7 +76,7 @@ class Message:
 
 def derived(exchange: str, keys: tuple[str, ...], raw: bytes, body: bytes) -> Message:
     """Return the message that the broker publishes itself when it dead-letters one."""
-    message = Message(exchange, keys[0], short(exchange) + short(keys[0]), raw, body)
+    message = Message(exchange, keys[0], short(exchange) + short(keys[0]), raw, body, None)
     message.keys = keys
     return message
 

@@ -107,6 +107,8 @@ class Program:
         self._chance = chance
         self.view = View()
         self.queues = [f"{prefix}q{index}" for index in range(chance.randint(2, 4))]
+        #: those that the clients have named
+        self._named = [*self.queues]
         self.exchanges = [f"{prefix}x{index}" for index in range(chance.randint(1, 3))]
         self._connection_count = chance.choice((1, 2, 2, 3))
         self._next_connection = 0
@@ -168,6 +170,8 @@ class Program:
                 return found
 
     def _call(self, connection: int, channel: int, method: type[Frame], **values: Any) -> Step:
+        if "nowait" in method.__slots__ and method is not commands.Basic.Consume and self._is(0.03):
+            values["nowait"] = True
         return Step("call", connection, channel, method, values)
 
     def _channel(self, connection: int, channel: int) -> ChannelView:
@@ -206,7 +210,7 @@ class Program:
             values[properties.USER_ID] = short(chance.choice(("guest", "guest", "other")))
         table: Table = dict(chance.choice(_HEADERS)) if self._is(0.3) else {}
         if self._is(0.06):
-            table[chance.choice(("CC", "BCC"))] = Field("A", [text(chance.choice((*_KEYS, *self.queues)))])
+            table[chance.choice(("CC", "BCC"))] = Field("A", [text(chance.choice((*_KEYS, *self._named)))])
         if table:
             values[properties.HEADERS] = tables.write_table(table)
         if self._is(0.05) and self._channel(connection, channel).has_replies:
@@ -301,10 +305,11 @@ class Program:
                 given["x-delivery-limit"] = Field("I", chance.choice((0, 1, 2)))
         elif self._is(0.05):
             name = ""
-        if self._is(0.2):
-            given["x-max-length"] = Field("I", chance.choice((0, 1, 2, 3)))
-            if self._is(0.4) and "x-queue-type" not in given:
-                given["x-overflow"] = text(chance.choice(("drop-head", "reject-publish", "reject-publish-dlx")))
+        if self._is(0.25):
+            given["x-max-length"] = Field("I", chance.choice((0, 1, 2, 3, 6)))
+            if self._is(0.4):
+                ways = ("drop-head", "reject-publish", "reject-publish-dlx")
+                given["x-overflow"] = text(chance.choice(ways[:2] if "x-queue-type" in given else ways))
         if self._is(0.05):
             given["x-max-length-bytes"] = Field("I", chance.choice((3, 5, 8)))
         if self._is(0.15):
@@ -312,7 +317,7 @@ class Program:
         if self._is(0.35):
             given["x-dead-letter-exchange"] = text(chance.choice((*self.exchanges, "", "amq.fanout")))
             if self._is(0.5):
-                given["x-dead-letter-routing-key"] = text(chance.choice((*self.queues, "a", "a.b")))
+                given["x-dead-letter-routing-key"] = text(chance.choice((*self._named, "a", "a.b")))
         if self._is(0.15):
             given["x-max-priority"] = Field("I", chance.choice((0, 3, 9)))
         if self._is(0.1):
@@ -369,6 +374,8 @@ class Program:
     def _exchange_bind(self, connection: int, channel: int) -> Step:
         method = commands.Exchange.Bind if self._is(0.7) else commands.Exchange.Unbind
         source, destination = self._exchange(), self._exchange()
+        if source.startswith("amq.") and destination.startswith("amq."):
+            source = self._chance.choice(self.exchanges)  # nothing would end the binding
         return self._call(connection, channel, method, source=source, destination=destination, **self._binding())
 
     def _purge(self, connection: int, channel: int) -> Step:

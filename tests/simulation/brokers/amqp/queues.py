@@ -1,7 +1,7 @@
 """Classic queues: messages ready and unacknowledged, limits, expiry, and the delivery to consumers.
 
 Messages are in levels, one for each priority, the highest first. A requeued message goes back to its position. Only the
-head of a level expires, as in RabbitMQ.
+message that is next to be delivered expires, as in RabbitMQ.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Queue:
                 self.discard(self._pop(), dead_letters.MAXLEN)
 
     def _drop_expired(self) -> None:
-        """Drop the expired messages at the heads of the levels, and watch the next one."""
+        """Drop expired messages while one is the next to be delivered, and watch the one that is next then."""
         now = self.broker.host.now()
         following: float | None = None
         for level in self._levels:
@@ -179,8 +179,9 @@ class Queue:
                 self.ready -= 1
                 self._bytes -= len(entry.message.body)
                 self.discard(entry, dead_letters.EXPIRED)
-            if level and level[0].expires is not None and (following is None or level[0].expires < following):
+            if level:
                 following = level[0].expires
+                break
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
             self._expiry_timer = None
@@ -254,12 +255,17 @@ class Queue:
         return self.raw(entry)
 
     @property
+    def arrivals(self) -> int:
+        """Return the number of messages that have arrived so far."""
+        return self._next
+
+    @property
     def consumer_count(self) -> int:
         """Return the number of consumers, as it is told to clients."""
         return len(self.turns.all)
 
-    def get(self, *, no_ack: bool) -> Entry | None:
-        """Return the first message, or ``None`` if there is none."""
+    def get(self, *, no_ack: bool) -> tuple[Entry, int] | None:
+        """Return the first message and the number of those left, or ``None`` if there is none."""
         self.touch()
         if self._expires:
             self._drop_expired()
@@ -270,9 +276,15 @@ class Queue:
             self.removed(entry)
         else:
             self.unacked[entry.position] = entry
+        left = self.ready
         if self._expires:
             self._drop_expired()
-        return entry
+        return entry, self._left(left)
+
+    def _left(self, before: int) -> int:
+        """Return the number that ``get`` tells; ``before`` is the one before expired messages were dropped."""
+        del before
+        return self.ready
 
     # --- settling; entries come in the order of delivery, the consumers' credit was restored
 

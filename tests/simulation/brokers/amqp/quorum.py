@@ -15,6 +15,7 @@ from tests.simulation.brokers.amqp.messages import Entry, Message
 from tests.simulation.brokers.amqp.queues import Queue
 
 if TYPE_CHECKING:
+    from tests.simulation.brokers.amqp.channel import Channel
     from tests.simulation.brokers.amqp.consumers import Consumer
     from tests.simulation.brokers.host import Timer
 
@@ -45,6 +46,8 @@ class QuorumQueue(Queue):
         #: dead letters that no queue has taken yet, with their reasons
         self.letters: list[tuple[Entry, str]] = []
         self._retries: list[Timer] = []
+        #: consumers with unacknowledged messages
+        self._cancelled: list[Consumer] = []
         #: positions of unacknowledged messages of ``basic.get``
         self._got: dict[int, None] = {}
         return 2
@@ -84,23 +87,49 @@ class QuorumQueue(Queue):
     def consumer_count(self) -> int:
         """See ``Queue.consumer_count``.
 
-        Those that wait for the single active one do not count; unacknowledged messages of ``basic.get`` do.
+        Those that wait for the single active one do not count. Those that were cancelled count until their last message
+        is settled, and so do unacknowledged messages of ``basic.get``.
         """
         count = min(1, len(self.turns.all)) if self.is_single else len(self.turns.all)
-        return count + len(self._got)
+        return count + len(self._got) + sum(each.in_flight > 0 for each in self._cancelled)
 
     def _hand_out(self, entry: Entry, consumer: Consumer) -> None:
         entry.redelivered = entry.count > 0
         super()._hand_out(entry, consumer)
 
-    def get(self, *, no_ack: bool) -> Entry | None:
+    def get(self, *, no_ack: bool) -> tuple[Entry, int] | None:
         """See ``Queue.get``."""
-        entry = super().get(no_ack=no_ack)
-        if entry is not None:
+        found = super().get(no_ack=no_ack)
+        if found is not None:
+            entry, _ = found
             entry.redelivered = entry.count > 0
             if not no_ack:
                 self._got[entry.position] = None
-        return entry
+        return found
+
+    def _left(self, before: int) -> int:
+        return before
+
+    # --- consumers
+
+    def add_consumer(self, consumer: Consumer) -> None:
+        """See ``Queue.add_consumer``; one that was cancelled before continues with its unacknowledged messages."""
+        for former in [each for each in self._cancelled if each.in_flight]:
+            if former.channel is consumer.channel and former.tag == consumer.tag:
+                consumer.channel.hand_over(former, consumer)
+        super().add_consumer(consumer)
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """See ``Queue.remove_consumer``."""
+        self._cancelled = [each for each in (*self._cancelled, consumer) if each.in_flight]
+        super().remove_consumer(consumer)
+
+    def channel_gone(self, channel: Channel, consumers: list[Consumer], entries: list[Entry]) -> None:
+        """See ``Queue.channel_gone``."""
+        self._cancelled = [each for each in self._cancelled if each.in_flight and each.channel is not channel]
+        super().channel_gone(channel, consumers, entries)
+
+    # --- settling
 
     def settled(self, entry: Entry) -> bool:
         """See ``Queue.settled``."""
@@ -188,6 +217,7 @@ class QuorumQueue(Queue):
             else:
                 new.append(entry)
         self._got.clear()
+        self._cancelled.clear()
         self._reset(new)
         self._is_refusing = False
         for entry in again:

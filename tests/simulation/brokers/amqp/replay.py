@@ -161,6 +161,10 @@ class RealSide:
             self.names[real] = simulated
             self._simulated[simulated] = real
 
+    def real_name(self, simulated: str) -> str:
+        """Return the real name of something that has a name of the simulated broker."""
+        return self._simulated.get(simulated, simulated)
+
     def connect(self, number: int) -> None:
         """Do the handshake of a new connection."""
         link = self.sockets[number] = _Socket(self._address)
@@ -175,7 +179,7 @@ class RealSide:
                 mechanism="PLAIN",
                 response=f"\0{self._user}\0{self._password}".encode(),
                 locale="en_US",
-            )  # fmt: skip
+            )
         )
         link.expect("Connection.Tune")
         link.send(methods.encode(commands.Connection.TuneOk, 0, channel_max=2047, frame_max=131_072, heartbeat=0))
@@ -198,7 +202,7 @@ class RealSide:
 
     def call(self, connection: int, channel: int, method: type[Frame], **values: Any) -> None:
         """Send a method, with the real names and tags."""
-        given = {name: self._simulated.get(each, each) if isinstance(each, str) else each
+        given: dict[str, Any] = {name: self.real_name(each) if isinstance(each, str) else each
                  for name, each in values.items()}  # fmt: skip
         if "delivery_tag" in given:
             tag = given["delivery_tag"]
@@ -206,7 +210,7 @@ class RealSide:
         self.sockets[connection].send(methods.encode(method, channel, **given))
 
     def _translated(self, message: Publish) -> Publish:
-        key = self._simulated.get(message.routing_key, message.routing_key)
+        key = self.real_name(message.routing_key)
         return Publish(message.exchange, key, message.raw, message.body, message.mandatory, message.immediate)
 
     def read(self, timeout: float) -> None:
@@ -216,7 +220,7 @@ class RealSide:
                 selector.register(link.socket, selectors.EVENT_READ, number)
             ready = selector.select(timeout) if self.sockets else []
         for key, _ in ready:
-            number: int = key.data
+            number = int(key.data)
             link = self.sockets[number]
             for event in link.read():
                 self.received.setdefault((number, event.channel), []).append(event)

@@ -146,9 +146,11 @@ class VirtualHost:
         exchange = self.exchanges.get(source)
         if exchange is None:
             return
-        if destination.is_queue and destination.name in self.queues:
-            self.accessible(destination.name, connection)
-        if exchange.bindings.pop(Binding(destination, key, given).identity, None) is not None:
+        identity = Binding(destination, key, given).identity
+        if identity in exchange.bindings:
+            if destination.is_queue:
+                self.accessible(destination.name, connection)
+            del exchange.bindings[identity]
             self._routes.clear()
             self._delete_if_unbound(exchange)
 
