@@ -131,8 +131,11 @@ def check_queue(what: str, arguments: Table, *, durable: bool, exclusive: bool, 
         if name in arguments:
             raise precondition_failed(f"invalid arg '{name}' for {what} of queue type rabbit_{kind}_queue")
     if kind == "quorum":
-        for is_wrong, name in ((not durable, "non-durable"), (auto_delete, "auto-delete"),
-                               (exclusive, "exclusive-owner")):  # fmt: skip
+        for is_wrong, name in (
+            (auto_delete, "auto-delete"),
+            (exclusive, "exclusive-owner"),
+            (not durable, "non-durable"),
+        ):
             if is_wrong:
                 raise precondition_failed(f"invalid property '{name}' for {what}")
 

@@ -41,7 +41,8 @@ class Channel:
 
     Attributes:
         prefetch: the largest number of unacknowledged messages of all consumers; 0 for unlimited.
-        in_flight: the unacknowledged messages of the consumers.
+        in_flight: the messages that count for ``prefetch``: all that are unacknowledged when the limit is set, and what
+            consumers are sent afterwards.
         is_closing: whether the broker has closed it, so that everything but the answer is ignored.
         reply_address: that replies to requests of this channel are published to, while there is a consumer of them.
     """
@@ -193,8 +194,8 @@ class Channel:
             queue.acknowledge((entry,))
             if consumer is not None:
                 consumer.in_flight -= 1
-                self.in_flight -= 1
                 if self.prefetch:
+                    self._count_settled([found])
                     self._resume([queue])
                 elif not queue.is_deleted:
                     queue.credit(self)
@@ -202,9 +203,7 @@ class Channel:
             return
         taken = self._take(tag, multiple)
         self.broker.counters.acknowledged += len(taken)
-        for queue, entries in self._by_queue(taken):
-            queue.acknowledge(entries)
-        self._resume(dict.fromkeys(queue for _, queue, _ in taken))
+        self._settle(taken, Queue.acknowledge)
 
     def nack(self, tag: int, *, multiple: bool, requeue: bool) -> None:
         """Reject messages."""
@@ -214,18 +213,37 @@ class Channel:
         counters = self.broker.counters
         if requeue:
             counters.requeued += len(taken)
+            self._settle(taken, lambda queue, entries: queue.requeue(entries))
         else:
             counters.rejected += len(taken)
-        for queue, entries in self._by_queue(taken):
-            if queue.is_deleted:
-                continue
-            queue.credit(self)
-            (queue.requeue if requeue else queue.reject)(entries)
-            queue.run()
+            self._settle(taken, lambda queue, entries: queue.reject(entries))
+
+    def _settle(self, taken: list[Unacked], how: Callable[[Queue, list[Entry]], object]) -> None:
+        """Settle messages and deliver others: for each queue and consumer at once, in the order of their names."""
+        groups: dict[tuple[str, str], list[Unacked]] = {}
+        for each in taken:
+            _, queue, consumer = each
+            groups.setdefault((queue.name, "" if consumer is None else consumer.tag), []).append(each)
+        for key in sorted(groups):
+            group = groups[key]
+            _, queue, consumer = group[0]
+            if consumer is not None:
+                consumer.in_flight -= len(group)
+            if not queue.is_deleted:
+                queue.credit(self)
+                how(queue, [entry for entry, _, _ in group])
+                queue.run()
+        self._count_settled(taken)
         self._resume(dict.fromkeys(queue for _, queue, _ in taken))
 
+    def _count_settled(self, taken: list[Unacked]) -> None:
+        """Give back the credit of the channel."""
+        if self.prefetch:
+            count = sum(consumer is not None and queue.type == "classic" for _, queue, consumer in taken)
+            self.in_flight = max(0, self.in_flight - count)
+
     def _take(self, tag: int, multiple: bool) -> list[Unacked]:
-        """Remove messages from the unacknowledged ones, give back their credit, and return them in order."""
+        """Remove messages from the unacknowledged ones, and return them in order."""
         unacked = self.unacked
         if multiple and not tag:
             tags = [*unacked]
@@ -239,18 +257,7 @@ class Channel:
                     break
         else:
             tags = [tag]
-        taken = [unacked.pop(each) for each in tags]
-        for _, _, consumer in taken:
-            if consumer is not None:
-                consumer.in_flight -= 1
-                self.in_flight -= 1
-        return taken
-
-    def _by_queue(self, taken: Iterable[Unacked]) -> Iterable[tuple[Queue, list[Entry]]]:
-        found: dict[Queue, list[Entry]] = {}
-        for entry, queue, _ in taken:
-            found.setdefault(queue, []).append(entry)
-        return found.items()
+        return [unacked.pop(each) for each in tags]
 
     def _resume(self, queues: Iterable[Queue]) -> None:
         """Deliver to consumers that have credit again."""
@@ -376,6 +383,8 @@ class Channel:
         if given.prefetch_size:
             raise AmqpError(540, f"prefetch_size!=0 ({given.prefetch_size})")
         if given.global_:
+            if not self.prefetch:
+                self.in_flight = len(self.unacked)
             self.prefetch = given.prefetch_count
         else:
             self._consumer_prefetch = given.prefetch_count

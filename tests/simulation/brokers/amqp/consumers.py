@@ -55,11 +55,10 @@ class Consumer:
         """Return whether it may be sent one more message."""
         if self.is_paused:
             return False
-        if self.no_ack:
-            return True
         if self.prefetch and self.in_flight >= self.prefetch:
             return False
         channel = self.channel
+        # the limit of the channel holds for consumers without acknowledgement as well
         return not channel.prefetch or channel.in_flight < channel.prefetch
 
 

@@ -117,6 +117,10 @@ class Program:
         self._declared: list[dict[str, Any]] = []
         #: programs about quorum queues have few of the other kinds
         self._quorum = chance.choice((0.1, 0.1, 0.6))
+        #: see :meth:`_declare` about the time to live in quorum queues
+        self._soon = chance.choice(("0", "60000"))
+        if self._soon == "0":
+            self._quorum = 0.0
         #: what a program begins with, mostly
         self._setup: list[Callable[[int, int], Step]] = [
             *(lambda connection, channel, name=name: self._declare(connection, channel, name) for name in self.queues),
@@ -170,7 +174,13 @@ class Program:
                 return found
 
     def _call(self, connection: int, channel: int, method: type[Frame], **values: Any) -> Step:
-        if "nowait" in method.__slots__ and method is not commands.Basic.Consume and self._is(0.03):
+        is_nameless = method is commands.Queue.Declare and not values["queue"]
+        if (
+            not is_nameless
+            and "nowait" in method.__slots__
+            and method not in (commands.Basic.Consume, commands.Confirm.Select)
+            and self._is(0.03)
+        ):
             values["nowait"] = True
         return Step("call", connection, channel, method, values)
 
@@ -203,7 +213,7 @@ class Program:
         if self._is(0.2):
             values[properties.PRIORITY] = bytes([chance.choice((0, 1, 3, 9, 200))])
         if self._is(0.12):
-            values[properties.EXPIRATION] = short(chance.choice(("0", "60000", "60000", "x")))
+            values[properties.EXPIRATION] = short(chance.choice((self._soon, "60000", "60000", "x")))
         if self._is(0.3):
             values[properties.CORRELATION_ID] = short("some id")
         if self._is(0.05):
@@ -313,7 +323,9 @@ class Program:
         if self._is(0.05):
             given["x-max-length-bytes"] = Field("I", chance.choice((3, 5, 8)))
         if self._is(0.15):
-            given["x-message-ttl"] = Field("I", chance.choice((0, 60_000, 600_000)))
+            # a quorum queue applies its commands later, when a message may have expired or not
+            times = (60_000, 600_000) if "x-queue-type" in given else (0, 60_000, 600_000)
+            given["x-message-ttl"] = Field("I", chance.choice(times))
         if self._is(0.35):
             given["x-dead-letter-exchange"] = text(chance.choice((*self.exchanges, "", "amq.fanout")))
             if self._is(0.5):

@@ -51,6 +51,8 @@ class Queue:
     """
 
     type = "classic"
+    #: that a message has at least, ms
+    shortest_ttl = 0
 
     def __init__(
         self, broker: AmqpBroker, vhost: VirtualHost, name: str, *, durable: bool, auto_delete: bool,
@@ -108,7 +110,7 @@ class Queue:
         if ttl is not None or own is not None:
             least = own if ttl is None else ttl if own is None else min(ttl, own)
             assert least is not None
-            entry.expires = self.broker.host.now() + least / 1000
+            entry.expires = self.broker.host.now() + max(least, self.shortest_ttl) / 1000
             self._expires = True
         if not self.ready:
             consumer = self._take_consumer()
@@ -122,11 +124,15 @@ class Queue:
         if is_stored:
             self.broker.storage.add(entry)
         self._append(entry)
-        if self._has_limit:
-            self._drop_head()
-        if entry.expires is not None:
-            self._drop_expired()
+        has_dropped = self._has_limit and self._drop_head()
+        if self._expires:
+            self._expire_after_publish(entry, has_dropped)
         return STORED if is_stored else TAKEN
+
+    def _expire_after_publish(self, entry: Entry, has_dropped: bool) -> None:
+        """Look for expired messages where RabbitMQ does: not if a message of higher priority comes to the head."""
+        if has_dropped or (self.ready == 1 and entry.expires is not None):
+            self._drop_expired()
 
     def is_stored(self, message: Message) -> bool:
         """Return whether a message survives a restart of the broker."""
@@ -164,10 +170,12 @@ class Queue:
             self.max_bytes is not None and self._bytes > self.max_bytes
         )
 
-    def _drop_head(self) -> None:
+    def _drop_head(self) -> bool:
+        before = self.ready
         if self.overflow == "drop-head":
             while self.ready and self._is_over_limit():
                 self.discard(self._pop(), dead_letters.MAXLEN)
+        return self.ready < before
 
     def _drop_expired(self) -> None:
         """Drop expired messages while one is the next to be delivered, and watch the one that is next then."""
@@ -221,8 +229,6 @@ class Queue:
 
     def run(self) -> None:
         """Deliver messages while there are consumers with credit."""
-        if self._expires:
-            self._drop_expired()
         while self.ready:
             consumer = self._take_consumer()
             if consumer is None:
@@ -238,7 +244,8 @@ class Queue:
         else:
             self.unacked[entry.position] = entry
             consumer.in_flight += 1
-            channel.in_flight += 1
+            if channel.prefetch:
+                channel.in_flight += 1
         channel.deliver(consumer, entry)
         entry.redelivered = True
         if not consumer.no_ack:
@@ -267,8 +274,6 @@ class Queue:
     def get(self, *, no_ack: bool) -> tuple[Entry, int] | None:
         """Return the first message and the number of those left, or ``None`` if there is none."""
         self.touch()
-        if self._expires:
-            self._drop_expired()
         if not self.ready:
             return None
         entry = self._pop()
@@ -317,6 +322,8 @@ class Queue:
             self._put_back(level, back)
         if self._has_limit:
             self._drop_head()
+        if self._expires:
+            self._drop_expired()
 
     def _put_back(self, level: int, entries: list[Entry]) -> None:
         entries.sort(key=_position)

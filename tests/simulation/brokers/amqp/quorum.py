@@ -31,6 +31,8 @@ class QuorumQueue(Queue):
     """A quorum queue."""
 
     type = "quorum"
+    #: instead of delivering a message at once or not at all
+    shortest_ttl = 1
 
     def _level_count(self) -> int:
         self._is_refusing = False
@@ -51,6 +53,16 @@ class QuorumQueue(Queue):
         #: positions of unacknowledged messages of ``basic.get``
         self._got: dict[int, None] = {}
         return 2
+
+    def _expire_after_publish(self, entry: Entry, has_dropped: bool) -> None:
+        del entry, has_dropped
+        self._drop_expired()
+
+    def run(self) -> None:
+        """See ``Queue.run``."""
+        if self._expires:
+            self._drop_expired()
+        super().run()
 
     def is_stored(self, message: Message) -> bool:
         """See ``Queue.is_stored``."""
@@ -99,6 +111,8 @@ class QuorumQueue(Queue):
 
     def get(self, *, no_ack: bool) -> tuple[Entry, int] | None:
         """See ``Queue.get``."""
+        if self._expires:
+            self._drop_expired()
         found = super().get(no_ack=no_ack)
         if found is not None:
             entry, _ = found

@@ -265,7 +265,8 @@ def _plain_field(field: Field, names: dict[str, str]) -> Any:
     if field.kind == "A":
         return [_plain_field(each, names) for each in field.value]
     if field.kind == "S":
-        return names.get(field.value.decode("utf-8", "replace"), field.value)
+        name: str = field.value.decode("utf-8", "replace")
+        return names.get(name, name)
     return (field.kind, field.value)
 
 

@@ -216,7 +216,7 @@ class VirtualHost:
         count = queue.ready
         queue.end("queue deleted")
         self._remove_bindings_to(Destination(True, queue.name))
-        for consumer in [*queue.turns.all]:
+        for consumer in sorted(queue.turns.all, key=lambda each: each.tag):
             consumer.channel.consumer_gone(consumer)
         return count
 
