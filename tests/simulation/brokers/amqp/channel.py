@@ -239,7 +239,7 @@ class Channel:
     def _count_settled(self, taken: list[Unacked]) -> None:
         """Give back the credit of the channel."""
         if self.prefetch:
-            count = sum(consumer is not None and queue.type == "classic" for _, queue, consumer in taken)
+            count = sum(consumer is not None and queue.is_limited_by_channel for _, queue, consumer in taken)
             self.in_flight = max(0, self.in_flight - count)
 
     def _take(self, tag: int, multiple: bool) -> list[Unacked]:

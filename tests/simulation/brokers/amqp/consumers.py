@@ -57,9 +57,9 @@ class Consumer:
             return False
         if self.prefetch and self.in_flight >= self.prefetch:
             return False
-        channel = self.channel
         # the limit of the channel holds for consumers without acknowledgement as well
-        return not channel.prefetch or channel.in_flight < channel.prefetch
+        limit = self.channel.prefetch
+        return not limit or self.channel.in_flight < limit or not self.queue.is_limited_by_channel
 
 
 class Turns:

@@ -51,6 +51,8 @@ class Queue:
     """
 
     type = "classic"
+    #: whether its messages count for the limit of a channel
+    is_limited_by_channel = True
     #: that a message has at least, ms
     shortest_ttl = 0
 
@@ -244,7 +246,7 @@ class Queue:
         else:
             self.unacked[entry.position] = entry
             consumer.in_flight += 1
-            if channel.prefetch:
+            if channel.prefetch and self.is_limited_by_channel:
                 channel.in_flight += 1
         channel.deliver(consumer, entry)
         entry.redelivered = True

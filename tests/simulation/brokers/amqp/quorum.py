@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.brokers.amqp.consumers import Consumer
     from tests.simulation.brokers.host import Timer
 
-#: a queue that refuses messages takes them again below this part of its limits
+#: a queue that refuses messages takes them again up to this part of its limits
 _LOW: Final = 0.8
 _RETURNED: Final = 0
 _NEW: Final = 1
@@ -31,6 +31,7 @@ class QuorumQueue(Queue):
     """A quorum queue."""
 
     type = "quorum"
+    is_limited_by_channel = False
     #: instead of delivering a message at once or not at all
     shortest_ttl = 1
 
@@ -80,8 +81,8 @@ class QuorumQueue(Queue):
             self._is_refusing = True
         elif self._is_refusing:
             self._is_refusing = not (
-                (self.max_length is None or self.ready < self.max_length * _LOW)
-                and (self.max_bytes is None or self._bytes < self.max_bytes * _LOW)
+                (self.max_length is None or self.ready <= int(self.max_length * _LOW))
+                and (self.max_bytes is None or self._bytes <= int(self.max_bytes * _LOW))
             )
         return self._is_refusing
 
