@@ -185,6 +185,20 @@ def test_a_broker_that_takes_no_messages_reads_nothing_from_its_publishers(
     assert counts(other, "q") == (2, 0)
 
 
+def test_a_slow_reader_leaves_messages_to_others(host: FakeHost, broker: AmqpBroker, client: FakeClient) -> None:
+    declare(client, "q")
+    consume(client, "q")
+    client.backlog = 2 << 20
+    client.publish(1, "", "q", b"1")
+    host.advance(1)
+    assert not client.take()
+    assert counts(client, "q") == (1, 1)
+    client.backlog = 0
+    host.advance(1)
+    assert bodies(client) == [b"1"]
+    assert not host.pending
+
+
 def test_acknowledgements_to_a_closed_channel_are_ignored(client: FakeClient) -> None:
     client.call(1, commands.Basic.Ack, delivery_tag=5)
     client.only("Channel.Close")

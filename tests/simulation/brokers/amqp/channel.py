@@ -259,6 +259,10 @@ class Channel:
             tags = [tag]
         return [unacked.pop(each) for each in tags]
 
+    def resume(self) -> None:
+        """Deliver to all consumers that have credit again."""
+        self._resume([consumer.queue for consumer in self.consumers.values()])
+
     def _resume(self, queues: Iterable[Queue]) -> None:
         """Deliver to consumers that have credit again."""
         everywhere = (consumer.queue for consumer in self.consumers.values()) if self.prefetch else ()
@@ -390,9 +394,7 @@ class Channel:
             self._consumer_prefetch = given.prefetch_count
             self.prefetch = 0  # as RabbitMQ does
         self._send(commands.Basic.QosOk)
-        for queue in dict.fromkeys(consumer.queue for consumer in self.consumers.values()):
-            queue.credit(self)
-            queue.run()
+        self.resume()
 
     def _consume(self, given: Any) -> None:
         if given.queue == REPLY_TO:

@@ -34,6 +34,12 @@ _CLOSING_TIMEOUT: Final = 30.0
 #: how long a client has for the handshake, seconds
 _HANDSHAKE_TIMEOUT: Final = 10.0
 
+#: bytes that the client has not taken, beyond which it gets no deliveries
+_CONGESTED: Final = 1 << 20
+#: how soon, and at most how late, the broker looks whether the client has read, seconds
+_FIRST_LOOK: Final = 0.01
+_LAST_LOOK: Final = 0.64
+
 _CAPABILITIES: Final = (
     "publisher_confirms", "exchange_exchange_bindings", "basic.nack", "consumer_cancel_notify", "connection.blocked",
     "consumer_priorities", "authentication_failure_close", "per_consumer_qos", "direct_reply_to",
@@ -123,6 +129,24 @@ class AmqpConnection:
         """Return the virtual host of a connection that is open."""
         assert self.vhost is not None
         return self.vhost
+
+    @property
+    def is_congested(self) -> bool:
+        """Return whether the client reads so slowly that its consumers get nothing for now."""
+        if self.peer.unsent <= _CONGESTED:
+            return False
+        if "drain" not in self._timers and self.state == "running":
+            self._arm("drain", _FIRST_LOOK, lambda: self._look_again(_FIRST_LOOK * 2))
+        return True
+
+    def _look_again(self, delay: float) -> None:
+        """Deliver again once the client has read enough; until then look at longer and longer intervals."""
+        if self.peer.unsent > _CONGESTED:
+            self._arm("drain", delay, lambda: self._look_again(min(delay * 2, _LAST_LOOK)))
+            return
+        self._disarm("drain")
+        for channel in [*self.channels.values()]:
+            channel.resume()
 
     def can(self, capability: str) -> bool:
         """Return whether the client has announced a capability."""

@@ -53,7 +53,7 @@ class Consumer:
     @property
     def has_credit(self) -> bool:
         """Return whether it may be sent one more message."""
-        if self.is_paused:
+        if self.is_paused or self.channel.connection.is_congested:
             return False
         if self.prefetch and self.in_flight >= self.prefetch:
             return False

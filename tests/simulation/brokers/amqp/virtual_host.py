@@ -131,11 +131,10 @@ class VirtualHost:
         """Bind a queue or an exchange to an exchange."""
         self._check_not_default(source, *(() if destination.is_queue else (destination.name,)))
         exchange = self.exchange(source)
+        (self.queue if destination.is_queue else self.exchange)(destination.name)
+        exchange.check_binding(given)
         if destination.is_queue:
             self.accessible(destination.name, connection)
-        else:
-            self.exchange(destination.name)
-        exchange.check_binding(given)
         binding = Binding(destination, key, given)
         exchange.bindings.setdefault(binding.identity, binding)
         self._routes.clear()
