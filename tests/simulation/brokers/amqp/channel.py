@@ -264,9 +264,13 @@ class Channel:
         self._resume([consumer.queue for consumer in self.consumers.values()])
 
     def _resume(self, queues: Iterable[Queue]) -> None:
-        """Deliver to consumers that have credit again."""
+        """Deliver to consumers that have credit again; the limit of the channel favours no queue."""
         everywhere = (consumer.queue for consumer in self.consumers.values()) if self.prefetch else ()
-        for queue in dict.fromkeys((*queues, *everywhere)):
+        found = [*dict.fromkeys((*queues, *everywhere))]
+        if self.prefetch and len(found) > 1:
+            first = self.broker.host.random.randrange(len(found))
+            found = found[first:] + found[:first]
+        for queue in found:
             if not queue.is_deleted:
                 queue.credit(self)
                 queue.run()
@@ -373,10 +377,10 @@ class Channel:
                 flag = "if-unused" if given.if_unused else "if-empty"
                 raise AmqpError(540, f"cannot delete {what}. queue.delete operations with {flag} flag set are not "
                                      "supported by quorum queues")  # fmt: skip
-            if given.if_unused and queue.turns.all:
-                raise precondition_failed(f"{what} in use")
             if given.if_empty and queue.ready:
                 raise precondition_failed(f"{what} not empty")
+            if given.if_unused and queue.turns.all:
+                raise precondition_failed(f"{what} in use")
             count = queue.ready
             self._answer(given, commands.Queue.DeleteOk, message_count=count)
             self.vhost.delete_queue(queue)
@@ -483,7 +487,8 @@ class Channel:
         gone: dict[Queue, tuple[list[Consumer], list[Entry]]] = {}
         for consumer in consumers.values():
             gone.setdefault(consumer.queue, ([], []))[0].append(consumer)
-        for entry, queue, _ in unacked.values():
+        # in the order of the consumers' names, which is that of messages that a quorum queue gets back
+        for entry, queue, _ in sorted(unacked.values(), key=lambda each: each[2].tag if each[2] is not None else ""):
             gone.setdefault(queue, ([], []))[1].append(entry)
         for queue, (theirs, entries) in gone.items():
             if not queue.is_deleted:

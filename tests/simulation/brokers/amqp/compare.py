@@ -15,6 +15,7 @@ Not compared, since it may differ:
 * the order of deliveries to different consumers of one channel, and so their delivery tags;
 * the order of a dead letter and another message that come to a queue over the same step: RabbitMQ's queues are
   processes. A program that has come across one is left at its next difference;
+* which queue may send first once a channel is below its limit: RabbitMQ favours none. Such a program is left likewise;
 * what becomes of the messages of two channels that consume the same queue and end with their connection: which one ends
   first, and gives its messages to the other, is a race. Such a program is left there;
 * the time in ``x-death``.
@@ -80,7 +81,7 @@ class Comparison:
         self._is_traced = is_traced
         #: channel of the observer that was used last to see whether a queue is deleted
         self._spare = 1
-        #: whether a dead letter and another message have come to a queue in one step, in an order that differs
+        #: whether there was something whose order differs from time to time, such as dead letters
         self._may_be_reordered = False
         #: whether the program ended early, since the order of events differs from time to time
         self.is_abandoned = False
@@ -100,6 +101,7 @@ class Comparison:
                 step = self.program.step()
                 self._adapt(step)
                 self.history.append(step)
+                self._may_be_reordered = self._may_be_reordered or self._shares_limit(step)
                 may_race = self._shares_queue(step.connection)
                 events = self._execute(step, may_race=may_race)
                 if events is None:
@@ -128,6 +130,16 @@ class Comparison:
             if real != sorted(real):
                 step.values["multiple"] = False
                 step.values["delivery_tag"] = step.values["delivery_tag"] or view.unacked[0]
+
+    def _shares_limit(self, step: Step) -> bool:
+        """Return whether several queues wait for the credit of the step's channel."""
+        client = self.simulated.clients.get(step.connection)
+        if client is None or not isinstance(client.connection, AmqpConnection):
+            return False
+        channel = client.connection.channels.get(step.channel)
+        if channel is None or not channel.prefetch:
+            return False
+        return len(dict.fromkeys(consumer.queue for consumer in channel.consumers.values())) > 1
 
     def _may_fail(self, message: Publish) -> bool:
         exchange = self.simulated.broker.vhosts[self.real.vhost].exchanges.get(message.exchange)
