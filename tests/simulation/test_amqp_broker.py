@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pamqp import commands
 
-from tests.simulation.brokers.amqp import AmqpBroker, AmqpFaults, frames, methods
+from tests.simulation.brokers.amqp import AmqpBroker, AmqpFaults, frames, methods, tables
 from tests.simulation.brokers.amqp.compare import Comparison, seeds
 from tests.simulation.brokers.amqp.fake_host import (
     PERSISTENT,
@@ -18,7 +18,7 @@ from tests.simulation.brokers.amqp.fake_host import (
     expiring,
     publish,
 )
-from tests.simulation.brokers.amqp.replay import confirmed
+from tests.simulation.brokers.amqp.views import confirmed
 
 if TYPE_CHECKING:
     from messaging.testing.brokers import RabbitMQ
@@ -133,6 +133,16 @@ def test_a_refused_login_is_told_and_ends_the_connection(broker: AmqpBroker) -> 
     assert refused.take("Connection.Close")[0].reply_code == 403
     assert not quiet.take("Connection.Close")
     assert (refused.ended, quiet.ended, taken.ended) == ("closed", "closed", "")
+
+
+def test_a_client_logs_in_with_amqplain(broker: AmqpBroker) -> None:
+    broker.login = lambda user, password: (user, password) == ("me", "secret")
+    client = FakeClient(broker)
+    client.write(b"AMQP\0\0\t\1")
+    client.take()
+    response = tables.write_table({"LOGIN": tables.text("me"), "PASSWORD": tables.text("secret")})[4:]
+    client.call(0, commands.Connection.StartOk, mechanism="AMQPLAIN", response=response, locale="en_US")
+    client.only("Connection.Tune")
 
 
 def test_an_unknown_virtual_host_is_refused(broker: AmqpBroker) -> None:

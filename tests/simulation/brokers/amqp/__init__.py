@@ -13,15 +13,17 @@ come confirms of stored messages, expiry, heartbeats, and what faults delay.
 module                 subject
 =====================  ================================================================================================
 ``broker``             connections, virtual hosts, alarms, restarts, description
-``connection``         handshake, frames, channels, heartbeats
+``connection``         frames, channels, heartbeats, the end
+``handshake``          login, limits, virtual host
 ``channel``            methods, publishing, deliveries, acknowledgements
+``declarations``       methods about exchanges, queues and bindings
 ``confirms``           publisher confirms and their batches
 ``virtual_host``       declarations, bindings, routing, dead letters
 ``queues, quorum``     classic and quorum queues
 ``consumers``          credit and turns of consumers
 ``storage``            what survives a kill
 ``faults``             faults that the owner switches on
-``compare``            comparison with a real RabbitMQ
+``compare``            comparison with a real RabbitMQ, of random ``programs``
 =====================  ================================================================================================
 """
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pamqp import commands
 
-from tests.simulation.brokers.amqp import arguments, frames, methods, properties
+from tests.simulation.brokers.amqp import arguments, declarations, frames, methods, properties
 from tests.simulation.brokers.amqp.confirms import Confirms
 from tests.simulation.brokers.amqp.consumers import Consumer
 from tests.simulation.brokers.amqp.errors import AmqpError, access_refused, not_found, precondition_failed, resource
-from tests.simulation.brokers.amqp.exchanges import Destination
 from tests.simulation.brokers.amqp.frames import short
 from tests.simulation.brokers.amqp.messages import Entry, Message
 from tests.simulation.brokers.amqp.queues import REFUSED, STORED, Queue
@@ -44,6 +43,7 @@ class Channel:
         in_flight: the messages that count for ``prefetch``: all that are unacknowledged when the limit is set, and what
             consumers are sent afterwards.
         is_closing: whether the broker has closed it, so that everything but the answer is ignored.
+        last_queue: name of the queue that was declared last.
         reply_address: that replies to requests of this channel are published to, while there is a consumer of them.
     """
 
@@ -62,7 +62,7 @@ class Channel:
         self._reply_tag = ""
         self._consumer_prefetch = 0
         self._last_tag = 0
-        self._last_queue = ""
+        self.last_queue = ""
         #: exchange, routing key, both as on the wire, and "mandatory", by the arguments of a publish
         self._targets: dict[bytes, tuple[str, str, bytes, bool]] = {}
 
@@ -172,7 +172,7 @@ class Channel:
     def consumer_gone(self, consumer: Consumer) -> None:
         """Tell the client that the broker has cancelled a consumer."""
         if self.consumers.pop(consumer.tag, None) is not None and self.connection.can("consumer_cancel_notify"):
-            self._send(commands.Basic.Cancel, consumer_tag=consumer.tag, nowait=True)
+            self.send(commands.Basic.Cancel, consumer_tag=consumer.tag, nowait=True)
 
     def hand_over(self, former: Consumer, consumer: Consumer) -> None:
         """Give the unacknowledged messages of a consumer that was cancelled to another one."""
@@ -279,113 +279,38 @@ class Channel:
 
     def handle(self, index: int, given: Any) -> None:
         """Execute a method; ``given`` has its arguments."""
-        handler = _HANDLERS.get(index)
+        handler = _HANDLERS.get(index) or declarations.HANDLERS.get(index)
         if handler is None:
             name = methods.NAMES.get(index, f"{index >> 16}.{index & 0xFFFF}")
             self.broker.host.note(f"amqp: {self.connection.peer.name} asked for {name}, which is not simulated")
             raise AmqpError(540, f"{name} is not simulated")
         handler(self, given)
 
-    def _send(self, kind: type[Frame], **values: Any) -> None:
+    def send(self, kind: type[Frame], **values: Any) -> None:
+        """Send a method."""
         self.connection.write(methods.encode(kind, self.number, **values))
 
-    def _answer(self, given: Any, kind: type[Frame], **values: Any) -> None:
+    def answer(self, given: Any, kind: type[Frame], **values: Any) -> None:
+        """Send the answer to a method with the arguments ``given``, unless the client wants none."""
         if not getattr(given, "nowait", False):
-            self._send(kind, **values)
+            self.send(kind, **values)
 
     def _flow(self, given: Any) -> None:
         if not given.active:
             raise AmqpError(540, "active=false")
-        self._send(commands.Channel.FlowOk, active=True)
+        self.send(commands.Channel.FlowOk, active=True)
 
     def _select_confirms(self, given: Any) -> None:
         self.confirms.is_on = True
-        self._answer(given, commands.Confirm.SelectOk)
+        self.answer(given, commands.Confirm.SelectOk)
 
-    def _exchange_declare(self, given: Any) -> None:
-        if given.passive:
-            self.vhost.check_exchange(given.exchange)
-        else:
-            self.vhost.declare_exchange(
-                given.exchange, given.exchange_type, durable=given.durable, auto_delete=given.auto_delete,
-                internal=given.internal, given=given.arguments,
-            )  # fmt: skip
-        self._answer(given, commands.Exchange.DeclareOk)
-
-    def _exchange_delete(self, given: Any) -> None:
-        self.vhost.delete_exchange(given.exchange, if_unused=given.if_unused)
-        self._answer(given, commands.Exchange.DeleteOk)
-
-    def _exchange_bind(self, given: Any) -> None:
-        destination = Destination(False, given.destination)
-        self.vhost.bind(given.source, destination, given.routing_key, given.arguments, self.connection)
-        self._answer(given, commands.Exchange.BindOk)
-
-    def _exchange_unbind(self, given: Any) -> None:
-        destination = Destination(False, given.destination)
-        self.vhost.unbind(given.source, destination, given.routing_key, given.arguments, self.connection)
-        self._answer(given, commands.Exchange.UnbindOk)
-
-    def _name(self, name: str) -> str:
+    def queue_name(self, name: str) -> str:
         """Return the name of a queue; without one, of the queue that was declared last on this channel."""
         if name:
             return name
-        if not self._last_queue:
+        if not self.last_queue:
             raise not_found("no previously declared queue")
-        return self._last_queue
-
-    def _queue_declare(self, given: Any) -> None:
-        name = given.queue
-        if name == REPLY_TO or (given.passive and self.broker.replies.get(name) is not None):
-            self._answer(given, commands.Queue.DeclareOk, queue=name, message_count=0, consumer_count=1)
-            return
-        if given.passive:
-            queue = self.vhost.accessible(name, self.connection)
-            queue.touch()
-        else:
-            queue = self.vhost.declare_queue(
-                name, durable=given.durable, exclusive=given.exclusive, auto_delete=given.auto_delete,
-                given=given.arguments, connection=self.connection,
-            )  # fmt: skip
-        self._last_queue = queue.name
-        counts = {"message_count": queue.ready, "consumer_count": queue.consumer_count}
-        self._answer(given, commands.Queue.DeclareOk, queue=queue.name, **counts)
-
-    def _queue_bind(self, given: Any) -> None:
-        key = given.routing_key or ("" if given.queue else self._last_queue)
-        destination = Destination(True, self._name(given.queue))
-        self.vhost.bind(given.exchange, destination, key, given.arguments, self.connection)
-        self._answer(given, commands.Queue.BindOk)
-
-    def _queue_unbind(self, given: Any) -> None:
-        key = given.routing_key or ("" if given.queue else self._last_queue)
-        destination = Destination(True, self._name(given.queue))
-        self.vhost.unbind(given.exchange, destination, key, given.arguments, self.connection)
-        self._send(commands.Queue.UnbindOk)
-
-    def _queue_purge(self, given: Any) -> None:
-        count = self.vhost.accessible(self._name(given.queue), self.connection).purge()
-        self._answer(given, commands.Queue.PurgeOk, message_count=count)
-
-    def _queue_delete(self, given: Any) -> None:
-        name = self._name(given.queue)
-        count = 0
-        if name in self.vhost.queues:
-            queue = self.vhost.accessible(name, self.connection)
-            what = resource("queue", name, self.vhost.name)
-            if queue.type == "quorum" and (given.if_unused or given.if_empty):
-                flag = "if-unused" if given.if_unused else "if-empty"
-                raise AmqpError(540, f"cannot delete {what}. queue.delete operations with {flag} flag set are not "
-                                     "supported by quorum queues")  # fmt: skip
-            if given.if_empty and queue.ready:
-                raise precondition_failed(f"{what} not empty")
-            if given.if_unused and queue.turns.all:
-                raise precondition_failed(f"{what} in use")
-            count = queue.ready
-            self._answer(given, commands.Queue.DeleteOk, message_count=count)
-            self.vhost.delete_queue(queue)
-        else:
-            self._answer(given, commands.Queue.DeleteOk, message_count=count)
+        return self.last_queue
 
     def _qos(self, given: Any) -> None:
         if given.prefetch_size:
@@ -397,14 +322,14 @@ class Channel:
         else:
             self._consumer_prefetch = given.prefetch_count
             self.prefetch = 0  # as RabbitMQ does
-        self._send(commands.Basic.QosOk)
+        self.send(commands.Basic.QosOk)
         self.resume()
 
     def _consume(self, given: Any) -> None:
         if given.queue == REPLY_TO:
             self._consume_replies(given)
             return
-        name, tag = self._name(given.queue), given.consumer_tag
+        name, tag = self.queue_name(given.queue), given.consumer_tag
         if tag in self.consumers:
             raise AmqpError(530, f"attempt to reuse consumer tag '{tag}'")
         queue = self.vhost.accessible(name, self.connection)
@@ -420,7 +345,7 @@ class Channel:
             tag, self, queue, no_ack=given.no_ack, exclusive=exclusive, prefetch=self._consumer_prefetch,
             arguments=given.arguments,
         )  # fmt: skip
-        self._answer(given, commands.Basic.ConsumeOk, consumer_tag=tag)
+        self.answer(given, commands.Basic.ConsumeOk, consumer_tag=tag)
         queue.add_consumer(consumer)
         queue.run()
 
@@ -432,19 +357,19 @@ class Channel:
         self._reply_tag = given.consumer_tag or f"amq.ctag-{self.broker.token()}"
         self.reply_address = f"{REPLY_TO}.{self.broker.token()}"
         self.broker.replies[self.reply_address] = self
-        self._answer(given, commands.Basic.ConsumeOk, consumer_tag=self._reply_tag)
+        self.answer(given, commands.Basic.ConsumeOk, consumer_tag=self._reply_tag)
 
     def _cancel(self, given: Any) -> None:
         tag = given.consumer_tag
         if self.reply_address and tag == self._reply_tag:
             self._end_replies()
         consumer = self.consumers.pop(tag, None)
-        self._answer(given, commands.Basic.CancelOk, consumer_tag=tag)
+        self.answer(given, commands.Basic.CancelOk, consumer_tag=tag)
         if consumer is not None:
             consumer.queue.remove_consumer(consumer)
 
     def _get(self, given: Any) -> None:
-        name = self._name(given.queue)
+        name = self.queue_name(given.queue)
         queue = self.vhost.accessible(name, self.connection)
         if queue.type == "quorum" and queue.is_single:
             what = resource("queue", name, self.vhost.name)
@@ -452,7 +377,7 @@ class Channel:
                                  "quorum queues with single active consumer")  # fmt: skip
         found = queue.get(no_ack=given.no_ack)
         if found is None:
-            self._send(commands.Basic.GetEmpty)
+            self.send(commands.Basic.GetEmpty)
             return
         entry, left = found
         self._last_tag += 1
@@ -468,7 +393,7 @@ class Channel:
             raise AmqpError(540, "requeue=false")
         taken = self._take(0, True)
         if is_answered:
-            self._send(commands.Basic.RecoverOk)
+            self.send(commands.Basic.RecoverOk)
         self._reject(taken, requeue=True)
 
     # --- the end
@@ -503,15 +428,6 @@ class Channel:
 _HANDLERS: Final[dict[int, Callable[[Channel, Any], None]]] = {
     commands.Channel.Flow.index: Channel._flow,
     commands.Confirm.Select.index: Channel._select_confirms,
-    commands.Exchange.Declare.index: Channel._exchange_declare,
-    commands.Exchange.Delete.index: Channel._exchange_delete,
-    commands.Exchange.Bind.index: Channel._exchange_bind,
-    commands.Exchange.Unbind.index: Channel._exchange_unbind,
-    commands.Queue.Declare.index: Channel._queue_declare,
-    commands.Queue.Bind.index: Channel._queue_bind,
-    commands.Queue.Unbind.index: Channel._queue_unbind,
-    commands.Queue.Purge.index: Channel._queue_purge,
-    commands.Queue.Delete.index: Channel._queue_delete,
     commands.Basic.Qos.index: Channel._qos,
     commands.Basic.Consume.index: Channel._consume,
     commands.Basic.Cancel.index: Channel._cancel,

@@ -37,9 +37,9 @@ from messaging.testing.brokers import RabbitMQ
 from tests.simulation.brokers.amqp import properties
 from tests.simulation.brokers.amqp.connection import AmqpConnection
 from tests.simulation.brokers.amqp.fake_host import Received
-from tests.simulation.brokers.amqp.programs import ChannelView, Program, Publish, Step
-from tests.simulation.brokers.amqp.replay import Events, RealSide, SimulatedSide, confirmed, normal
-from tests.simulation.brokers.amqp.virtual_host import REPLY_TO
+from tests.simulation.brokers.amqp.programs import Program
+from tests.simulation.brokers.amqp.replay import RealSide, SimulatedSide, normal
+from tests.simulation.brokers.amqp.views import Events, Publish, Step, confirmed, reply_to
 
 #: how long the real broker has for a step, seconds
 PATIENCE: Final = 3.0
@@ -52,7 +52,6 @@ _ENDS: Final = ("Channel.Close", "Channel.CloseOk", "Connection.Close", "Connect
 _ANSWERS: Final = ("Queue.DeclareOk", "Basic.CancelOk")
 _DELIVERIES: Final = ("Basic.Deliver",)
 _CONFIRMS: Final = ("Basic.Ack", "Basic.Nack")
-_MAX_ADDRESSES: Final = 3
 
 
 class DifferenceError(AssertionError):
@@ -107,7 +106,7 @@ class Comparison:
                 if events is None:
                     self.is_abandoned = True
                     break
-                self._update(step, events)
+                self.program.view.update(step, events)
                 self._settle(step)
         except _AbandonedError:
             self.is_abandoned = True
@@ -199,6 +198,8 @@ class Comparison:
         if difference is not None:
             self._fail(difference)
         for where, events in expected.items():
+            if any(event.name == "Channel.OpenOk" for event in events):
+                self.real.forget_tags(*where)
             self._pair(where, events, self.real.received.get(where, []))
         for name in gone:
             self._await_deletion(name)
@@ -258,12 +259,12 @@ class Comparison:
         for tag in dict.fromkeys(event.consumer_tag for event in ours if event.name in _DELIVERIES):
             pairs = zip(_to_consumer(ours, tag), _to_consumer(theirs, tag), strict=False)
             for one, other in pairs:
-                mine, address = _reply_to(one), _reply_to(other)
+                mine, address = reply_to(one), reply_to(other)
                 if mine and address:
                     self.real.learn(address, mine)
         for one, other in zip(_others(ours), _others(theirs), strict=False):
             if one.name == other.name in ("Basic.GetOk", "Basic.Return"):
-                mine, address = _reply_to(one), _reply_to(other)
+                mine, address = reply_to(one), reply_to(other)
                 if mine and address:
                     self.real.learn(address, mine)
 
@@ -281,75 +282,6 @@ class Comparison:
                 self.real.real_tags[*where, one.delivery_tag] = other.delivery_tag
                 if view is not None:
                     view.real_tags[one.delivery_tag] = other.delivery_tag
-
-    # --- what the clients know
-
-    def _update(self, step: Step, events: Events) -> None:
-        view = self.program.view
-        if step.action == "connect":
-            view.connections[step.connection] = {}
-        elif step.action == "drop":
-            del view.connections[step.connection]
-        for (connection, number), received in events.items():
-            for event in received:
-                self._take(step, connection, number, event)
-        channel = view.connections.get(step.connection, {}).get(step.channel)
-        if channel is not None and step.method is not None:
-            _settled(channel, step)
-        if channel is not None:
-            answered = confirmed(events.get((step.connection, step.channel), []), channel.unconfirmed)
-            channel.unconfirmed -= {*answered}
-
-    def _take(self, step: Step, connection: int, number: int, event: Received) -> None:
-        view = self.program.view
-        channels = view.connections.get(connection)
-        if channels is None:
-            return
-        if event.name in ("Connection.Close", "Connection.CloseOk"):
-            del view.connections[connection]
-            return
-        if event.name == "Channel.OpenOk":
-            channels[number] = ChannelView()
-            self._forget_tags(connection, number)
-            return
-        channel = channels.get(number)
-        if channel is None:
-            return
-        address = _reply_to(event)
-        if address:
-            view.addresses = [*view.addresses, address][-_MAX_ADDRESSES:]
-        match event.name:
-            case "Channel.Close" | "Channel.CloseOk":
-                del channels[number]
-            case "Confirm.SelectOk":
-                channel.confirms = True
-            case "Basic.ConsumeOk":
-                self._consuming(step, channel, event.consumer_tag)
-            case "Basic.CancelOk" | "Basic.Cancel":
-                channel.has_replies = channel.has_replies and event.consumer_tag != "replies"
-                channel.consumers = [tag for tag in channel.consumers if tag != event.consumer_tag]
-            case "Basic.Deliver" if event.consumer_tag not in channel.no_ack:
-                channel.unacked.append(event.delivery_tag)
-            case "Basic.GetOk" if not step.values["no_ack"]:
-                channel.unacked.append(event.delivery_tag)
-            case "Basic.RecoverOk":
-                channel.unacked = []
-            case "Queue.DeclareOk" if event.queue not in self.program.queues and event.queue != REPLY_TO:
-                self.program.queues.append(event.queue)
-            case _:
-                pass
-
-    def _consuming(self, step: Step, channel: ChannelView, tag: str) -> None:
-        if tag == "replies":
-            channel.has_replies = True
-            channel.no_ack.add(tag)
-            return
-        channel.consumers.append(tag)
-        (channel.no_ack.add if step.values["no_ack"] else channel.no_ack.discard)(tag)
-
-    def _forget_tags(self, connection: int, number: int) -> None:
-        for key in [key for key in self.real.real_tags if key[:2] == (connection, number)]:
-            del self.real.real_tags[key]
 
     # --- the end of a step
 
@@ -437,7 +369,7 @@ class Comparison:
         deadline = time.monotonic() + PATIENCE
         channel = 0
         todo: list[tuple[type[Frame], dict[str, str]]] = [
-            *((commands.Queue.Delete, {"queue": real.real_name(name)}) for name in self.program.queues),
+            *((commands.Queue.Delete, {"queue": real.real_name(name)}) for name in self.program.view.queues),
             *((commands.Exchange.Delete, {"exchange": name}) for name in self.program.exchanges),
         ]
         channel, answers = 1, ("Queue.DeleteOk", "Exchange.DeleteOk", "Channel.Close")
@@ -460,35 +392,12 @@ class Comparison:
         real.close()
 
 
-def _settled(channel: ChannelView, step: Step) -> None:
-    """Forget the deliveries that a step has settled."""
-    if step.method not in (commands.Basic.Ack, commands.Basic.Nack, commands.Basic.Reject):
-        return
-    tag = step.values["delivery_tag"]
-    if step.values.get("multiple"):
-        before = channel.unacked
-        channel.unacked = [each for each in before if tag and each > tag]
-        # what came over the settling itself is younger than the tag
-        if not tag:
-            channel.unacked = [each for each in before if each > step.values.get("_last", max(before, default=0))]
-    else:
-        channel.unacked = [each for each in channel.unacked if each != tag]
-
-
 def _others(events: list[Received]) -> list[Received]:
     return [event for event in events if event.name not in (*_DELIVERIES, *_CONFIRMS)]
 
 
 def _to_consumer(events: list[Received], tag: str) -> list[Received]:
     return [event for event in events if event.name in _DELIVERIES and event.consumer_tag == tag]
-
-
-def _reply_to(event: Received) -> str:
-    """Return the reply address of a message, if a broker has made it."""
-    if event.properties is None:
-        return ""
-    name = properties.split(event.properties).get(properties.REPLY_TO, b"\0")[1:].decode()
-    return name if name.startswith(f"{REPLY_TO}.") else ""
 
 
 def seeds(first: int, count: int) -> Iterator[int]:

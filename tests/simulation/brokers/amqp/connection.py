@@ -14,7 +14,7 @@ from pamqp import commands
 from tests.simulation.brokers.amqp import frames, methods
 from tests.simulation.brokers.amqp.channel import Channel
 from tests.simulation.brokers.amqp.errors import NAMES, AmqpError
-from tests.simulation.brokers.amqp.tables import Field, Table, text
+from tests.simulation.brokers.amqp.handshake import CHANNEL_MAX, FRAME_MAX, HEADER, START, Handshake
 
 if TYPE_CHECKING:
     from pamqp.base import Frame
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from tests.simulation.brokers.amqp.virtual_host import VirtualHost
     from tests.simulation.brokers.host import Peer, Timer
 
-_HEADER: Final = b"AMQP\x00\x00\x09\x01"
-#: what the broker offers
-CHANNEL_MAX: Final = 2047
-FRAME_MAX: Final = 131_072
-_FRAME_MIN: Final = 4096
 #: how long the broker waits for the answer to its connection.close, seconds
 _CLOSING_TIMEOUT: Final = 30.0
 #: how long a client has for the handshake, seconds
@@ -39,24 +34,6 @@ _CONGESTED: Final = 1 << 20
 #: how soon, and at most how late, the broker looks whether the client has read, seconds
 _FIRST_LOOK: Final = 0.01
 _LAST_LOOK: Final = 0.64
-
-_CAPABILITIES: Final = (
-    "publisher_confirms", "exchange_exchange_bindings", "basic.nack", "consumer_cancel_notify", "connection.blocked",
-    "consumer_priorities", "authentication_failure_close", "per_consumer_qos", "direct_reply_to",
-)  # fmt: skip
-_PROPERTIES: Final[Table] = {
-    "capabilities": Field("F", {name: Field("t", True) for name in _CAPABILITIES}),
-    "cluster_name": text("simulated@localhost"),
-    "copyright": text("Copyright (c) 2007-2022 VMware, Inc. or its affiliates."),
-    "information": text("Licensed under the MPL 2.0. Website: https://rabbitmq.com"),
-    "platform": text("Erlang/OTP 25.2.3"),
-    "product": text("RabbitMQ"),
-    "version": text("3.10.8"),
-}
-_START: Final = methods.encode(
-    commands.Connection.Start, 0, version_major=0, version_minor=9, server_properties=_PROPERTIES,
-    mechanisms=b"AMQPLAIN PLAIN", locales=b"en_US",
-)  # fmt: skip
 
 _CLOSE: Final = commands.Connection.Close.index
 _CLOSE_OK: Final = commands.Connection.CloseOk.index
@@ -89,6 +66,7 @@ class AmqpConnection:
     Attributes:
         state: "header", "start", "tune", "open", "running", "closing" or "ended".
         exclusive_queues: deleted with it.
+        capabilities: that the client has announced.
     """
 
     def __init__(self, broker: AmqpBroker, peer: Peer) -> None:
@@ -102,8 +80,8 @@ class AmqpConnection:
         self.vhost: VirtualHost | None = None
         self.channels: dict[int, Channel] = {}
         self.exclusive_queues: dict[str, Queue] = {}
-        self.client_properties: Table = {}
-        self._capabilities: dict[str, bool] = {}
+        self.capabilities: dict[str, bool] = {}
+        self._handshake = Handshake(self)
         self._contents: dict[int, _Content] = {}
         #: the beginning of a frame, and the number of bytes it takes to go on
         self._rest: bytes | bytearray = b""
@@ -150,7 +128,7 @@ class AmqpConnection:
 
     def can(self, capability: str) -> bool:
         """Return whether the client has announced a capability."""
-        return self._capabilities.get(capability, False)
+        return self.capabilities.get(capability, False)
 
     def write(self, data: bytes) -> None:
         """Send bytes, unless the connection has ended."""
@@ -158,7 +136,8 @@ class AmqpConnection:
             self._has_sent = True
             self.peer.send(data)
 
-    def _send(self, kind: type[Frame], **values: Any) -> None:
+    def send(self, kind: type[Frame], **values: Any) -> None:
+        """Send a method on channel 0."""
         self.write(methods.encode(kind, 0, **values))
 
     # --- receiving
@@ -184,17 +163,16 @@ class AmqpConnection:
     def _process(self, data: bytes) -> None:
         at = 0
         if self.state == "header":
-            if len(data) < len(_HEADER):
-                self._rest, self._wanted = data, len(_HEADER)
+            if len(data) < len(HEADER):
+                self._rest, self._wanted = data, len(HEADER)
                 return
-            if data[: len(_HEADER)] != _HEADER:
-                self.write(_HEADER)
-                self._end()
-                self.peer.close()
+            if data[: len(HEADER)] != HEADER:
+                self.write(HEADER)
+                self.finish()
                 return
-            at = len(_HEADER)
+            at = len(HEADER)
             self.state = "start"
-            self.write(_START)
+            self.write(START)
         size, unpack, published = len(data), frames.PREFIX.unpack_from, {}
         self._wanted = 7
         while size - at >= 7 and self.state != "ended" and not self._is_blocked:
@@ -238,16 +216,18 @@ class AmqpConnection:
             else f"{{invalid_frame_end_marker,{frame[-1] if frame else 0}}}"
         )
         if self.state != "running":
-            self._end()
-            self.peer.close()
+            self.finish()
         else:
             self._refuse(AmqpError(501, f"type {kind}, all octets = <<>>: {what}"), 0, 0)
 
     # --- methods
 
     def _method(self, index: int, number: int, data: bytes, at: int, end: int) -> None:
+        if self.state == "closing":
+            self._on_closing(index)
+            return
         if self.state != "running":
-            self._handshake(index, data, at)
+            self._handshake.take(index, data, at + 4)
             return
         channel = self.channels.get(number)
         if channel is None or channel.is_closing:
@@ -311,13 +291,12 @@ class AmqpConnection:
     def _on_channel_zero(self, index: int, data: bytes, at: int) -> None:
         if index == _CLOSE:
             self._drop_all()
-            self._send(commands.Connection.CloseOk)
-            self._end()
-            self.peer.close()
+            self.send(commands.Connection.CloseOk)
+            self.finish()
         elif index == commands.Connection.UpdateSecret.index:
             given = methods.decode(index, data, at + 4)
             if self.broker.login(self.user, given.new_secret.decode("utf-8", "replace")):
-                self._send(commands.Connection.UpdateSecretOk)
+                self.send(commands.Connection.UpdateSecretOk)
             else:
                 raise AmqpError(530, "New secret was refused by one of the backends")
         else:
@@ -368,89 +347,19 @@ class AmqpConnection:
             self._has_published = True
             self._block()
 
-    # --- handshake
-
-    def _handshake(self, index: int, data: bytes, at: int) -> None:
-        if self.state == "closing":
-            if index == _CLOSE_OK:
-                self._end()
-                self.peer.close()
-            elif index == _CLOSE:
-                self._send(commands.Connection.CloseOk)
-            return
-        state = self.state
-        if state == "start" and index == commands.Connection.StartOk.index:
-            self._log_in(methods.decode(index, data, at + 4))
-        elif state == "tune" and index == commands.Connection.TuneOk.index:
-            self._tune(methods.decode(index, data, at + 4))
-        elif state == "open" and index == commands.Connection.Open.index:
-            self._open(methods.decode(index, data, at + 4))
-        elif index == _CLOSE:
-            self._send(commands.Connection.CloseOk)
-            self._end()
-            self.peer.close()
-        else:
-            name = methods.NAMES.get(index, "unknown")
-            raise AmqpError(503, f"unexpected method in connection state {state}: {name}")
-
-    def _log_in(self, given: Any) -> None:
-        self.client_properties = given.client_properties
-        capabilities = given.client_properties.get("capabilities")
-        if capabilities is not None and capabilities.kind == "F":
-            self._capabilities = {name: each.value is True for name, each in capabilities.value.items()}
-        if given.mechanism not in ("PLAIN", "AMQPLAIN"):
-            raise AmqpError(503, f"unknown authentication mechanism '{given.mechanism}'")
-        parts = given.response.split(b"\x00")
-        is_plain = given.mechanism == "PLAIN" and len(parts) == 3
-        user = parts[1].decode("utf-8", "replace") if is_plain else ""
-        if not is_plain or not self.broker.login(user, parts[2].decode("utf-8", "replace")):
-            self.broker.host.note(f"amqp: {self.peer.name}: login of {user!r} refused")
-            if self.can("authentication_failure_close"):
-                refusal = AmqpError(
-                    403,
-                    f"Login was refused using authentication mechanism {given.mechanism}. For details see the broker "
-                    "logfile.",
-                )
-                self._send(commands.Connection.Close, reply_code=403, reply_text=refusal.reply_text())
-            self._end()
-            self.peer.close()
-            return
-        self.user, self.user_bytes = user, user.encode()
-        self.state = "tune"
-        self._send(
-            commands.Connection.Tune,
-            channel_max=CHANNEL_MAX,
-            frame_max=FRAME_MAX,
-            heartbeat=self.broker.heartbeat,
-        )
-
-    def _tune(self, given: Any) -> None:
-        for name, lowest, highest, value in (
-            ("frame_max", _FRAME_MIN, FRAME_MAX, given.frame_max),
-            ("channel_max", 1, CHANNEL_MAX, given.channel_max),
-        ):
-            if value and value < lowest:
-                raise AmqpError(530, f"negotiated {name} = {value} is lower than the minimum allowed value ({lowest})")
-            if not value or value > highest:
-                shown = value or "no limit"
-                what = f"negotiated {name} = {shown} is higher than the maximum allowed value ({highest})"
-                raise AmqpError(530, what)
-        self.frame_max, self.channel_max = given.frame_max, given.channel_max
-        self._heartbeat = given.heartbeat
-        self.state = "open"
-        if self._heartbeat:
-            self._arm("send", self._heartbeat / 2, self._send_heartbeat)
-            self._arm("watch", self._heartbeat, self._watch)
-
-    def _open(self, given: Any) -> None:
-        vhost = self.broker.vhosts.get(given.virtual_host)
-        if vhost is None:
-            raise AmqpError(530, f"vhost {given.virtual_host} not found")
+    def opened(self, vhost: VirtualHost) -> None:
+        """End the handshake."""
         self.vhost = vhost
         self.state = "running"
         self._disarm("handshake")
-        self._send(commands.Connection.OpenOk)
         self._alarm = self.broker.alarm
+
+    def _on_closing(self, index: int) -> None:
+        """Handle a method after the broker has closed the connection."""
+        if index == _CLOSE_OK:
+            self.finish()
+        elif index == _CLOSE:
+            self.send(commands.Connection.CloseOk)
 
     # --- refusals
 
@@ -483,8 +392,8 @@ class AmqpConnection:
         self._drop_all()
         self.state = "closing"
         self._is_blocked = False
-        self._send(commands.Connection.Close, **values)
-        self._arm("closing", _CLOSING_TIMEOUT, self._give_up)
+        self.send(commands.Connection.Close, **values)
+        self._arm("closing", _CLOSING_TIMEOUT, self.finish)
 
     # --- messages that the broker does not take
 
@@ -499,7 +408,7 @@ class AmqpConnection:
         elif self._is_blocked:
             self._is_blocked = False
             if self.can("connection.blocked"):
-                self._send(commands.Connection.Unblocked)
+                self.send(commands.Connection.Unblocked)
             self._arm_watch()
             rest, self._rest = bytes(self._rest), b""
             self._process(rest)
@@ -511,7 +420,7 @@ class AmqpConnection:
         self._is_blocked = True
         self._disarm("watch")
         if self.can("connection.blocked"):
-            self._send(commands.Connection.Blocked, reason=self._alarm)
+            self.send(commands.Connection.Blocked, reason=self._alarm)
 
     # --- heartbeats
 
@@ -523,6 +432,13 @@ class AmqpConnection:
         timer = self._timers.pop(name, None)
         if timer is not None:
             timer.cancel()
+
+    def begin_heartbeats(self, interval: int) -> None:
+        """Send heartbeats, and expect those of the client, in seconds; 0 for none."""
+        self._heartbeat = interval
+        if interval:
+            self._arm("send", interval / 2, self._send_heartbeat)
+            self._arm("watch", interval, self._watch)
 
     def _send_heartbeat(self) -> None:
         if not self._has_sent:
@@ -543,13 +459,13 @@ class AmqpConnection:
         if self._silent > 1:
             self.broker.host.note(f"amqp: {self.peer.name} missed heartbeats")
             self._drop_all()
-            self._give_up()
+            self.finish()
         else:
             self._arm("watch", self._heartbeat, self._watch)
 
     def _on_handshake_timeout(self) -> None:
         self.broker.host.note(f"amqp: {self.peer.name}: handshake timeout")
-        self._give_up()
+        self.finish()
 
     # --- the end
 
@@ -573,7 +489,8 @@ class AmqpConnection:
             queue.vhost.delete_queue(queue)
         self._is_dropping = False
 
-    def _give_up(self) -> None:
+    def finish(self) -> None:
+        """End, and close the socket in good order."""
         self._end()
         self.peer.close()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pamqp import commands
@@ -17,71 +16,8 @@ from pamqp.base import Frame
 from tests.simulation.brokers.amqp import properties, tables
 from tests.simulation.brokers.amqp.frames import short
 from tests.simulation.brokers.amqp.tables import Field, Table, text
+from tests.simulation.brokers.amqp.views import ChannelView, Publish, Step, View
 from tests.simulation.brokers.amqp.virtual_host import REPLY_TO
-
-
-@dataclass
-class ChannelView:
-    """What a client knows of one of its channels.
-
-    Attributes:
-        unacked: tags of unacknowledged deliveries.
-        real_tags: the tags that the real broker gave to the same deliveries.
-    """
-
-    confirms: bool = False
-    consumers: list[str] = field(default_factory=list)
-    unacked: list[int] = field(default_factory=list)
-    real_tags: dict[int, int] = field(default_factory=dict)
-    unconfirmed: set[int] = field(default_factory=set)
-    published: int = 0
-    has_replies: bool = False
-    no_ack: set[str] = field(default_factory=set)
-
-
-@dataclass
-class View:
-    """What all clients know: channels by connection and number, and the addresses that replies go to."""
-
-    connections: dict[int, dict[int, ChannelView]] = field(default_factory=dict)
-    addresses: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Publish:
-    """A message of a step."""
-
-    exchange: str
-    routing_key: str
-    raw: bytes
-    body: bytes
-    mandatory: bool = False
-    immediate: bool = False
-
-
-@dataclass
-class Step:
-    """One step: ``connect``, ``drop``, ``publish`` messages, or ``call`` a method."""
-
-    action: str
-    connection: int
-    channel: int = 0
-    method: type[Frame] | None = None
-    values: dict[str, Any] = field(default_factory=dict)
-    messages: list[Publish] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        where = f"{self.connection}.{self.channel}"
-        if self.action == "publish":
-            return f"{where} publish " + ", ".join(
-                f"{each.body.decode()} to {each.exchange!r} {each.routing_key!r} {each.raw.hex()}"
-                + " mandatory" * each.mandatory
-                for each in self.messages
-            )
-        if self.method is None:
-            return f"{where} {self.action}"
-        return f"{where} {self.method.name} {self.values}"
-
 
 _KEYS: Final = ("a", "a.b", "a.b.c", "b", "", "a..b")
 _BINDING_KEYS: Final = ("a", "a.*", "a.#", "#", "*.b", "#.c", "b", "", "*", "a.b")
@@ -105,10 +41,9 @@ class Program:
 
     def __init__(self, chance: random.Random, prefix: str) -> None:
         self._chance = chance
-        self.view = View()
-        self.queues = [f"{prefix}q{index}" for index in range(chance.randint(2, 4))]
         #: those that the clients have named
-        self._named = [*self.queues]
+        self._named = [f"{prefix}q{index}" for index in range(chance.randint(2, 4))]
+        self.view = View(queues=[*self._named])
         self.exchanges = [f"{prefix}x{index}" for index in range(chance.randint(1, 3))]
         self._connection_count = chance.choice((1, 2, 2, 3))
         self._next_connection = 0
@@ -123,7 +58,7 @@ class Program:
             self._quorum = 0.0
         #: what a program begins with, mostly
         self._setup: list[Callable[[int, int], Step]] = [
-            *(lambda connection, channel, name=name: self._declare(connection, channel, name) for name in self.queues),
+            *(lambda connection, channel, name=name: self._declare(connection, channel, name) for name in self._named),
             *(lambda connection, channel, name=name: self._exchange_declare(connection, channel, name)
               for name in self.exchanges),
             *[self._bind] * chance.randint(0, 4),
@@ -191,7 +126,7 @@ class Program:
         return self._chance.random() < probability
 
     def _queue(self) -> str:
-        return "" if self._is(0.05) else self._chance.choice(self.queues)
+        return "" if self._is(0.05) else self._chance.choice(self.view.queues)
 
     def _exchange(self) -> str:
         if self._is(0.15):
@@ -230,7 +165,7 @@ class Program:
         if self.view.addresses and self._is(0.15):
             return Publish("", chance.choice(self.view.addresses), raw, body, self._is(0.2))
         if self._is(0.5):
-            return Publish("", chance.choice(self.queues), raw, body, self._is(0.2))
+            return Publish("", chance.choice(self.view.queues), raw, body, self._is(0.2))
         return Publish(self._exchange(), chance.choice(_KEYS), raw, body, self._is(0.2))
 
     def _settle(self, connection: int, channel: int) -> Step | None:
@@ -301,7 +236,7 @@ class Program:
         if self._declared and self._is(0.5):
             values = self._chance.choice(self._declared)
             return self._call(connection, channel, commands.Queue.Declare, **values)
-        return self._declare(connection, channel, self._chance.choice(self.queues))
+        return self._declare(connection, channel, self._chance.choice(self.view.queues))
 
     def _declare(self, connection: int, channel: int, name: str) -> Step:
         chance = self._chance

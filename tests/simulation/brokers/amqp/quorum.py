@@ -15,8 +15,12 @@ from tests.simulation.brokers.amqp.messages import Entry, Message
 from tests.simulation.brokers.amqp.queues import Queue
 
 if TYPE_CHECKING:
+    from tests.simulation.brokers.amqp.broker import AmqpBroker
     from tests.simulation.brokers.amqp.channel import Channel
+    from tests.simulation.brokers.amqp.connection import AmqpConnection
     from tests.simulation.brokers.amqp.consumers import Consumer
+    from tests.simulation.brokers.amqp.tables import Table
+    from tests.simulation.brokers.amqp.virtual_host import VirtualHost
     from tests.simulation.brokers.host import Timer
 
 #: a queue that refuses messages takes them again up to this part of its limits
@@ -35,25 +39,32 @@ class QuorumQueue(Queue):
     #: instead of delivering a message at once or not at all
     shortest_ttl = 1
 
-    def _level_count(self) -> int:
+    def __init__(
+        self, broker: AmqpBroker, vhost: VirtualHost, name: str, *, durable: bool, auto_delete: bool,
+        owner: AmqpConnection | None, arguments: Table,
+    ) -> None:  # fmt: skip
+        #: dead letters that no queue has taken yet, with their reasons
+        self.letters: list[tuple[Entry, str]] = []
+        self._retries: list[Timer] = []
+        #: consumers that were cancelled with unacknowledged messages
+        self._cancelled: list[Consumer] = []
+        #: positions of unacknowledged messages of ``basic.get``
+        self._got: dict[int, None] = {}
         self._is_refusing = False
-        limit = self.arguments.get("x-delivery-limit")
+        limit = arguments.get("x-delivery-limit")
         # RabbitMQ takes any value, and no count is above one that is not a number
         self._delivery_limit: float | None = (
             None if limit is None else limit.value if isinstance(limit.value, int) else math.inf
         )
-        strategy = self.arguments.get("x-dead-letter-strategy")
-        self._is_sure = (
-            strategy is not None and strategy.value == b"at-least-once" and self.overflow == "reject-publish"
+        super().__init__(
+            broker, vhost, name, durable=durable, auto_delete=auto_delete, owner=owner, arguments=arguments
         )
-        #: dead letters that no queue has taken yet, with their reasons
-        self.letters: list[tuple[Entry, str]] = []
-        self._retries: list[Timer] = []
-        #: consumers with unacknowledged messages
-        self._cancelled: list[Consumer] = []
-        #: positions of unacknowledged messages of ``basic.get``
-        self._got: dict[int, None] = {}
-        return 2
+        strategy = arguments.get("x-dead-letter-strategy")
+        is_sure = strategy is not None and strategy.value == b"at-least-once"
+        self._is_sure = is_sure and self.overflow == "reject-publish"
+
+    def _level_count(self) -> int:
+        return 2  # returned messages, and new ones
 
     def _expire_after_publish(self, entry: Entry, has_dropped: bool) -> None:
         del entry, has_dropped

@@ -10,7 +10,6 @@ import contextlib
 import re
 import selectors
 import socket
-from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -21,14 +20,12 @@ from tests.simulation.brokers.amqp import frames, methods, properties, tables
 from tests.simulation.brokers.amqp.broker import AmqpBroker
 from tests.simulation.brokers.amqp.fake_host import CAPABILITIES, Assembler, FakeClient, FakeHost, Received
 from tests.simulation.brokers.amqp.frames import short
-from tests.simulation.brokers.amqp.programs import Publish, Step
 from tests.simulation.brokers.amqp.tables import Field, Table
+from tests.simulation.brokers.amqp.views import Events, Publish, Step
 from tests.simulation.brokers.amqp.virtual_host import REPLY_TO
 
 #: the name of a queue that a broker has named
 _GIVEN: Final = re.compile(r"amq\.gen-[\w-]{22}")
-#: what was received, by connection and channel
-Events = dict[tuple[int, int], list[Received]]
 
 
 def encode_publish(channel: int, message: Publish) -> bytes:
@@ -161,6 +158,11 @@ class RealSide:
             self.names[real] = simulated
             self._simulated[simulated] = real
 
+    def forget_tags(self, connection: int, channel: int) -> None:
+        """Forget the tags of a channel that was closed."""
+        for key in [key for key in self.real_tags if key[:2] == (connection, channel)]:
+            del self.real_tags[key]
+
     def real_name(self, simulated: str) -> str:
         """Return the real name of something that has a name of the simulated broker."""
         return self._simulated.get(simulated, simulated)
@@ -268,16 +270,3 @@ def _plain_field(field: Field, names: dict[str, str]) -> Any:
         name: str = field.value.decode("utf-8", "replace")
         return names.get(name, name)
     return (field.kind, field.value)
-
-
-def confirmed(events: Iterable[Received], unconfirmed: set[int]) -> dict[int, str]:
-    """Return which of the unconfirmed messages were answered, and how."""
-    found: dict[int, str] = {}
-    for event in events:
-        if event.name not in ("Basic.Ack", "Basic.Nack"):
-            continue
-        tag = event.delivery_tag
-        for each in sorted(unconfirmed) if event.multiple else [tag]:
-            if each <= tag:
-                found.setdefault(each, event.name)
-    return found
