@@ -86,8 +86,14 @@ def again(broker: AmqpBroker) -> FakeClient:
 
 
 def test_random_programs_have_the_same_effects_as_at_rabbitmq(rabbitmq: RabbitMQ) -> None:
-    for seed in seeds(1, 25):
-        Comparison(rabbitmq.url, seed).run()
+    # others leave queues behind that are bound to the exchanges of their virtual host
+    rabbitmq.add_virtual_host("simulated")
+    comparisons = [
+        Comparison(f"amqp://guest:guest@{rabbitmq.host}:{rabbitmq.port}/simulated", seed) for seed in seeds(1, 25)
+    ]
+    for comparison in comparisons:
+        comparison.run()
+    assert sum(comparison.is_abandoned for comparison in comparisons) < 5
 
 
 # --- connections
