@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +22,8 @@ from tests.simulation.brokers.amqp.fake_host import (
     expiring,
     publish,
 )
+from tests.simulation.brokers.amqp.programs import Program
+from tests.simulation.brokers.amqp.replay import SimulatedSide
 from tests.simulation.brokers.amqp.views import confirmed
 
 if TYPE_CHECKING:
@@ -550,6 +556,24 @@ def test_slow_deliveries_keep_their_order(host: FakeHost, broker: AmqpBroker, cl
     assert found + bodies(client) == sent
 
 
+def test_a_queue_whose_node_is_down_keeps_its_messages(broker: AmqpBroker, client: FakeClient) -> None:
+    declare(client, "q")
+    client.publish(1, "", "q", b"1")
+    consume(client, "q", channel=2)
+    client.take()
+    broker.take_away("q")
+    client.only("Basic.Cancel")
+    client.call(2, commands.Basic.Ack, delivery_tag=1)
+    client.publish(1, "", "q", b"2", mandatory=True)
+    client.only("Basic.Return")
+    client.call(2, commands.Queue.Declare, queue="q", passive=True)
+    found = client.only("Channel.Close")
+    assert found.reply_code == 404
+    assert found.reply_text.endswith("queue 'q' in vhost '/' is down or inaccessible")
+    broker.bring_back("q")
+    assert (get(client, "q").body, counts(client, "q")) == (b"1", (0, 0))
+
+
 # --- what is left
 
 
@@ -570,6 +594,62 @@ def test_nothing_is_left_after_clients_have_gone(host: FakeHost, broker: AmqpBro
     }
     assert not broker.replies
     assert not host.pending
+
+
+ALL_FAULTS = AmqpFaults(
+    late_confirm=0.05, shuffle_confirms=0.1, nack=0.02, close_channel=0.01, internal_error=0.005, force_close=0.005,
+    drop_before=0.005, drop_after=0.005, cancel_consumer=0.02, slow_delivery=0.1,
+)  # fmt: skip
+
+
+def random_history(seed: int) -> str:
+    """Run a random program with all faults, and a restart or kill of the broker; return what happened."""
+    side, program = SimulatedSide(seed, "/"), Program(random.Random(seed), "p.")
+    broker, view, found = side.broker, program.view, []
+    broker.faults = ALL_FAULTS
+    for number in range(100):
+        if number == 60 and seed % 3:
+            (broker.stop if seed % 3 == 1 else broker.kill)()
+            side.take()
+            broker.start()
+        view.connections = {each: view.connections[each] for each in view.connections if each in side.clients}
+        step = program.step()
+        side.execute(step)
+        events = side.take()
+        view.update(step, events)
+        found.append(
+            [(where, [(event[:3], event.properties, event.body) for event in events[where]]) for where in events]
+        )
+    broker.faults = AmqpFaults()
+    for client in [*side.clients.values()]:
+        client.lose()
+    side.host.advance(60)
+    described: Any = broker.describe()
+    assert (described["connections"], described["letters"], described["synced"]) == ([], 0, True)
+    for name, queue in described["vhosts"]["/"]["queues"].items():
+        assert (queue["unacked"], queue["consumers"]) == (0, []), name
+        assert broker.vhosts["/"].queues[name].owner is None
+    assert not broker.replies
+    return repr((found, side.host.notes, described))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_programs_with_faults_leave_no_client_behind(seed: int) -> None:
+    assert random_history(seed) == random_history(seed)
+
+
+def test_histories_do_not_depend_on_hashes() -> None:
+    code = "from tests.simulation.test_amqp_broker import *; print(*[random_history(seed) for seed in range(10)])"
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True, check=True,
+        ).stdout
+        for hashes in ("1", "2")
+    ]  # fmt: skip
+    assert outputs[0] == outputs[1]
+    assert outputs[0]
 
 
 def test_a_reply_reaches_the_channel_that_asked(broker: AmqpBroker, client: FakeClient) -> None:

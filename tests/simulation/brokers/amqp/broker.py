@@ -160,6 +160,19 @@ class AmqpBroker:
         for consumer in [*self.vhosts[vhost].queues[queue].turns.all]:
             self.cancel(consumer)
 
+    def take_away(self, queue: str, vhost: str = "/") -> None:
+        """Let the node of a durable queue go down: its consumers are cancelled, and requests about it get 404.
+
+        Messages do not reach it, as at RabbitMQ's classic queues: they are unroutable unless another queue gets them.
+        """
+        self.host.note(f"amqp: the node of queue {queue!r} is down")
+        self.vhosts[vhost].take_away(queue)
+
+    def bring_back(self, queue: str, vhost: str = "/") -> None:
+        """Let the node of a queue come up again, with the messages that it had."""
+        self.host.note(f"amqp: the node of queue {queue!r} is up")
+        self.vhosts[vhost].bring_back(queue)
+
     # --- restarts
 
     def stop(self) -> None:

@@ -383,6 +383,19 @@ class Queue:
 
     # --- the queue as a whole
 
+    def interrupt(self) -> None:
+        """Requeue unacknowledged messages, and deliver none: the node of the queue is down."""
+        self.stop_timers()
+        for consumer in self.turns.all:
+            consumer.is_paused = True
+        self.requeue([*self.unacked.values()], is_channel_gone=True)
+        self.stop_timers()
+
+    def forget_consumers(self) -> None:
+        """Forget the consumers of a queue whose node is down."""
+        self.turns = Turns(is_eager=self.type == "quorum")
+        self.active = self.exclusive_consumer = None
+
     def touch(self) -> None:
         """Begin the time anew after which the unused queue expires."""
         if self._lease_timer is not None:
@@ -441,8 +454,7 @@ class Queue:
         self._reset(sorted([*kept, *back], key=_position))
 
     def _reset(self, entries: list[Entry]) -> None:
-        self.turns = Turns(is_eager=self.type == "quorum")
-        self.active = self.exclusive_consumer = None
+        self.forget_consumers()
         self.had_consumers = False
         self.unacked.clear()
         self._levels = [deque() for _ in self._levels]

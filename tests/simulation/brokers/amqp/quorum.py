@@ -85,12 +85,17 @@ class QuorumQueue(Queue):
         del entry
         return _NEW
 
+    def publish(self, message: Message) -> int:
+        """See ``Queue.publish``."""
+        outcome = super().publish(message)
+        if self._has_limit and self.overflow != "drop-head" and self._is_over_limit():
+            self._is_refusing = True
+        return outcome
+
     def _refuses(self, message: Message) -> bool:
         """Refuse messages from when a limit was exceeded until the queue is well below it again."""
         del message
-        if self._is_over_limit():
-            self._is_refusing = True
-        elif self._is_refusing:
+        if self._is_refusing and not self._is_over_limit():
             self._is_refusing = not (
                 (self.max_length is None or self.ready <= int(self.max_length * _LOW))
                 and (self.max_bytes is None or self._bytes <= int(self.max_bytes * _LOW))

@@ -37,6 +37,8 @@ class VirtualHost:
                            arguments={})
             for each, kind in PREDECLARED.items()
         }  # fmt: skip
+        #: queues whose node is down: see :meth:`take_away`
+        self.absent: dict[str, Queue] = {}
         #: queues by exchange and routing key; ``None`` where the headers matter
         self._routes: dict[tuple[str, str], tuple[Queue, ...] | None] = {}
 
@@ -53,8 +55,14 @@ class VirtualHost:
         """Return a queue, or raise 404."""
         found = self.queues.get(name)
         if found is None:
+            self._check_present(name)
             raise not_found(f"no {self._queue_name(name)}")
         return found
+
+    def _check_present(self, name: str) -> None:
+        if name in self.absent:
+            what = f"durable {self._queue_name(name)} is down or inaccessible"
+            raise not_found(f"home node 'other@localhost' of {what}")
 
     def accessible(self, name: str, connection: AmqpConnection) -> Queue:
         """Return a queue that ``connection`` may use, or raise 404 or 405."""
@@ -180,6 +188,7 @@ class VirtualHost:
         elif name.startswith("amq."):
             raise access_refused(f"queue name '{name}' contains reserved prefix 'amq.*'")
         what = self._queue_name(name)
+        self._check_present(name)
         current = self.queues.get(name)
         if current is not None:
             if current.owner is not (connection if exclusive else None):
@@ -218,6 +227,21 @@ class VirtualHost:
         for consumer in sorted(queue.turns.all, key=lambda each: each.tag):
             consumer.channel.consumer_gone(consumer)
         return count
+
+    def take_away(self, name: str) -> None:
+        """Let the node of a durable queue go down: the queue cannot be used, and gets no messages."""
+        queue = self.absent[name] = self.queues.pop(name)
+        self._routes.clear()
+        queue.interrupt()
+        for consumer in sorted(queue.turns.all, key=lambda each: each.tag):
+            consumer.channel.consumer_gone(consumer)
+        queue.forget_consumers()
+
+    def bring_back(self, name: str) -> None:
+        """Let the node of a queue come up again."""
+        queue = self.queues[name] = self.absent.pop(name)
+        self._routes.clear()
+        queue.resume()
 
     # --- routing
 
@@ -289,6 +313,8 @@ class VirtualHost:
 
     def restart(self, removed: dict[Queue, list[Entry]], *, was_killed: bool) -> None:
         """Keep what is durable: after a kill only what was synced, and with messages whose removal was lost."""
+        self.queues.update(self.absent)
+        self.absent.clear()
         for queue in [*self.queues.values()]:
             if not queue.durable or queue.owner is not None:
                 del self.queues[queue.name]
@@ -329,6 +355,7 @@ class VirtualHost:
                 for queue in self.queues.values()
             },
             "exchanges": [name for name in self.exchanges if name not in PREDECLARED],
+            **({"absent": [*self.absent]} if self.absent else {}),
             "bindings": [
                 (exchange.name, each.destination.name, each.key)
                 for exchange in self.exchanges.values()
