@@ -126,7 +126,7 @@ class Channel:
             return
         is_stored = is_refused = is_taken = False
         for queue in queues:
-            outcome = queue.publish(message)
+            outcome = queue.publish(message, self)
             if outcome == REFUSED:
                 is_refused = True
             else:

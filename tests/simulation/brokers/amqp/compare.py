@@ -27,7 +27,7 @@ and several messages at a time to quorum queues that refuse messages. There the 
 
 * it applies the commands of a quorum queue when they are received, and not after they are stored. So a consumer may get
   a message that a kill then loses, which its publisher had no confirm for;
-* a quorum queue that refuses messages does so for all channels at once, and not for each one that has found out;
+* a quorum queue tells the channels at once that it refuses messages, so none sends more meanwhile;
 * a dead letter is moved as one change of the disk: a kill leaves it in one of the two queues.
 
 Streams and transactions are not simulated, and are answered with 540. Texts about malformed frames show no octets.

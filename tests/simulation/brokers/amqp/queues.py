@@ -100,8 +100,9 @@ class Queue:
 
     # --- publishing
 
-    def publish(self, message: Message) -> int:
-        """Take a message; return ``TAKEN``, ``STORED`` or ``REFUSED``."""
+    def publish(self, message: Message, publisher: Channel | None = None) -> int:
+        """Take a message of a channel, or a dead letter; return ``TAKEN``, ``STORED`` or ``REFUSED``."""
+        del publisher
         if self._has_limit and self.overflow != "drop-head" and self._refuses(message):
             return REFUSED
         position = self._next

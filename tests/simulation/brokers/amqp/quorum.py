@@ -50,7 +50,9 @@ class QuorumQueue(Queue):
         self._cancelled: list[Consumer] = []
         #: positions of unacknowledged messages of ``basic.get``
         self._got: dict[int, None] = {}
-        self._is_refusing = False
+        #: the channels that publish, and whether their messages are refused
+        self._refused: dict[Channel, bool] = {}
+        self._publisher: Channel | None = None
         limit = arguments.get("x-delivery-limit")
         # RabbitMQ takes any value, and no count is above one that is not a number
         self._delivery_limit: float | None = (
@@ -85,22 +87,30 @@ class QuorumQueue(Queue):
         del entry
         return _NEW
 
-    def publish(self, message: Message) -> int:
+    def publish(self, message: Message, publisher: Channel | None = None) -> int:
         """See ``Queue.publish``."""
-        outcome = super().publish(message)
-        if self._has_limit and self.overflow != "drop-head" and self._is_over_limit():
-            self._is_refusing = True
+        if not self._has_limit or self.overflow == "drop-head":
+            return super().publish(message, publisher)
+        self._publisher = publisher
+        outcome = super().publish(message, publisher)
+        if self._is_over_limit():
+            self._refused = dict.fromkeys(self._refused, True)
         return outcome
 
     def _refuses(self, message: Message) -> bool:
-        """Refuse messages from when a limit was exceeded until the queue is well below it again."""
+        """Refuse messages of the channels that found a limit exceeded, until the queue is well below it again.
+
+        Dead letters are never refused.
+        """
         del message
-        if self._is_refusing and not self._is_over_limit():
-            self._is_refusing = not (
-                (self.max_length is None or self.ready <= int(self.max_length * _LOW))
-                and (self.max_bytes is None or self._bytes <= int(self.max_bytes * _LOW))
-            )
-        return self._is_refusing
+        publisher = self._publisher
+        if publisher is None:
+            return False
+        if (self.max_length is None or self.ready <= int(self.max_length * _LOW)) and (
+            self.max_bytes is None or self._bytes <= int(self.max_bytes * _LOW)
+        ):
+            self._refused = dict.fromkeys((each for each in self._refused if not each.is_closing), False)
+        return self._refused.setdefault(publisher, self._is_over_limit())
 
     def raw(self, entry: Entry) -> bytes:
         """See ``Queue.raw``; a message that was delivered before has its count."""
@@ -250,7 +260,7 @@ class QuorumQueue(Queue):
         self._got.clear()
         self._cancelled.clear()
         self._reset(new)
-        self._is_refusing = False
+        self._refused.clear()
         for entry in again:
             entry.is_synced = True
             self._levels[_RETURNED].append(entry)
