@@ -1,0 +1,624 @@
+"""Faults of remote events and transactions."""
+
+from __future__ import annotations
+
+from tests.simulation.plants.model import Edit, Planted
+
+REMOTE = (
+    # --- a closing party says "later"
+    Planted(
+        "a mailbox that closes tells senders that a registration is gone",
+        'Answer "closed", not "gone", while a party of remote events closes',
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/mailbox/registration.py",
+                """\
+            if not isinstance(error, ClosedError):
+                error = ListenerGoneError(f"{self._name}: the registration {self.id} has ended")
+            return settled([error])""",
+                """\
+            return settled([ListenerGoneError(f"{self._name}: the registration {self.id} has ended")])""",
+            ),
+        ),
+        "tests/remoteevent/test_mailbox_restart.py"
+        "::test_senders_are_not_told_that_a_registration_is_gone_when_its_landlord_closes",
+    ),
+    Planted(
+        "a closed mailbox tells owners that their registration has ended",
+        'Answer "closed", not "gone", while a party of remote events closes',
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/mailbox/registration.py",
+                """\
+            if self.lease.end is LeaseEnd.CLOSED:
+                return ClosedError(f"{self._name}: closed")
+            return UnknownLeaseError(f"{self._name}: the registration {self.id} has ended")
+        return self._end""",
+                """\
+            return UnknownLeaseError(f"{self._name}: the registration {self.id} has ended")
+        if isinstance(self._end, ClosedError):
+            return UnknownLeaseError(f"{self._name}: the registration {self.id} has ended")
+        return self._end""",
+            ),
+        ),
+        "tests/remoteevent/test_closing.py::test_a_closed_mailbox_tells_no_owner_that_its_registration_has_ended",
+    ),
+    Planted(
+        "a multiplexer that closes ends registrations at generators",
+        'Answer "closed", not "gone", while a party of remote events closes',
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/multiplexer.py",
+                """\
+        if self.landlord.is_closed:
+            return ClosedError(f"multiplexer '{self.name}': closed")
+""",
+                "",
+            ),
+        ),
+        "tests/remoteevent/test_closing.py::test_a_multiplexer_that_closes_ends_no_registration_at_a_generator",
+    ),
+    Planted(
+        "a listener server that has just started says that listeners are gone",
+        "Say later for a listener that a server has not been given yet",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/remote_listener.py",
+                "-math.inf if channel is None else clock.monotonic() + STARTING",
+                "-math.inf",
+            ),
+        ),
+        "tests/remoteevent/test_closing.py"
+        "::test_a_listener_server_that_has_just_started_says_that_a_listener_is_not_there_yet",
+    ),
+    # --- batches stop with their reason
+    Planted(
+        "events of a batch are handed on after the lease has ended",
+        "Look between two events whether the rest of a batch is still wanted",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/targets.py",
+                """\
+            if not is_wanted():
+                if not count:
+                    self.note(WithdrawnError("the events are no longer wanted"))
+                return
+            yield event""",
+                """\
+            if not count and not is_wanted():
+                self.note(WithdrawnError("the events are no longer wanted"))
+                return
+            yield event""",
+            ),
+        ),
+        "tests/remoteevent/test_withdrawn.py::test_nothing_follows_the_end_of_a_lease_within_a_batch",
+    ),
+    Planted(
+        "a batch goes on to a target that another took the place of",
+        "Look between two events whether the rest of a batch is still wanted",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/delivery.py",
+                "return self._is_enabled and self._target is target and not self._has_ended",
+                "return self._is_enabled and not self._has_ended",
+            ),
+        ),
+        "tests/remoteevent/test_withdrawn.py"
+        "::test_a_target_gets_nothing_more_of_its_batch_after_another_took_its_place",
+    ),
+    Planted(
+        "a batch goes on to a remote listener that was removed",
+        "Look between two events whether the rest of a batch is still wanted",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/remote_listener.py",
+                "target.deliver(WantedEvents(events, lambda: self._has(notification.name, target)))",
+                "target.deliver(events)",
+            ),
+        ),
+        "tests/remoteevent/test_withdrawn.py::test_nothing_follows_the_removal_of_a_listener_within_a_batch",
+    ),
+    Planted(
+        "a killed sender passes a whole batch again",
+        "Look between two events whether the rest of a batch is still wanted",
+        "remote events",
+        (Edit("messaging/remoteevent/targets.py", "_MOST: Final = 32", "_MOST: Final = 100_000"),),
+        "tests/remoteevent/test_withdrawn.py::test_a_sender_that_is_killed_passes_at_most_32_events_again",
+    ),
+    Planted(
+        "a cancelled notification counts as withdrawn and is tried at once forever",
+        "Count a cancelled notification as failed, not as withdrawn",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/targets.py",
+                'DeadlineError("the notification was cancelled")',
+                'WithdrawnError("the notification was cancelled")',
+            ),
+        ),
+        "tests/remoteevent/test_withdrawn.py::test_a_call_that_is_cancelled_counts_as_failed_rather_than_withdrawn",
+    ),
+    # --- deliveries, mailboxes, agents
+    Planted(
+        "a failure of the earlier target stops the delivery to the new one",
+        "Deliver to a new target what the old one failed, and never stop trying",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/delivery.py",
+                "elif is_replaced or isinstance(outcome, WithdrawnError):",
+                "elif isinstance(outcome, WithdrawnError):",
+            ),
+        ),
+        "tests/remoteevent/test_delivery.py",
+    ),
+    Planted(
+        "an event is delivered that another reader took while delivery was off",
+        "Deliver no event that another reader took while delivery was off",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/delivery.py",
+                "            if not self._is_enabled or self._enabled != enabled:  # another reader may have taken them",
+                "            if not self._is_enabled:",
+            ),
+        ),
+        "tests/remoteevent/test_delivery.py",
+    ),
+    Planted(
+        "notifications follow an expired lease until its landlord notices",
+        "Deliver nothing after a lease has expired, and test transacted events",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/delivery.py",
+                "return self._lease is not None and self._lease.is_ended",
+                "return False",
+            ),
+        ),
+        "tests/remoteevent/test_mailbox_modes.py"
+        "::test_an_expired_lease_stops_delivery_before_the_landlord_has_noticed",
+    ),
+    Planted(
+        "upstream leases of an agent are not renewed after a restart",
+        "Renew upstream leases of an agent after a restart, and forget ended ones",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/kept_renewals.py",
+                "        self._manager.renew_now(lease)\n",
+                "",
+            ),
+        ),
+        "tests/remoteevent/test_kept_renewals.py",
+    ),
+    Planted(
+        "a notice of an earlier failure removes the record of a lease that is renewed again",
+        "Keep the record of a lease that is renewed again when the party closes",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/kept_renewals.py",
+                "if key not in self._leases and key not in self._left:",
+                "if key not in self._leases:",
+            ),
+        ),
+        "tests/remoteevent/test_kept_renewals.py"
+        "::test_a_lease_that_is_renewed_again_stays_for_the_next_run_when_its_owner_is_told_of_a_failure_late",
+    ),
+    Planted(
+        "the record of a failed lease stays when its owner is gone",
+        "Remove the record of a failed lease when its owner is gone",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/mailbox/failure_notices.py",
+                "            waiting.abandon()\n",
+                "            waiting.delivery.close()\n",
+            ),
+        ),
+        "tests/remoteevent/test_renewal_failures.py",
+    ),
+    Planted(
+        "a closed mailbox says that there is no registration",
+        'Answer "closed", not "gone", while a party of remote events closes',
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/mailbox/mailbox.py",
+                """\
+        if kept is None:
+            self._refuse_closed()
+            raise UnknownLeaseError(f"mailbox '{self.name}': no registration {registration_id!r:.80}")""",
+                """\
+        if kept is None:
+            raise UnknownLeaseError(f"mailbox '{self.name}': no registration {registration_id!r:.80}")""",
+            ),
+        ),
+        "tests/remoteevent/test_closing.py::test_a_closed_mailbox_tells_no_owner_that_its_registration_has_ended",
+    ),
+    Planted(
+        "an event without a disk is given up before a restarted broker has its clients back",
+        "Try events without a disk again for 40 s",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/delivery.py",
+                "SHORT: Final = RetryPolicy(attempts=10, max_age=60.0)",
+                "SHORT: Final = RetryPolicy(attempts=5, max_age=60.0)",
+            ),
+        ),
+        "tests/remoteevent/test_delivery.py"
+        "::test_a_listener_that_is_back_40_s_after_a_restart_of_the_broker_misses_nothing",
+    ),
+    Planted(
+        "events for the target of an earlier run are dropped when an agent is opened without it",
+        "Keep the events of an agent that is opened without its target",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/agent.py",
+                """\
+        else:
+            self._events.remove(_TARGET)  # it would keep all further events
+""",
+                """\
+        self._events.remove(_TARGET)
+""",
+            ),
+        ),
+        "tests/remoteevent/test_agent.py::test_events_for_the_target_of_an_earlier_run_wait_until_there_is_one",
+    ),
+    Planted(
+        "an iterator hands out what it has read ahead after another reader took its place",
+        "End an iterator at once when another reader takes its place",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/mailbox/iterator.py",
+                "        if self._is_over or self._ready or (self._acknowledge is not None and self._handed is not None):",
+                "        if self._acknowledge is not None and self._handed is not None:",
+            ),
+        ),
+        "tests/remoteevent/test_mailbox_remote.py"
+        "::test_an_iterator_that_was_taken_over_hands_out_nothing_that_it_has_read_ahead",
+    ),
+    Planted(
+        "an iterator is stuck after a switch to another reader that failed",
+        "Lose and double no event when a mailbox changes its mode",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/mailbox/iterator.py",
+                """\
+        with self._lock:
+            self._is_over = False
+
+    # --- iterating""",
+                """\
+        return
+
+    # --- iterating""",
+            ),
+        ),
+        "tests/remoteevent/test_mailbox_remote.py::test_an_iterator_goes_on_after_a_switch_that_failed",
+    ),
+    Planted(
+        "a renewal brings a cancelled registration back",
+        "Store renewals of kept leases in the order of other changes",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/kept_leases.py",
+                """\
+            if lease_id is not None:
+                self._keys.pop(lease_id, None)
+            promise = self._table.remove_soon(key)""",
+                """\
+            promise = self._table.remove_soon(key)""",
+            ),
+            Edit(
+                "messaging/remoteevent/kept_leases.py",
+                """\
+                values = None if key is None or lease.is_ended else self._table.get(key)
+                if key is not None and values is not None:
+                    self._table.put_soon(key, {**values, _LEASE: _value(lease)})""",
+                """\
+                if key is not None:
+                    self._table.put_soon(key, {**(self._table.get(key) or {}), _LEASE: _value(lease)})""",
+            ),
+        ),
+        "tests/remoteevent/test_kept_leases.py::test_a_renewal_does_not_bring_a_cancelled_registration_back",
+    ),
+    Planted(
+        "a notice is stored by a mailbox that cannot be opened",
+        "Let notices of a mailbox wait until it is open, one for each lease",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/mailbox/failure_notices.py",
+                "        self._is_started = False",
+                "        self._is_started = True",
+            ),
+        ),
+        "tests/remoteevent/test_renewal_failures.py::test_a_mailbox_that_cannot_be_opened_stores_no_notice",
+    ),
+)
+
+TRANSACTIONS = (
+    Planted(
+        "a transaction manager that closed says that transactions are unknown",
+        'Answer "closed", not "gone", while a party of remote events closes',
+        "transactions",
+        (
+            Edit(
+                "messaging/remoteevent/transactions/manager.py",
+                """\
+        if found is None:
+            self._refuse_closed()
+            raise UnknownTransactionError(""",
+                """\
+        if found is None:
+            raise UnknownTransactionError(""",
+            ),
+        ),
+        "tests/remoteevent/test_closing.py"
+        "::test_a_transaction_manager_that_closed_tells_no_participant_that_a_transaction_is_unknown",
+    ),
+    Planted(
+        "a commit succeeds although the generator of its events has closed",
+        "Refuse to prepare events of a generator that has closed",
+        "transactions",
+        (
+            Edit(
+                "messaging/remoteevent/transacted.py",
+                """\
+            if events and self._is_closed:
+                raise ClosedError(f"generator {self._publisher.source!r}: closed")
+""",
+                "",
+            ),
+        ),
+        "tests/remoteevent/test_transacted_events.py"
+        "::test_a_transaction_with_events_of_a_generator_that_has_closed_is_not_committed",
+    ),
+    Planted(
+        "registrations of a transaction stay when its manager is gone",
+        "End the registrations of a transaction whose manager is gone",
+        "transactions",
+        (
+            Edit(
+                "messaging/remoteevent/transacted.py",
+                """\
+            if left is not None:
+                self._watch(scope, left)
+        return scope""",
+                "        return scope",
+            ),
+        ),
+        "tests/remoteevent/test_transacted_events.py::test_a_transaction_whose_manager_is_gone_ends_with_its_lease",
+    ),
+    Planted(
+        "a transaction of an application that does not answer occupies worker after worker",
+        "Ask each transaction of an application for its time on its own",
+        "transactions",
+        (
+            Edit(
+                "messaging/remoteevent/transacted.py",
+                "            due = [each for each in due if not each.is_asked]\n",
+                "",
+            ),
+        ),
+        "tests/remoteevent/test_transacted_events.py"
+        "::test_transactions_of_applications_do_not_wait_for_one_that_does_not_answer",
+    ),
+    Planted(
+        "a lost transaction of a generator is committed without its events",
+        "Abort a transaction whose generator has lost its events",
+        "transactions",
+        (
+            Edit(
+                "messaging/remoteevent/transacted.py",
+                """\
+            if scope is None:
+                raise UnknownTransactionError(
+                    f"generator {self._publisher.source!r}: the events of transaction {transaction_id} are not known; "
+                    "they were lost with an earlier run"
+                )
+""",
+                """\
+            if scope is None:
+                return Vote.NOTCHANGED
+""",
+            ),
+        ),
+        "tests/remoteevent/test_transactions_joining.py"
+        "::test_a_generator_that_lost_the_events_of_a_transaction_aborts_it",
+    ),
+    Planted(
+        "a foreign transaction that fails to say when it ends stays for good",
+        "Ask a transaction for its time outside of lock and event loop",
+        "transactions",
+        (
+            Edit(
+                "messaging/remoteevent/transacted.py",
+                """\
+                    transaction.id,
+                )
+                left = 0.0
+            if left > 0:""",
+                """\
+                    transaction.id,
+                )
+                return
+            if left > 0:""",
+            ),
+        ),
+        "tests/remoteevent/test_transacted_events.py"
+        "::test_a_transaction_of_an_application_that_fails_to_say_when_it_ends_is_asked_for_its_state",
+    ),
+    Planted(
+        "a transaction whose lease ends while it is created is never completed",
+        "Complete transactions whose leases end while they are created",
+        "transactions",
+        (
+            Edit(
+                "messaging/remoteevent/transactions/manager.py",
+                "                self._transactions[phases.id] = phases  # before its lease, which may end at once\n",
+                "                pass\n",
+            ),
+            Edit(
+                "messaging/remoteevent/transactions/manager.py",
+                """\
+                self._transactions.pop(phases.id, None)
+            raise
+        return Transaction(phases)""",
+                """\
+                self._transactions.pop(phases.id, None)
+            raise
+        self._transactions[phases.id] = phases
+        return Transaction(phases)""",
+            ),
+        ),
+        "tests/remoteevent/test_transactions_joining.py"
+        "::test_transactions_whose_leases_end_at_once_are_completed",
+    ),
+    Planted(
+        "an event is lost that is generated while its transaction commits",
+        "Abort a transaction whose generator has lost its events",
+        "transactions",
+        (
+            Edit(
+                "messaging/remoteevent/transacted.py",
+                """\
+            if scope is None:
+                raise UnknownTransactionError(
+                    f"generator {self._publisher.source!r}: the events of transaction {transaction_id} are not known; "
+                    "they were lost with an earlier run"
+                )
+            events = [*scope.events]""",
+                """\
+            if scope is None or not scope.events:
+                return Vote.NOTCHANGED
+            events = [*scope.events]""",
+            ),
+        ),
+        "tests/remoteevent/test_transactions_joining.py"
+        "::test_an_event_is_refused_if_the_transaction_commits_while_its_generator_joins",
+    ),
+    Planted(
+        "servers of participants without a name stay",
+        "Close the servers of participants without a name",
+        "transactions",
+        (
+            Edit(
+                "messaging/remoteevent/transactions/reach.py",
+                "        self.is_told = True\n        self._note()\n",
+                "        return\n",
+            ),
+        ),
+        "tests/remoteevent/test_transactions_joining.py"
+        "::test_participants_without_a_name_are_reachable_as_long_as_their_transaction",
+    ),
+)
+
+LEASES = (
+    Planted(
+        "a closed landlord says that leases are unknown",
+        "Answer for leases of a closed landlord with a failure that passes",
+        "leases",
+        (
+            Edit(
+                "messaging/leases/landlord.py",
+                "        if self.is_closed or self._suspended.get(lease_id, -math.inf) > self.clock():",
+                "        if self._suspended.get(lease_id, -math.inf) > self.clock():",
+            ),
+        ),
+        "tests/leases/test_lease.py",
+    ),
+    Planted(
+        "a lease counts as ended before its reason is known",
+        'Answer "closed", not "gone", while a party of remote events closes',
+        "leases",
+        (
+            Edit(
+                "messaging/leases/landlord.py",
+                """\
+        lease.end = end  # before it counts as ended: threads without the lock look at the reason then
+        if end is not LeaseEnd.EXPIRED:
+            lease.note_cancelled()
+""",
+                """\
+        if end is not LeaseEnd.EXPIRED:
+            lease.note_cancelled()
+        lease.end = end
+""",
+            ),
+        ),
+        "tests/remoteevent/test_closing.py::test_a_lease_has_the_reason_of_its_end_before_it_counts_as_ended",
+    ),
+    Planted(
+        "a renewal set whose landlord closes says that its lease has ended",
+        'Answer "closed", not "gone", while a party of remote events closes',
+        "leases",
+        (
+            Edit(
+                "messaging/remoteevent/renewal_set.py",
+                """\
+        if LeaseEnd.CLOSED in (self._end, self.lease.end):
+            raise ClosedError(f"lease renewal set {self.source!r}: closed")
+        if self._end is not None or self.lease.is_ended:""",
+                """\
+        if self._end is not None or self.lease.is_ended:""",
+            ),
+        ),
+        "tests/remoteevent/test_closing.py::test_a_renewal_set_whose_landlord_closes_says_so",
+    ),
+    Planted(
+        "a grantor that blocks delays the renewals of others",
+        "Let a grantor that blocks delay no other one",
+        "leases",
+        (
+            Edit(
+                "messaging/leases/renewal.py",
+                "                returned.wait(_PATIENCE)\n",
+                "                returned.wait()\n",
+            ),
+        ),
+        "tests/leases/test_batch.py::test_a_grantor_that_blocks_delays_no_other_one_of_a_renewal_manager",
+    ),
+    Planted(
+        "a lease whose renewal is not answered is not asked for again",
+        "Ask again for a lease whose renewal is not answered",
+        "leases",
+        (
+            Edit(
+                "messaging/leases/renewal.py",
+                "is_waiting = bool(entry.attempt) and lease.now < entry.answer_until",
+                "is_waiting = bool(entry.attempt)",
+            ),
+        ),
+        "tests/leases/test_renewal.py"
+        "::test_a_request_without_an_answer_is_made_again_before_the_lease_expires",
+    ),
+    Planted(
+        "a lost answer leaves a lease longer than its grantor has it",
+        "Never take a lease of another process for longer than its grantor does",
+        "leases",
+        (
+            Edit(
+                "messaging/leases/remote.py",
+                "        renewals = [lease.note_asked(duration, asked_at) for lease, duration in requests]\n",
+                "        renewals = [lease.note_asked(lease.FOREVER, asked_at) for lease, duration in requests]\n",
+            ),
+        ),
+        "tests/leases/test_remote.py::test_a_lost_answer_to_a_shortening_renewal_shortens_the_lease",
+    ),
+)
