@@ -25,13 +25,14 @@ from tests.house import ROOT, say
 from tests.mutations import copy
 from tests.simulation.plants.model import SERVICES, Edit, Planted
 from tests.simulation.plants.remote import LEASES, REMOTE, TRANSACTIONS
+from tests.simulation.plants.storage import INBOX, JOURNAL, SPARK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 __all__ = ["PLANTED", "SERVICES", "Edit", "Planted", "apply", "edited", "find", "noticed", "revert"]
 
-PLANTED: tuple[Planted, ...] = (*REMOTE, *LEASES, *TRANSACTIONS)
+PLANTED: tuple[Planted, ...] = (*INBOX, *REMOTE, *LEASES, *TRANSACTIONS, *SPARK, *JOURNAL)
 
 #: of one test, seconds; a test that hangs has noticed the fault, too
 TEST_LIMIT = 60
@@ -164,7 +165,7 @@ def verify(chosen: Iterable[Planted]) -> Iterator[tuple[Planted, str | None, str
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.planted", description=__doc__)
     parser.add_argument(
-        "--verify", metavar="NAME", nargs="?", const="", help="run the tests of faults with this text in their name"
+        "--verify", metavar="NAME", nargs="*", help="run the tests of all faults, or of those with one of these texts in their name"
     )
     parser.add_argument("--service", default="", choices=["", *SERVICES], help="only the faults of this service")
     arguments = parser.parse_args()
@@ -173,7 +174,8 @@ def main() -> int:
         for planted in chosen:
             say(f"{planted.service}: {planted.name} ({planted.subject})")
         return 0
-    chosen = [each for each in chosen if arguments.verify in each.name]
+    texts = arguments.verify or [""]
+    chosen = [each for each in chosen if any(text in each.name for text in texts)]
     missed: list[Planted] = []
     begin = time.monotonic()
     for number, (planted, found, problem) in enumerate(verify(chosen), 1):

@@ -12,6 +12,8 @@ from tests.simulation.planted import PLANTED, SERVICES, Planted, edited
 def problems(planted: Planted) -> list[str]:
     """Return why a fault cannot be put into the current sources."""
     found = [] if planted.service in SERVICES else [f"{planted.name}: no service {planted.service!r}"]
+    if not planted.edits:
+        found.append(f"{planted.name}: no edits")
     try:
         texts = edited(planted)
     except (OSError, ValueError) as error:

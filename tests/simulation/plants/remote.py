@@ -311,31 +311,22 @@ REMOTE = (
         "tests/remoteevent/test_mailbox_remote.py::test_an_iterator_goes_on_after_a_switch_that_failed",
     ),
     Planted(
-        "a renewal brings a cancelled registration back",
-        "Store renewals of kept leases in the order of other changes",
+        "a registration that was cancelled just before its mailbox closed is back in the next run",
+        "Renew upstream leases of an agent after a restart, and forget ended ones",
         "remote events",
         (
             Edit(
-                "messaging/remoteevent/kept_leases.py",
+                "messaging/remoteevent/mailbox/mailbox.py",
                 """\
-            if lease_id is not None:
-                self._keys.pop(lease_id, None)
-            promise = self._table.remove_soon(key)""",
-                """\
-            promise = self._table.remove_soon(key)""",
-            ),
-            Edit(
-                "messaging/remoteevent/kept_leases.py",
-                """\
-                values = None if key is None or lease.is_ended else self._table.get(key)
-                if key is not None and values is not None:
-                    self._table.put_soon(key, {**values, _LEASE: _value(lease)})""",
-                """\
-                if key is not None:
-                    self._table.put_soon(key, {**(self._table.get(key) or {}), _LEASE: _value(lease)})""",
+        for each in kept:
+            if each.registration.lease.is_over:
+                self._forget(each.registration)  # its callback came too late
+""",
+                "",
             ),
         ),
-        "tests/remoteevent/test_kept_leases.py::test_a_renewal_does_not_bring_a_cancelled_registration_back",
+        "tests/remoteevent/test_mailbox_restart.py"
+        "::test_a_registration_that_was_cancelled_before_the_mailbox_closed_is_not_there_again",
     ),
     Planted(
         "a notice is stored by a mailbox that cannot be opened",
@@ -463,32 +454,6 @@ TRANSACTIONS = (
         ),
         "tests/remoteevent/test_transacted_events.py"
         "::test_a_transaction_of_an_application_that_fails_to_say_when_it_ends_is_asked_for_its_state",
-    ),
-    Planted(
-        "a transaction whose lease ends while it is created is never completed",
-        "Complete transactions whose leases end while they are created",
-        "transactions",
-        (
-            Edit(
-                "messaging/remoteevent/transactions/manager.py",
-                "                self._transactions[phases.id] = phases  # before its lease, which may end at once\n",
-                "                pass\n",
-            ),
-            Edit(
-                "messaging/remoteevent/transactions/manager.py",
-                """\
-                self._transactions.pop(phases.id, None)
-            raise
-        return Transaction(phases)""",
-                """\
-                self._transactions.pop(phases.id, None)
-            raise
-        self._transactions[phases.id] = phases
-        return Transaction(phases)""",
-            ),
-        ),
-        "tests/remoteevent/test_transactions_joining.py"
-        "::test_transactions_whose_leases_end_at_once_are_completed",
     ),
     Planted(
         "an event is lost that is generated while its transaction commits",
