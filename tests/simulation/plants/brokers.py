@@ -467,33 +467,6 @@ MEMORY = (
         " --backend memory",
     ),
     Planted(
-        "publishers that wait for room hang when their queue ends",
-        "Consumers and direct acknowledgement in modules of their own; memory broker: waiting publishers end",
-        "memory",
-        (
-            Edit(
-                "adapters/memory/queues.py",
-                "        self._delayed.clear()\n        self._announce_room()\n",
-                "        self._delayed.clear()\n",
-            ),
-        ),
-        "tests/memory/test_adapter.py"
-        "::test_publishers_that_wait_for_room_are_released_when_the_queue_ends",
-    ),
-    Planted(
-        "publishers that wait for room hang when the queue is emptied",
-        "Core: engine, publisher, streams, acknowledgement, instance; memory broker",
-        "memory",
-        (
-            Edit(
-                "adapters/memory/queues.py",
-                "        if self._room is not None and not self.is_full():\n            self._announce_room()\n",
-                "",
-            ),
-        ),
-        "tests/memory/test_adapter.py::test_a_full_queue_makes_publishers_wait",
-    ),
-    Planted(
         "unsettled messages of a dropped client go to its own other consumer and are lost",
         "Rewrite the sentences of connection, adapter contract and memory",
         "memory",
@@ -504,8 +477,7 @@ MEMORY = (
                 "            pass",
             ),
         ),
-        "tests/memory/test_adapter.py"
-        "::test_unsettled_messages_of_a_dropped_consumer_go_to_another_consumer_of_the_queue",
+        "tests/memory messaging/testing/conformance/test_reconnect.py --backend memory",
     ),
     Planted(
         "a message whose consumer acknowledges at once stops the queue",
@@ -531,7 +503,7 @@ MEMORY = (
                 "        if len(self.consumers) == 1:",
             ),
         ),
-        "tests/receiving/test_no_loss.py",
+        "tests/memory/test_model.py",
     ),
     Planted(
         "delayed messages take no room in a bounded queue",
@@ -547,16 +519,16 @@ MEMORY = (
         "tests/memory/test_like.py::test_delayed_messages_take_room_in_a_bounded_queue",
     ),
     Planted(
-        "messages that wait for their delay come back after their queue was purged",
-        "Administer queues: declare, peek, purge and delete",
+        "the last will of a dropped client is not published",
+        "Wills are watched over; order of what is sent again; no leaked loops, listeners or threads",
         "memory",
         (
             Edit(
-                "adapters/memory/queues.py",
-                "        for timer in self._delayed:\n            timer.cancel()\n",
-                "",
+                "adapters/memory/broker.py",
+                "        will, self.will = self.will, None\n        broker = self.broker\n",
+                "        will = self.will = None\n        broker = self.broker\n",
             ),
         ),
-        "tests/memory messaging/testing/conformance/test_queue_administration.py --backend memory",
+        "messaging/testing/conformance/test_last_will.py --backend memory",
     ),
 )

@@ -1,0 +1,386 @@
+"""Faults of outboxes, in memory and on the disk, and of requests and their replies."""
+
+from __future__ import annotations
+
+from tests.simulation.plants.model import Edit, Planted
+
+REQUESTS = (
+    Planted(
+        "a request whose reply was lost with the connection waits for its deadline",
+        "Requests, handlers, and the whiteboard between them (RFC 5.7)",
+        "requests",
+        (
+            Edit(
+                "messaging/replyto/inboxes.py",
+                """\
+        if not self._adapter.capabilities.keeps_session:
+            self._fail_sent()
+""",
+                "        return\n",
+            ),
+            Edit(
+                "messaging/replyto/inboxes.py",
+                """\
+        if not resumed:
+            self._fail_sent()
+""",
+                "        return\n",
+            ),
+        ),
+        "messaging/testing/conformance/test_requests.py::test_a_request_fails_with_its_connection --backend memory",
+    ),
+    Planted(
+        "requests of a thread overtake those that wait for their inbox",
+        "Requests, handlers, and the whiteboard between them (RFC 5.7)",
+        "requests",
+        (
+            Edit(
+                "messaging/replyto/requests.py",
+                "        if inbox.is_open and not inbox.early and not self._outbox.is_accepting:",
+                "        if inbox.ready.done():",
+            ),
+        ),
+        "tests/replyto/test_requests.py::test_requests_of_a_thread_stay_in_order_while_the_inbox_is_made",
+    ),
+    Planted(
+        "an inbox that the broker has ended takes all further requests",
+        "Requests, handlers, and the whiteboard between them (RFC 5.7)",
+        "requests",
+        (
+            Edit(
+                "messaging/replyto/inboxes.py",
+                "        if self.own is inbox:\n            self.own = None\n",
+                "",
+            ),
+        ),
+        "tests/replyto/test_requests.py::test_a_broken_inbox_is_replaced",
+    ),
+    Planted(
+        "a request that is made while its inbox ends hangs",
+        "Requests, handlers, and the whiteboard between them (RFC 5.7)",
+        "requests",
+        (
+            Edit(
+                "messaging/replyto/requests.py",
+                """\
+        if inbox.ended:
+            self._remove(request)
+            return request not in self.open
+""",
+                "",
+            ),
+        ),
+        "tests/replyto/test_requests.py::test_an_inbox_that_ends_while_requests_are_made_loses_none",
+    ),
+    Planted(
+        "a stale route sends replies to a channel that just got a handler",
+        "Keep stale reply routes out of the cache",
+        "requests",
+        (
+            Edit(
+                "messaging/replyto/replies.py",
+                "        self._served = tuple(specs)\n"
+                "        # not cleared: a thread that has looked at the earlier channels may enter its route only now\n"
+                "        self._routes = BoundedCache()\n",
+                "        self._served = tuple(specs)\n        self._routes.clear()\n",
+            ),
+        ),
+        "tests/replyto/test_handlers.py::test_no_reply_goes_to_a_channel_that_just_got_a_handler",
+    ),
+    Planted(
+        "a deferred reply that becomes ready while the responder closes is not sent",
+        "Answer deferred requests when their instance closes",
+        "requests",
+        (
+            Edit(
+                "messaging/replyto/deferred.py",
+                "            if not self._waiting and not self._sending:\n                return None\n            self._settled",
+                "            if self._is_over or True:\n                return None\n            self._settled",
+            ),
+        ),
+        "tests/replyto/test_deferred.py"
+        "::test_a_deferred_reply_that_becomes_ready_while_the_responder_closes_is_sent",
+    ),
+    Planted(
+        "a deferred request is not answered if no time is left for closing",
+        "Answer deferred requests when no time is left for closing",
+        "requests",
+        (
+            Edit(
+                "messaging/connection/connection.py",
+                "            deadline = max(deadline, now + _ANSWER_SECONDS)\n",
+                "",
+            ),
+        ),
+        "tests/replyto/test_deferred.py::test_a_deferred_request_is_answered_if_no_time_is_left_for_closing",
+    ),
+    Planted(
+        "the time to live of a request counts from its sending",
+        "Count the time to live of requests from the call",
+        "requests",
+        (
+            Edit(
+                "messaging/replyto/inboxes.py",
+                "    may_expire = True\n\n    requester: Requester",
+                "    may_expire = False\n\n    requester: Requester",
+            ),
+        ),
+        "tests/publishing/test_both_outboxes.py::test_the_time_to_live_of_a_request_counts_from_the_call",
+    ),
+    Planted(
+        "requests that were not begun fail instead of going to another responder",
+        "Handlers: a place is taken until a request is over, whatever was returned; stops that come early",
+        "requests",
+        (
+            Edit(
+                "messaging/replyto/request_route.py",
+                "        if token is not None and self._replies.adapter.redelivers(self.subscription.spec):",
+                "        if False and token is not None:",
+            ),
+        ),
+        "tests/replyto/test_handlers.py::test_requests_that_were_not_begun_are_requeued",
+    ),
+    Planted(
+        "a redelivered request that waits for its handler is handled twice",
+        "Handlers: a place is taken until a request is over, whatever was returned; stops that come early",
+        "requests",
+        (
+            Edit(
+                "messaging/replyto/request_route.py",
+                "        return self.subscription.buffer.is_void(request)",
+                "        return False",
+            ),
+        ),
+        "tests/replyto/test_handlers.py::test_a_redelivered_request_that_waits_is_handled_once",
+    ),
+    Planted(
+        "streams of replies with one correlation id cancel each other",
+        "Streams of replies: the start mark comes first, marks are acknowledged in their order, a stream",
+        "requests",
+        (
+            Edit(
+                "messaging/replyto/replies.py",
+                "        if self._open.setdefault(correlation_id, stream) is not stream:\n"
+                "            return  # two requesters use one id: their cancellations could not be told apart\n",
+                "        self._open[correlation_id] = stream\n",
+            ),
+        ),
+        "tests/replyto/test_handlers.py::test_two_streams_with_one_correlation_id_do_not_cancel_each_other",
+    ),
+    Planted(
+        "requests that wait when a queue is made are left to the queue, which has none of them",
+        "Requests, handlers, and the whiteboard between them (RFC 5.7)",
+        "requests",
+        (
+            Edit(
+                "messaging/replyto/request_route.py",
+                "        self._behind.add(rival)\n",
+                "",
+            ),
+        ),
+        "messaging/testing/conformance/test_overlapping_handlers.py"
+        "::test_requests_that_wait_when_a_queue_is_made_are_not_left_to_it --backend memory",
+    ),
+    Planted(
+        "a call that reaches no server waits for its whole timeout",
+        "Fail a call at once that reaches no server",
+        "requests",
+        (
+            Edit(
+                "messaging/calls.py",
+                '        found["qos"] = 1\n',
+                '        found["qos"] = 0\n',
+            ),
+        ),
+        "tests/remoteevent/test_remote_parties.py"
+        "::test_a_call_that_arrives_before_its_server_has_subscribed_fails_at_once",
+    ),
+)
+
+OUTBOX = (
+    # --- in memory
+    Planted(
+        "messages that a lost connection left behind are sent in the order of their failures",
+        "Wills are watched over; order of what is sent again; no leaked loops, listeners or threads",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/sender.py",
+                "        returned.sort(key=lambda entry: entry.sequence)\n",
+                "",
+            ),
+        ),
+        "tests/publishing/test_outbox.py::test_messages_that_an_adapter_fails_late_are_sent_again_in_their_order",
+    ),
+    Planted(
+        "messages that were accepted meanwhile overtake those that failed late",
+        "Wills are watched over; order of what is sent again; no leaked loops, listeners or threads",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/sender.py",
+                """\
+        while waiting and waiting[0].sequence < latest:
+            returned.append(waiting.popleft())
+""",
+                "        del latest\n",
+            ),
+        ),
+        "tests/publishing/test_outbox.py",
+    ),
+    Planted(
+        "a last will whose connection is lost is published as a message",
+        "Wills are watched over; order of what is sent again; no leaked loops, listeners or threads",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/sender.py",
+                """\
+        if entry.plan.options.last_will:
+            return True  # the connection hands it over again: it must never be sent as a message
+""",
+                "",
+            ),
+        ),
+        "tests/publishing/test_outbox.py::test_a_will_whose_connection_is_lost_is_never_published_as_a_message",
+    ),
+    # --- on the disk
+    Planted(
+        "messages in memory overtake those that are only on the disk",
+        "Store messages on disk before they are sent (outbox_path)",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/durable.py",
+                "        elif publication.offset == self._tail and (\n            not self._held\n",
+                "        elif publication.offset >= self._tail and (\n            not self._held\n",
+            ),
+        ),
+        "messaging/testing/conformance/test_durable_outbox.py"
+        "::test_more_messages_than_memory_holds_arrive_in_order --backend memory",
+    ),
+    Planted(
+        "messages of a closed instance get new ids, so that duplicates are not recognised",
+        "Store messages on disk before they are sent (outbox_path)",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/durable.py",
+                "        publication.own_id = record.message_id or self.intake.new_id()",
+                "        publication.own_id = self.intake.new_id()",
+            ),
+        ),
+        "messaging/testing/conformance/test_durable_outbox.py"
+        "::test_messages_of_a_closed_instance_are_sent_by_the_next_with_their_ids --backend memory",
+    ),
+    Planted(
+        "the time that a message spent on the disk does not count to its time to live",
+        "Store messages on disk before they are sent (outbox_path)",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/durable.py",
+                "            publication.age(self._journal.age_of(record.offset, record.timestamp))\n",
+                "            publication.age(0.0)\n",
+            ),
+        ),
+        "messaging/testing/conformance/test_durable_outbox.py"
+        "::test_a_message_whose_time_to_live_ended_in_the_outbox_is_not_sent --backend memory",
+    ),
+    Planted(
+        "a clock that is set forward lets stored messages expire",
+        "Count ages of records right after the clock was set forward",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/durable.py",
+                "            publication.age(self._journal.age_of(record.offset, record.timestamp))\n",
+                "            publication.age(clock.wall() - record.timestamp)\n",
+            ),
+        ),
+        "tests/publishing/test_both_outboxes.py",
+    ),
+    Planted(
+        "the position passes messages that are not confirmed yet",
+        "Store messages on disk before they are sent (outbox_path)",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/position.py",
+                "        elif offset > self.first:\n            self._settled.add(offset)\n",
+                "        elif offset > self.first:\n            self._move_to(offset + 1)\n",
+            ),
+        ),
+        "tests/publishing/test_durable.py",
+    ),
+    Planted(
+        "promises of messages that the full outbox dropped never get an outcome",
+        "Merge the durable outbox into the journal",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/durable.py",
+                """\
+        for publication in self._spilled.pop_range(first, offset):
+            publication.settled = True
+            publication.reject(_dropped(publication))
+""",
+                "",
+            ),
+        ),
+        "tests/publishing/test_full_disk.py::test_the_oldest_messages_on_disk_make_room",
+    ),
+    Planted(
+        "promises of messages that are left on the disk hang when the instance closes",
+        "Store messages on disk before they are sent (outbox_path)",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/durable.py",
+                "        for publication in (*self._ready, *self._spilled.pop_range(0, self._end)):",
+                "        for publication in self._ready:",
+            ),
+        ),
+        "tests/publishing/test_durable.py::test_dropped_messages_are_reported_as_dropped_on_close",
+    ),
+    Planted(
+        "a dead letter that a full disk refused is forgotten",
+        "Test the durable outbox on a full disk",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/dead_letters.py",
+                "        if failure is None:\n            self._waiting.popleft()",
+                "        if failure is None or isinstance(failure, JournalFullError):\n            self._waiting.popleft()",
+            ),
+        ),
+        "tests/publishing/test_durable.py::test_a_dead_letter_is_kept_when_a_full_disk_has_room_again",
+    ),
+    Planted(
+        "a stored message and a request share an id",
+        "Store messages on disk before they are sent (outbox_path)",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/durable.py",
+                "        self.id = secrets.token_hex(8)\n",
+                "        self.id = sending.id  # type: ignore[attr-defined]\n",
+            ),
+        ),
+        "tests/publishing/test_durable.py::test_stored_messages_and_requests_have_different_ids",
+    ),
+    Planted(
+        "promises of stored messages miss their deadlines without a connection",
+        "Store messages on disk before they are sent (outbox_path)",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/durable.py",
+                "        if not self._sending.deadlines.is_watching and self._end > self._position.first:\n"
+                "            self._sending.deadlines.start()\n",
+                "",
+            ),
+        ),
+        "tests/publishing/test_durable.py::test_promises_fail_at_their_deadlines_without_a_link",
+    ),
+)
