@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from tests.house import ROOT, say
 from tests.mutations import copy
 from tests.simulation.plants.brokers import AMQP, MEMORY, MQTT
+from tests.simulation.plants.events import DISTRIBUTED, TYPED_BUS
 from tests.simulation.plants.gateway import GATEWAY
 from tests.simulation.plants.messages import RECEIVING
 from tests.simulation.plants.model import SERVICES, Edit, Planted
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PLANTED", "SERVICES", "Edit", "Planted", "apply", "edited", "find", "noticed", "revert"]
 
-PLANTED: tuple[Planted, ...] = (*MQTT, *AMQP, *MEMORY, *RECEIVING, *REQUESTS, *OUTBOX, *INBOX, *GATEWAY, *REMOTE, *LEASES, *TRANSACTIONS, *SPARK, *JOURNAL)
+PLANTED: tuple[Planted, ...] = (*MQTT, *AMQP, *MEMORY, *RECEIVING, *REQUESTS, *OUTBOX, *INBOX, *GATEWAY, *TYPED_BUS, *DISTRIBUTED, *REMOTE, *LEASES, *TRANSACTIONS, *SPARK, *JOURNAL)
 
 #: of one test, seconds; a test that hangs has noticed the fault, too
 TEST_LIMIT = 60

@@ -30,19 +30,6 @@ REQUESTS = (
         "messaging/testing/conformance/test_requests.py::test_a_request_fails_with_its_connection --backend memory",
     ),
     Planted(
-        "requests of a thread overtake those that wait for their inbox",
-        "Requests, handlers, and the whiteboard between them (RFC 5.7)",
-        "requests",
-        (
-            Edit(
-                "messaging/replyto/requests.py",
-                "        if inbox.is_open and not inbox.early and not self._outbox.is_accepting:",
-                "        if inbox.ready.done():",
-            ),
-        ),
-        "tests/replyto/test_requests.py::test_requests_of_a_thread_stay_in_order_while_the_inbox_is_made",
-    ),
-    Planted(
         "an inbox that the broker has ended takes all further requests",
         "Requests, handlers, and the whiteboard between them (RFC 5.7)",
         "requests",
@@ -54,23 +41,6 @@ REQUESTS = (
             ),
         ),
         "tests/replyto/test_requests.py::test_a_broken_inbox_is_replaced",
-    ),
-    Planted(
-        "a request that is made while its inbox ends hangs",
-        "Requests, handlers, and the whiteboard between them (RFC 5.7)",
-        "requests",
-        (
-            Edit(
-                "messaging/replyto/requests.py",
-                """\
-        if inbox.ended:
-            self._remove(request)
-            return request not in self.open
-""",
-                "",
-            ),
-        ),
-        "tests/replyto/test_requests.py::test_an_inbox_that_ends_while_requests_are_made_loses_none",
     ),
     Planted(
         "a stale route sends replies to a channel that just got a handler",
@@ -152,20 +122,6 @@ REQUESTS = (
             ),
         ),
         "tests/replyto/test_handlers.py::test_a_redelivered_request_that_waits_is_handled_once",
-    ),
-    Planted(
-        "streams of replies with one correlation id cancel each other",
-        "Streams of replies: the start mark comes first, marks are acknowledged in their order, a stream",
-        "requests",
-        (
-            Edit(
-                "messaging/replyto/replies.py",
-                "        if self._open.setdefault(correlation_id, stream) is not stream:\n"
-                "            return  # two requesters use one id: their cancellations could not be told apart\n",
-                "        self._open[correlation_id] = stream\n",
-            ),
-        ),
-        "tests/replyto/test_handlers.py::test_two_streams_with_one_correlation_id_do_not_cancel_each_other",
     ),
     Planted(
         "requests that wait when a queue is made are left to the queue, which has none of them",
