@@ -1,10 +1,14 @@
 """Faults that earlier commits mended, to be put back one by one: the simulation has to find each again.
 
-``python -m tests.simulation.planted`` lists them. ``--verify [NAME]`` puts each into a copy of the project, runs the
-one test that came with its mending, and names the faults that this test does not notice. Every fault of ``PLANTED``
-was seen to be noticed by its test in this way, and to pass that test when it is not put in.
+``python -m tests.simulation.planted`` lists them. ``--verify`` puts each into a copy of the project, runs the existing
+test that shows it, and names the faults that their tests do not notice; with texts after it, only the faults that have
+one of them in their names. Each fault of ``PLANTED`` was seen to be noticed by its test in this way: the test passes
+without the fault, and fails with it.
 
-A runner that plants faults in a process of its own takes the texts from :func:`edited` and writes no file.
+A runner that plants faults in a process of its own takes the texts from :func:`edited`, which writes no file.
+
+The faults themselves are in :mod:`tests.simulation.plants`, by service. The subject of a fault is that of the commit
+that mended it, or that brought the code which prevents it.
 """
 
 from __future__ import annotations
@@ -23,12 +27,15 @@ from typing import TYPE_CHECKING
 
 from tests.house import ROOT, say
 from tests.mutations import copy
-from tests.simulation.plants.brokers import AMQP, MEMORY, MQTT
+from tests.simulation.plants.agreements import LEASES, TRANSACTIONS
+from tests.simulation.plants.amqp import AMQP
 from tests.simulation.plants.events import DISTRIBUTED, TYPED_BUS
 from tests.simulation.plants.gateway import GATEWAY
+from tests.simulation.plants.memory import MEMORY
 from tests.simulation.plants.messages import RECEIVING
 from tests.simulation.plants.model import SERVICES, Edit, Planted
-from tests.simulation.plants.remote import LEASES, REMOTE, TRANSACTIONS
+from tests.simulation.plants.mqtt import MQTT
+from tests.simulation.plants.remote import REMOTE
 from tests.simulation.plants.sending import OUTBOX, REQUESTS
 from tests.simulation.plants.storage import INBOX, JOURNAL, SPARK
 
@@ -37,7 +44,23 @@ if TYPE_CHECKING:
 
 __all__ = ["PLANTED", "SERVICES", "Edit", "Planted", "apply", "edited", "find", "noticed", "revert"]
 
-PLANTED: tuple[Planted, ...] = (*MQTT, *AMQP, *MEMORY, *RECEIVING, *REQUESTS, *OUTBOX, *INBOX, *GATEWAY, *TYPED_BUS, *DISTRIBUTED, *REMOTE, *LEASES, *TRANSACTIONS, *SPARK, *JOURNAL)
+PLANTED: tuple[Planted, ...] = (
+    *MQTT,
+    *AMQP,
+    *MEMORY,
+    *RECEIVING,
+    *REQUESTS,
+    *OUTBOX,
+    *INBOX,
+    *GATEWAY,
+    *TYPED_BUS,
+    *DISTRIBUTED,
+    *REMOTE,
+    *LEASES,
+    *TRANSACTIONS,
+    *SPARK,
+    *JOURNAL,
+)
 
 #: of one test, seconds; a test that hangs has noticed the fault, too
 TEST_LIMIT = 60
@@ -170,7 +193,10 @@ def verify(chosen: Iterable[Planted]) -> Iterator[tuple[Planted, str | None, str
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.planted", description=__doc__)
     parser.add_argument(
-        "--verify", metavar="NAME", nargs="*", help="run the tests of all faults, or of those with one of these texts in their name"
+        "--verify",
+        metavar="NAME",
+        nargs="*",
+        help="run the tests of all faults, or of those with one of these texts in their name",
     )
     parser.add_argument("--service", default="", choices=["", *SERVICES], help="only the faults of this service")
     arguments = parser.parse_args()

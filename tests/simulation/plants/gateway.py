@@ -50,8 +50,7 @@ GATEWAY = (
                 "                    pass\n",
             ),
         ),
-        "tests/gateway/test_recognition.py"
-        "::test_messages_whose_acknowledgements_were_lost_are_not_stored_again",
+        "tests/gateway/test_recognition.py::test_messages_whose_acknowledgements_were_lost_are_not_stored_again",
     ),
     Planted(
         "packet identifiers of an earlier session stand for messages of a new one",
@@ -98,8 +97,7 @@ GATEWAY = (
                 "        if stored is not None:\n            return False\n",
             ),
         ),
-        "tests/gateway/test_recognition.py"
-        "::test_messages_whose_acknowledgements_were_lost_are_not_stored_again",
+        "tests/gateway/test_recognition.py::test_messages_whose_acknowledgements_were_lost_are_not_stored_again",
     ),
     # --- the buffer
     Planted(
@@ -114,8 +112,7 @@ GATEWAY = (
                 "        self._acknowledge(stored.sources)\n        try:\n",
             ),
         ),
-        "tests/gateway/test_routes.py"
-        "::test_a_source_is_acknowledged_only_when_the_message_is_on_the_disk",
+        "tests/gateway/test_routes.py::test_a_source_is_acknowledged_only_when_the_message_is_on_the_disk",
     ),
     Planted(
         "messages that the journal has dropped are published and counted twice",
@@ -170,27 +167,13 @@ GATEWAY = (
         (
             Edit(
                 "messaging/gateway/buffer.py",
-                "            for each in self._ranges:\n"
-                "                each.put_back([stored for stored in messages if self._range_of(stored.offset) is each])\n",
-                "            self._ranges[-1].put_back(messages)\n",
+                "each.put_back([stored for stored in messages if self._range_of(stored.offset) is each])",
+                "each.put_back(messages if each is self._ranges[-1] else [])",
             ),
         ),
         "tests/gateway/test_ranges.py::test_messages_that_are_put_back_return_to_their_ranges",
     ),
     # --- publishing
-    Planted(
-        "messages that failed are published again in the order of their failures",
-        "Run store-and-forward routes between instances",
-        "gateway",
-        (
-            Edit(
-                "messaging/gateway/drain.py",
-                "        failed, self._failed = sorted(self._failed, key=lambda each: each[0].offset), []",
-                "        failed, self._failed = self._failed[::-1], []",
-            ),
-        ),
-        "tests/gateway/test_routes.py::test_messages_wait_for_a_target_that_is_away_also_over_a_restart",
-    ),
     Planted(
         "a route of messages that are limited in rate stops when a timer fires early",
         "Round the tokens of a rate, so that each wait moves the clock",

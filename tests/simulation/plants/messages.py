@@ -187,7 +187,8 @@ RECEIVING = (
         (
             Edit(
                 "messaging/receiving/handler.py",
-                "                self._connection.engine.call(self._stop)  # the loop may have taken one more meanwhile",
+                "                self._connection.engine.call(self._stop)  # the loop may have taken one "
+                "more meanwhile",
                 "                self._connection.engine.call(self._quiet.resolve, None)",
             ),
         ),
@@ -222,5 +223,60 @@ RECEIVING = (
             ),
         ),
         "tests/receiving/test_stream.py::test_subscriptions_replaced_by_retry_are_released",
+    ),
+    Planted(
+        "a message whose dead letter has no route is never redelivered",
+        "Keep a message whose dead letter nothing receives",
+        "receiving",
+        (
+            Edit(
+                "messaging/receiving/redelivery.py",
+                "        self._delay(delay, incoming, deliveries, self._owner.proceed)\n",
+                "        del delay\n",
+            ),
+        ),
+        "tests/receiving/test_redelivery.py::test_an_unrouted_dead_letter_is_handed_back_with_growing_delays",
+    ),
+    # --- handlers and manual acknowledgement
+    Planted(
+        "a verdict on a message of a lost connection is taken for given",
+        "Reconnecting: retried subscriptions, credit given back, order kept",
+        "receiving",
+        (
+            Edit(
+                "messaging/receiving/settlement.py",
+                "        if self.is_released or self._adapter.is_stale(incoming.token):\n            state =",
+                "        if self.is_released:\n            state =",
+            ),
+        ),
+        "messaging/testing/conformance/test_reconnect.py"
+        "::test_a_verdict_on_a_message_of_a_lost_connection_is_refused --backend memory",
+    ),
+    Planted(
+        "closing the instance in the coroutine that a handler returned waits for itself",
+        "Know handlers that return a coroutine, and forget tasks left behind",
+        "receiving",
+        (
+            Edit(
+                "messaging/receiving/handler.py",
+                "        return await_inside(found) if type(found) is CoroutineType else found",
+                "        return found",
+            ),
+        ),
+        "messaging/testing/conformance/test_on.py::test_a_handler_may_close_the_instance --backend memory",
+    ),
+    Planted(
+        "a registration outlives the event loop of its handler and loses messages",
+        "Know handlers that return a coroutine, and forget tasks left behind",
+        "receiving",
+        (
+            Edit(
+                "messaging/receiving/handler.py",
+                "        self._leave(several)\n        if not self.is_stopping:\n",
+                "        if not self.is_stopping and several is None:\n",
+            ),
+        ),
+        "messaging/testing/conformance/test_on.py"
+        "::test_a_registration_ends_with_the_loop_of_its_handler --backend memory",
     ),
 )

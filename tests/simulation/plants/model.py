@@ -20,11 +20,11 @@ class Edit(NamedTuple):
 
 
 class Planted(NamedTuple):
-    """A mended fault, the edits that bring it back, and the existing test that fails with them.
+    """A mended fault, the edits that bring it back, and an existing test that fails with them.
 
     Attributes:
         name: what goes wrong, in a few words; unique.
-        subject: of the commit that mended it.
+        subject: of the commit that mended it, or that brought the code which prevents it.
         service: the part of the toolkit that loses, repeats, reorders, forgets or hangs; one of ``SERVICES``.
         edits: applied together; several edits of one file are applied in order.
         test: arguments of pytest that select the test, separated by spaces.

@@ -49,7 +49,7 @@ JOURNAL = (
         (
             Edit(
                 "messaging/journal/cursors.py",
-                'passed = {name: self._passed[name].dump(self._positions[name]) for name in names}',
+                "passed = {name: self._passed[name].dump(self._positions[name]) for name in names}",
                 'passed = dict.fromkeys(names, b"")',
             ),
         ),
@@ -207,8 +207,7 @@ SPARK = (
                 "                pass",
             ),
         ),
-        "tests/spark/test_restored.py"
-        "::test_new_rows_of_a_restored_journal_get_offsets_that_no_checkpoint_has_seen",
+        "tests/spark/test_restored.py::test_new_rows_of_a_restored_journal_get_offsets_that_no_checkpoint_has_seen",
     ),
     Planted(
         "rows that were stored and not planned are not missed after a restart",
@@ -392,8 +391,7 @@ INBOX = (
                 "            now = self.seen_time()\n",
             ),
         ),
-        "tests/journal/test_ages.py"
-        "::test_ids_that_are_stored_after_the_clock_was_set_right_are_known_to_the_next_run",
+        "tests/journal/test_ages.py::test_ids_that_are_stored_after_the_clock_was_set_right_are_known_to_the_next_run",
     ),
     Planted(
         "a delivery that waited for the verdict on another one is never handed out",

@@ -1,0 +1,225 @@
+"""Faults of the MQTT adapter."""
+
+from __future__ import annotations
+
+from tests.simulation.plants.model import Edit, Planted
+
+MQTT = (
+    # --- sessions
+    Planted(
+        "a session misses messages between an UNSUBSCRIBE and the SUBSCRIBE of a new connection",
+        "Leave a session its subscriptions when an attempt fails",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/subscriptions.py",
+                """\
+        if self._router.orphans:
+            self._timer = clock.call_later(asyncio.get_running_loop(), ORPHAN_TIMEOUT, self.end_orphans)
+""",
+                "        self.end_orphans()\n",
+            ),
+            Edit(
+                "adapters/mqtt/subscriptions.py",
+                "            self._withdraw(stream, is_at_broker=not self._persistent)",
+                "            self._withdraw(stream, is_at_broker=True)",
+            ),
+        ),
+        "tests/mqtt/test_session.py::test_an_attempt_to_subscribe_leaves_the_session_what_it_has",
+    ),
+    Planted(
+        "a subscription that ended without a connection stays in the session for good",
+        "Leave a session its subscriptions when an attempt fails",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/adapter.py",
+                "        self._subscriptions.end_orphans()\n",
+                "",
+            ),
+        ),
+        "tests/mqtt/test_session.py::test_an_unsubscription_without_a_connection_is_sent_when_the_session_is_left",
+    ),
+    Planted(
+        "unconfirmed messages are sent again in the wrong order in a resumed session",
+        "Wills are watched over; order of what is sent again; no leaked loops, listeners or threads",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/outbound.py",
+                "self._unresumed.extendleft(reversed(self._handshakes.values()))",
+                "self._unresumed.extendleft(self._handshakes.values())",
+            ),
+        ),
+        "tests/mqtt/test_session.py::test_a_resumed_session_finishes_every_handshake_in_order_within_the_window",
+    ),
+    Planted(
+        "a released message is never sent again to a broker that has lost the session",
+        "Wills are watched over; order of what is sent again; no leaked loops, listeners or threads",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/outbound.py",
+                """\
+        if not connack.session_present:
+            for handshake in self._unresumed:
+                handshake.released = False
+""",
+                "",
+            ),
+        ),
+        "tests/mqtt/test_session.py::test_if_the_session_is_lost_unfinished_messages_are_sent_as_new_ones",
+    ),
+    Planted(
+        "verdicts on messages of a lost session are taken for given",
+        "Reconnecting: retried subscriptions, credit given back, order kept",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/inbound.py",
+                "        return token.receipt.session != self.answers.session or token.stream.ended",
+                "        return False",
+            ),
+        ),
+        "tests/mqtt/test_session.py::test_tokens_of_a_lost_session_are_stale_and_never_reach_the_next_one",
+    ),
+    Planted(
+        "closing acknowledges the unsettled messages of a session",
+        "Reconnecting: retried subscriptions, credit given back, order kept",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/answers.py",
+                "            if receipt.is_due:\n                self._answer(receipt)\n        self._due.clear()",
+                "            self._answer(receipt)\n        self._due.clear()",
+            ),
+        ),
+        "tests/mqtt/test_session.py::test_closing_leaves_unsettled_messages_to_the_session",
+    ),
+    Planted(
+        "messages of a resumed session that have no stream yet are acknowledged and lost",
+        "Reconnecting: retried subscriptions, credit given back, order kept",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/adapter.py",
+                "        await_claims = connack.session_present and (is_old or not self._opened_before)\n",
+                "        await_claims = False\n",
+            ),
+        ),
+        "tests/mqtt/test_session.py::test_messages_of_a_resumed_session_wait_for_the_streams_that_subscribe",
+    ),
+    Planted(
+        "a message that crosses its unsubscription is lost to the next stream of the session",
+        "Reconnecting: retried subscriptions, credit given back, order kept",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/subscriptions.py",
+                "with leftovers.departing(stream) if self._persistent else contextlib.nullcontext():",
+                "with contextlib.nullcontext():",
+            ),
+            Edit(
+                "adapters/mqtt/subscriptions.py",
+                "            leftovers = self._inbound.leftovers\n            with",
+                "            with",
+            ),
+        ),
+        "tests/mqtt/test_ended_streams.py"
+        "::test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_stream_of_the_session",
+    ),
+    # --- answers
+    Planted(
+        "messages of a resumed 3.1.1 session are answered out of order",
+        "MQTT: a resumed session is answered in the broker's order",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/answers.py",
+                "        self._resent = None if v5 else _ResentOrder(self._open, self._answer_in_turn)",
+                "        self._resent: _ResentOrder | None = None",
+            ),
+        ),
+        "tests/mqtt/test_delivery_order.py::test_resent_messages_of_a_3_1_1_session_are_answered_in_their_order",
+    ),
+    Planted(
+        "a message without a stream holds up the answers to the others of a session",
+        "Let no resent message without a stream hold up the answers to others",
+        "mqtt",
+        (Edit("adapters/mqtt/leftovers.py", "            self._answers.pass_over(receipt)\n", ""),),
+        "tests/mqtt/test_delivery_order.py::test_a_resent_message_without_a_stream_holds_up_no_answer",
+    ),
+    Planted(
+        "a record that was lost is taken for one that was given",
+        "MQTT: a record that was lost is not taken for one that was given",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/answers.py",
+                """\
+            if receipt.recorded:  # the PUBREC was lost
+                receipt.recorded, receipt.publish = False, publish
+""",
+                "",
+            ),
+        ),
+        "tests/mqtt/test_delivery_order.py"
+        "::test_a_message_whose_record_was_lost_is_recorded_again_also_beyond_the_window",
+    ),
+    Planted(
+        "answers after the DISCONNECT of a planned reconnect are lost",
+        "Hold answers from the DISCONNECT of a planned reconnect on",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/adapter.py",
+                "    # an answer after DISCONNECT would be lost: it is sent when the broker sends its message again\n"
+                "    adapter._inbound.disconnected()\n",
+                "",
+            ),
+        ),
+        "tests/mqtt/test_credentials.py::test_a_message_that_is_settled_during_the_reconnect_is_not_delivered_twice",
+    ),
+    Planted(
+        "messages with QoS 0 are lost at the end of a planned reconnect",
+        "Receive messages with QoS 0 up to the end of a planned reconnect",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/adapter.py",
+                "        await link.close(expiry, takes_late=True)",
+                "        await link.close(expiry)",
+            ),
+        ),
+        "tests/mqtt/test_credentials.py::test_messages_with_qos_0_are_received_up_to_the_end_of_the_connection",
+    ),
+    Planted(
+        "one copy of a message in a restored session reaches only one of its filters",
+        "Deliver a message of a restored MQTT 5 session for all its filters",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/router.py",
+                """\
+                    if len(routes) > 1 and self._is_resumed:
+                        return self._once(publish, known[0], routes)
+""",
+                "",
+            ),
+        ),
+        "tests/mqtt/test_joint.py::test_a_resumed_session_may_get_one_copy_for_overlapping_filters_or_one_for_each",
+    ),
+    Planted(
+        "a silent broker is never taken for lost",
+        "Fault tests: a half-open MQTT connection is noticed within twice the keepalive, without slack",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/link.py",
+                "self._finished is None and self._keepalive.is_lost(wire, self.writer):",
+                "self._finished is None and self._keepalive.is_lost(wire, self.writer) is None:",
+            ),
+        ),
+        "tests/mqtt/test_keepalive.py::test_a_silent_broker_is_lost_within_twice_the_keepalive",
+    ),
+)
