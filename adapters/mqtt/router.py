@@ -33,6 +33,7 @@ from messaging.errors import SubscriptionRefusedError
 from messaging.model import channels
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Sequence
 
     from adapters.mqtt.joint import Joint
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 _MAX_IDENTIFIER: Final = 268_435_455
 #: identifiers kept for each route: the broker may still hold messages with the identifiers of earlier SUBSCRIBEs
 _IDENTIFIERS: Final = 64
+#: removed routes whose identifiers are kept for the next route of their filter
+_FORMER: Final = 1024
 #: channels remembered for each stream, whose retained message it has received
 _REPLAYED: Final = 4096
 #: channels whose routes are cached, and the longest such channel in characters: others are looked up each time
@@ -98,6 +101,9 @@ class Router:
         #: subscription identifier -> its route, and the stream whose SUBSCRIBE it was
         self._identified: dict[int, tuple[Route, Stream]] = {}
         self._foreign_identifiers = persistent
+        #: identifiers of removed routes, by filter: the session may still hold messages with them, and the broker a
+        #: subscription that no SUBSCRIBE has replaced. The next stream of the filter gets those messages
+        self._former: dict[str, deque[int]] = {}
         # random: unlikely to meet the identifiers that an earlier process used in this session
         self._first = secrets.randbelow(_MAX_IDENTIFIER) if persistent else 0
         self._given = 0
@@ -126,6 +132,7 @@ class Router:
                 stream.end()
         self._routes.clear()
         self._identified.clear()
+        self._former.clear()
         self._matched.clear()
         self._heirs.clear()
         self.orphans.clear()
@@ -170,6 +177,9 @@ class Router:
         stream = Stream(route, joint or Outlet(sink), self._streams, qos > 0, tells_id)
         self.has_joints = self.has_joints or joint is not None
         route.streams.append(stream)
+        if (former := self._former.pop(topic_filter, None)) is not None:
+            route.identifiers = former
+            self._identified |= dict.fromkeys(former, (route, stream))
         return stream
 
     def remove(self, stream: Stream) -> bool:
@@ -187,6 +197,10 @@ class Router:
         self._matched.clear()
         for identifier in route.identifiers:
             del self._identified[identifier]
+        if self._foreign_identifiers and route.identifiers:
+            self._former[route.filter] = route.identifiers
+            if len(self._former) > _FORMER:
+                del self._former[next(iter(self._former))]
         return True
 
     def detach(self, stream: Stream) -> None:

@@ -67,3 +67,26 @@ def test_the_highest_qos_of_a_route_counts_and_is_confirmed_anew(router: Router)
     assert (route.qos, route.confirmed) == (1, True)
     add(router, "a", qos=2)
     assert (route.qos, route.confirmed) == (2, False)
+
+
+def test_the_next_stream_of_a_filter_gets_the_messages_that_a_session_holds_for_the_last_one() -> None:
+    router = Router(persistent=True)
+    router.connected(is_resumed=True)
+    first = router.add(None, "a", 1, Sink())
+    identifier = router.identify(first)
+    router.remove(first)
+    assert router.receivers(message("a", identifier)) == []
+    assert router.receivers(message("a", identifier)) == []
+    second = router.add(None, "a", 1, Sink())
+    router.add(None, "+", 1, Sink())
+    assert router.receivers(message("a", identifier)) == [second]
+    router.identify(second)
+    assert router.receivers(message("a", identifier)) == [second]
+    for number in range(2000):
+        ended = router.add(None, f"b/{number}", 1, Sink())
+        router.identify(ended)
+        router.remove(ended)
+    assert len(router._former) <= 1024
+    router.reset()
+    router.add(None, "a", 1, Sink())
+    assert router.receivers(message("a", identifier)) == []
