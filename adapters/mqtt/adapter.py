@@ -190,15 +190,19 @@ class MqttAdapter(Adapter):
             self._target = dataclasses.replace(self._target, client_id=connack.assigned_id)
         # the next host may lack other features than the last one
         self.capabilities = capabilities.restricted(self._announced, self.settings, connack, self._target.client_id)
-        await_claims = connack.session_present and (is_old or not self._opened_before)
+        await_claims = connack.session_present
+        of_earlier = await_claims and (is_old or not self._opened_before)
         if is_old:
             connack = dataclasses.replace(connack, session_present=False)
         self._router.connected(is_resumed=connack.session_present)
         if not connack.session_present or self._unsubscribed:
             self._router.reset()
             self._unsubscribed = True
-        self._inbound.connected(link.writer, connack.session_present, await_claims=await_claims)
+        self._inbound.connected(link.writer, connack.session_present)
         if await_claims:
+            self._inbound.leftovers.await_claims(of_earlier=of_earlier)
+            if self._claim_timer is not None:
+                self._claim_timer.cancel()
             drop = self._inbound.leftovers.drop_unclaimed
             self._claim_timer = clock.call_later(asyncio.get_running_loop(), CLAIM_TIMEOUT, drop)
         self._outbound.connected(link.writer, link.requests.pending, connack)

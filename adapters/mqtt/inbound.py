@@ -60,14 +60,12 @@ class Inbound:
 
     # --- connection
 
-    def connected(self, writer: Writer, session_present: bool, *, await_claims: bool) -> None:
+    def connected(self, writer: Writer, session_present: bool) -> None:
         """Start on a new connection, with the session of the last one or a new one."""
         if not session_present:
             self.forget()
         self.answers.connected(writer)
         self._aliases.clear()
-        if await_claims:
-            self.leftovers.await_claims()
 
     def disconnected(self) -> None:
         """Hand over the messages of a lost connection, and keep the unanswered ones for a resumed session."""

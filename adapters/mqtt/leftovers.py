@@ -5,8 +5,9 @@ unanswered: the next stream of the same filter gets them, or the session's next 
 while other streams wait for messages, they are acknowledged and dropped after :data:`LEFT_TIMEOUT`, and a warning says
 so.
 
-**Earlier processes.** A resumed session may hold messages for subscriptions of an earlier process. They are kept for
-the streams that subscribe within a while, then acknowledged and dropped.
+**Resumed sessions.** A resumed session may hold messages for subscriptions of an earlier process, and for streams whose
+attempt to subscribe a lost connection has ended. They are kept for the streams that subscribe within a while, then
+acknowledged and dropped.
 """
 
 from __future__ import annotations
@@ -54,10 +55,14 @@ class Leftovers:
         #: whether the session may have subscriptions of an earlier process, of which no log line told
         self._is_unreported = False
 
-    def await_claims(self) -> None:
-        """Keep messages without a stream until :meth:`drop_unclaimed`."""
+    def await_claims(self, *, of_earlier: bool) -> None:
+        """Keep messages without a stream until :meth:`drop_unclaimed`: a session was resumed.
+
+        Args:
+            of_earlier: the session may have subscriptions of an earlier process.
+        """
         self._unclaimed = {}
-        self._is_unreported = True
+        self._is_unreported = self._is_unreported or of_earlier
 
     def forget(self) -> None:
         """Forget all messages: their session is lost."""
@@ -91,16 +96,16 @@ class Leftovers:
 
     def keep(self, publish: Publish, receipt: Receipt) -> bool:
         """Keep a message that has no stream. Return whether a later stream may claim it."""
-        if self._unclaimed is not None and not publish.retain:
-            self._unclaimed.pop(receipt.id, None)  # the broker gave the id to another message
-            self._unclaimed[receipt.id] = publish, receipt
-            self._answers.pass_over(receipt)
-            return True
         streams = self._router.kept(publish.topic)
         if not publish.retain:
             streams += [each for each in self._departing if each.settles and each.route.matches(publish.topic)]
         if not streams:
-            return False
+            if self._unclaimed is None or publish.retain:
+                return False
+            self._unclaimed.pop(receipt.id, None)  # the broker gave the id to another message
+            self._unclaimed[receipt.id] = publish, receipt
+            self._answers.pass_over(receipt)
+            return True
         receipt.copies = len(streams)
         self._left |= {Token(receipt, stream): None for stream in streams}
         self._watch()
