@@ -94,12 +94,15 @@ async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_los
 async def test_messages_of_a_resumed_session_wait_for_a_stream_whose_first_attempt_was_lost(peer: Peer) -> None:
     core = Core(peer.url, client_id="me", clean_start=False, session_expiry=1000)
     connection, _ = await accept(core, peer, present=False)
+    other, _ = await subscribed(core, connection, "b", qos="0")
     subscribing = asyncio.create_task(core.subscribe("a", qos="1"))
     await connection.expect(0x80)  # the broker has the subscription, and this connection never learns it
     connection, _ = await reconnect(core, peer, connection, present=True)
     with pytest.raises(ConnectionLostError):
         await subscribing
     connection.deliver("a", b"meanwhile", 7, 1)
+    connection.deliver("b", b"behind it")
+    await other.count(1)
     sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
     await sink.count(1)
     core.acknowledge(*sink.arrived)

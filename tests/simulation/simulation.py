@@ -443,7 +443,7 @@ def scheduling(random: random.Random) -> dict[str, Any]:
     return {
         "gap": random.choice((1.5, 3.0, 8.0, 20.0, 60.0, 200.0, inf)),
         "hold_up": random.choice((0.0, 0.0, 0.01, 0.05, 0.2)),
-        "longest": random.choice((0.01, 0.2, 2.0, 20.0)),
+        "longest": random.choice((0.001, 0.01, 0.2, 2.0)),
     }
 
 
@@ -464,7 +464,6 @@ AMQP_FAULTS: Final[tuple[dict[str, float], ...]] = (
     {"late_confirm": 0.3, "late_confirm_max": 2.0},
     {"shuffle_confirms": 0.5},
     {"nack": 0.1},
-    {"close_channel": 0.02},
     {"internal_error": 0.01},
     {"force_close": 0.01},
     {"drop_before": 0.02},
