@@ -5,13 +5,13 @@ A child therefore begins in the same state whatever ran before, and leaves nothi
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
 import pkgutil
 import random
 import select
-import signal
 import sys
 import traceback
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.plans import Plan
     from tests.simulation.simulation import Simulation
 
-#: real seconds after which a run counts as one that hangs
+#: real seconds after which a run counts as one that hangs; its stack is written to standard error
 LIMIT: Final = 30
 
 
@@ -169,8 +169,7 @@ def run_forked(case: Case, *, wants_history: bool = False) -> Result:
     pid = os.fork()
     if pid == 0:
         try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(LIMIT)
+            faulthandler.dump_traceback_later(LIMIT, exit=True)
             os.close(read)
             result = run_here(case, wants_history=wants_history)
             text = json.dumps([result.failures, result.digest, result.seconds, result.switches, result.steps, result.faults, result.history])

@@ -278,13 +278,22 @@ class Network:
         self.scheduler = scheduler
         self.random = random
         self.conditions = conditions
+        #: by address and port
         self.services: dict[tuple[str, int], Service] = {}
+        #: addresses of hosts, by name
+        self.addresses: dict[str, str] = {}
         #: the open connections, oldest first
         self.links: dict[str, Link] = {}
         self.unresolved: dict[str, None] = {}
         self._links_made = 0
         self._descriptors = FIRST_DESCRIPTOR
         self.sockets: dict[int, Socket] = {}
+
+    def serve(self, host: str, port: int, broker: Broker) -> Service:
+        """Have a broker listen at a port of a host."""
+        address = self.addresses.setdefault(host, f"10.0.0.{len(self.addresses) + 2}")
+        made = self.services[address, port] = Service(broker)
+        return made
 
     def descriptor(self, sock: Socket) -> int:
         """Return a new descriptor for ``sock``."""
@@ -588,7 +597,10 @@ def _getaddrinfo(host: Any, port: Any, *_: object, **__: object) -> list[Any]:
     name = host.decode() if isinstance(host, bytes) else str(host)
     if name in network.unresolved:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (name, int(port or 0)))]
+    address = name if name in network.addresses.values() else network.addresses.get(name)
+    if address is None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, int(port or 0)))]
 
 
 def install() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import itertools
 import queue
+import sys
 import threading
 import time
 from math import inf
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from tests.simulation.world.scheduler import Fiber
 
+_RealLock: Final = _thread.LockType
+#: modules whose locks belong to the interpreter
+_UNTOUCHED: Final = frozenset({"_thread", "threading"})
 #: longest time-out that ``threading`` accepts, seconds
 _TIMEOUT_MAX: Final = 1e9
 
@@ -379,3 +383,9 @@ def install() -> None:
     for module, names in replaced.items():
         for name, value in names.items():
             setattr(module, name, value)
+    # the locks that modules have made already: whoever waits for one of those would stop the whole world
+    for module in [*sys.modules.values()]:
+        if module.__name__ not in _UNTOUCHED and not module.__name__.startswith(("importlib", "_frozen_importlib")):
+            for name, value in [*vars(module).items()]:
+                if type(value) is _RealLock:
+                    setattr(module, name, Lock())

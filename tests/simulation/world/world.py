@@ -116,8 +116,7 @@ class World:
 
     def serve(self, host: str, port: int, broker: Broker) -> Service:
         """Have a broker listen."""
-        service = self.network.services[host, port] = Service(broker)
-        return service
+        return self.network.serve(host, port, broker)
 
     def host(self, name: str) -> Host:
         """Return what a broker asks for."""
