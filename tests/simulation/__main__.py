@@ -20,14 +20,22 @@ def main() -> int:
     parser.add_argument("--protocol", action="append", help="only this protocol; may be repeated")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--case", action="append", help="run this case and print its history; may be repeated")
+    parser.add_argument("--total", type=int, help="stop after so many runs")
+    parser.add_argument("--plant", help="name of a fault to plant, see tests.simulation.proof")
+    parser.add_argument("--digests", action="store_true", help="print the digest of each run")
+    parser.add_argument("--quiet", action="store_true", help="print the history of a case only if it failed")
     parser.add_argument("--shrink", help="make this case smaller")
     parser.add_argument("--stop", type=int, default=20, help="stop after so many failures")
     arguments = parser.parse_args()
+    if arguments.plant:
+        from tests.simulation.planting import plant
+
+        plant(arguments.plant)
     warm_up()
     if arguments.shrink:
         return _show(shrink(Case.parse(arguments.shrink), _say))
     if arguments.case:
-        return max(_show(Case.parse(case)) for case in arguments.case)
+        return max(_show(Case.parse(case), is_quiet=arguments.quiet) for case in arguments.case)
     cases = [
         Case(name, protocol, seed)
         for seed in range(arguments.first, arguments.first + arguments.seeds)
@@ -36,11 +44,17 @@ def main() -> int:
         if (not arguments.service or name in arguments.service)
         and (not arguments.protocol or protocol in arguments.protocol)
     ]
+    if not cases:
+        parser.error("no service has this name and protocol")
+    if arguments.total:
+        cases = cases[: arguments.total]
     begin = os.times().elapsed
     results: list[Result] = []
     failed: list[Result] = []
     for result in run_all(cases, arguments.jobs):
         results.append(result)
+        if arguments.digests:
+            _say(f"{result.case} {result.digest}")
         if result.failures:
             failed.append(result)
             _say(f"FAILED {result.case}: {result.failures[0][:300]}")
@@ -51,13 +65,15 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _show(case: Case) -> int:
+def _show(case: Case, *, is_quiet: bool = False) -> int:
+    result = run_forked(case, wants_history=True)
+    if is_quiet and not result.failures:
+        return 0
     for step in plan_of(case).steps:
         _say(f"  {step}")
     for fault in plan_of(case).faults:
         _say(f"  {fault}")
     _say(f"  {plan_of(case).options}")
-    result = run_forked(case, wants_history=True)
     for when, who, what in result.history:
         _say(f"{when:12.6f} {who:<34} {what}")
     for failure in result.failures:

@@ -73,4 +73,6 @@ class Plan:
 
 
 def _shown(arguments: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in arguments.items())
+    return " ".join(
+        f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in arguments.items()
+    )

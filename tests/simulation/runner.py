@@ -104,7 +104,10 @@ def services() -> dict[str, type[Simulation]]:
         found |= {
             kind.name: kind
             for kind in names.values()
-            if isinstance(kind, type) and issubclass(kind, Simulation) and kind.name and kind.__module__.endswith(module)
+            if isinstance(kind, type)
+            and issubclass(kind, Simulation)
+            and kind.name
+            and kind.__module__.endswith(module)
         }
     return found
 
@@ -172,7 +175,17 @@ def run_forked(case: Case, *, wants_history: bool = False) -> Result:
             faulthandler.dump_traceback_later(LIMIT, exit=True)
             os.close(read)
             result = run_here(case, wants_history=wants_history)
-            text = json.dumps([result.failures, result.digest, result.seconds, result.switches, result.steps, result.faults, result.history])
+            text = json.dumps(
+                [
+                    result.failures,
+                    result.digest,
+                    result.seconds,
+                    result.switches,
+                    result.steps,
+                    result.faults,
+                    result.history,
+                ]
+            )
             with open(write, "w") as pipe:
                 pipe.write(text)
         except BaseException:  # noqa: BLE001  # of whatever kind: the child must not go on as its parent
@@ -206,7 +219,18 @@ def run_all(cases: Iterable[Case], jobs: int) -> Iterator[Result]:
                 with open(write, "w") as pipe:
                     for case in part:
                         result = run_forked(case)
-                        line = json.dumps([result.case, result.failures, result.digest, result.seconds, result.switches, result.steps, result.faults, result.history])
+                        line = json.dumps(
+                            [
+                                result.case,
+                                result.failures,
+                                result.digest,
+                                result.seconds,
+                                result.switches,
+                                result.steps,
+                                result.faults,
+                                result.history,
+                            ]
+                        )
                         pipe.write(line + "\n")
                         pipe.flush()
             except BaseException:  # noqa: BLE001  # as above
@@ -227,4 +251,6 @@ def run_all(cases: Iterable[Case], jobs: int) -> Iterator[Result]:
             *lines, rest[pipe] = (rest[pipe] + chunk).split(b"\n")
             for line in lines:
                 name, failures, digest, seconds, switches, steps, faults, history = json.loads(line)
-                yield Result(name, failures, digest, seconds, switches, steps, faults, [tuple(each) for each in history])
+                yield Result(
+                    name, failures, digest, seconds, switches, steps, faults, [tuple(each) for each in history]
+                )

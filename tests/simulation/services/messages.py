@@ -169,7 +169,9 @@ class Consumer(Role):
             self.letters = self.m.on(DEAD, self._letter, model=bytes, qos=1, **where)
         subscribe = dict(options["subscribe"])
         if way == "on":
-            self.stream: Any = self.m.on(CHANNEL, self._handle, model=bytes, concurrency=options["concurrency"], **subscribe)
+            self.stream: Any = self.m.on(
+                CHANNEL, self._handle, model=bytes, concurrency=options["concurrency"], **subscribe
+            )
         elif way == "coroutine":
             self.stream = self.m.on(
                 CHANNEL, self._handle_in_loop, model=bytes, concurrency=options["concurrency"], **subscribe
@@ -339,7 +341,10 @@ class Messages(Simulation):
         publishers, consumers = random.choice((1, 1, 2)), 1
         way = random.choice(("on", "coroutine", "iterator", "manual"))
         is_amqp, is_mqtt = protocol == "amqp", protocol.startswith("mqtt")
-        publisher: dict[str, Any] = {"timeout": random.choice((20.0, 60.0, 600.0)), "reconnect_max": random.choice((1.0, 5.0, 30.0))}
+        publisher: dict[str, Any] = {
+            "timeout": random.choice((20.0, 60.0, 600.0)),
+            "reconnect_max": random.choice((1.0, 5.0, 30.0)),
+        }
         consumer: dict[str, Any] = {"reconnect_max": random.choice((1.0, 5.0, 30.0))}
         subscribe: dict[str, Any] = {"qos": random.choice((1, 2)) if is_mqtt else 1, "keep_subscription": True}
         publish: dict[str, Any] = {"qos": random.choice((1, 2))} if is_mqtt else {"guaranteed_delivery": True}
@@ -419,7 +424,10 @@ class Messages(Simulation):
             return []
         makers: list[Any] = [
             lambda: ("slow_sync", {"seconds": span(random, 0.1, 10.0), "longest": span(random, 0.01, 1.0)}),
-            lambda: ("wall_clock", {"role": random.choice(roles), "offset": random.choice((-3600.0, -5.0, 5.0, 86_400.0))}),
+            lambda: (
+                "wall_clock",
+                {"role": random.choice(roles), "offset": random.choice((-3600.0, -5.0, 5.0, 86_400.0))},
+            ),
         ]
         if protocol != "memory":
             kinds = AMQP_FAULTS if protocol == "amqp" else MQTT_FAULTS

@@ -113,7 +113,9 @@ class Disk:
                 kept = before if self._random.random() < 0.5 else after
             else:
                 kept = after[: len(before) + int(self._random.random() * (len(after) - len(before) + 1))]
-                if self._random.random() < 0.2 and len(kept) < len(after):  # its length was written, its content was not
+                if self._random.random() < 0.2 and len(kept) < len(
+                    after
+                ):  # its length was written, its content was not
                     kept += bytes(len(after) - len(kept))
             if kept != after:
                 self.count("unsynced writes lost")

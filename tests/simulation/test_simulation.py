@@ -1,0 +1,63 @@
+"""Random programs in simulated worlds keep their promises, and the same seed gives the same world."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.house import ROOT
+from tests.simulation.kept import KEPT
+
+#: real seconds that the runs of a test may take
+LIMIT = 1500
+
+
+def simulate(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run seeds in a process of their own: worlds replace parts of the standard library."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments],
+        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT, check=False,
+    )  # fmt: skip
+
+
+def check(done: subprocess.CompletedProcess[str]) -> None:
+    assert not done.returncode, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.timeout(300)
+def test_random_programs_keep_their_promises() -> None:
+    check(simulate("--seeds", "12", "--jobs", "1", "--stop", "3"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT)
+def test_many_random_programs_keep_their_promises() -> None:
+    check(simulate("--seeds", "150", "--first", "100001", "--stop", "3"))
+
+
+@pytest.mark.timeout(300)
+def test_cases_that_have_failed_keep_their_promises() -> None:
+    check(simulate("--quiet", *(argument for case in KEPT for argument in ("--case", case))))
+
+
+@pytest.mark.timeout(300)
+def test_the_same_seed_gives_the_same_history_with_any_hash_seed() -> None:
+    digests = []
+    for seed in ("1", "2"):
+        done = simulate("--seeds", "2", "--first", "50", "--jobs", "1", "--digests", PYTHONHASHSEED=seed)
+        check(done)
+        digests.append([line for line in done.stdout.splitlines() if "/" in line.split(" ")[0]])
+    assert digests[0]
+    assert digests[0] == digests[1]
+
+
+def test_a_planted_fault_is_found() -> None:
+    done = simulate(
+        *("--plant", "messages of a resumed session that have no stream yet are acknowledged and lost"),
+        *("--service", "messages", "--protocol", "mqtt5", "--seeds", "200", "--jobs", "1", "--stop", "1"),
+    )
+    assert done.returncode == 1, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert "FAILED messages/mqtt5/" in done.stdout
