@@ -1,0 +1,139 @@
+"""Faults that a plan draws, for all services alike; and the connections that were lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.simulation.plans import Fault
+from tests.simulation.simulation import AMQP_FAULTS, MQTT_FAULTS, span
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from tests.simulation.brokers.host import Broker, Connection, Peer
+    from tests.simulation.world.scheduler import Scheduler
+
+#: faults of the AMQP broker after which a queue of one connection may be gone, although the connection is not
+CHANNEL_FAULTS: Final = ("close_channel", "cancel_consumer", "internal_error", "force_close")
+
+
+def draw_faults(
+    random: random.Random, protocol: str, roles: Sequence[str], *, until: float = 10.0, least: int = 1
+) -> list[Fault]:
+    """Return faults in the order of their times; none in one plan of ten.
+
+    Args:
+        random: decides.
+        protocol: the broker and the network fail only where there are some.
+        roles: names of roles whose connections and processes may be hit.
+        until: time of the last one, seconds.
+        least: least number, in a plan that has any.
+    """
+    if random.random() < 0.1:
+        return []
+    some = [*roles, None]
+    makers: list[Any] = [
+        lambda: ("slow_sync", {"seconds": span(random, 0.1, 10.0), "longest": span(random, 0.01, 1.0)}),
+        lambda: ("wall_clock", {"role": random.choice(roles), "offset": random.choice((-3600.0, -5.0, 5.0, 86_400.0))}),
+    ]
+    if protocol != "memory":
+        kinds = AMQP_FAULTS if protocol == "amqp" else MQTT_FAULTS
+        makers = [
+            *makers,
+            *[lambda: ("cut", {"role": random.choice(some)})] * 6,
+            *[lambda: ("black_hole", {"role": random.choice(some), "seconds": span(random, 0.01, 60.0)})] * 2,
+            lambda: ("stall", {"role": random.choice(some), "seconds": span(random, 0.01, 10.0)}),
+            lambda: ("refuse", {"seconds": span(random, 0.01, 20.0)}),
+            lambda: ("silence", {"seconds": span(random, 0.01, 20.0)}),
+            lambda: ("no_names", {"seconds": span(random, 0.01, 20.0)}),
+            lambda: ("slow_network", {
+                "seconds": span(random, 0.1, 20.0), "longest": span(random, 0.001, 1.0),
+                "piece": random.choice((1, 3, 50, 65_536)),
+            }),
+            *[lambda: ("restart_broker", {"seconds": span(random, 0.01, 10.0), "is_kill": random.random() < 0.5})] * 2,
+            *[lambda: ("broker", {"seconds": span(random, 0.1, 20.0), **random.choice(kinds)})] * 3,
+            *[lambda: ("kill", {
+                "role": random.choice(roles), "seconds": span(random, 0.01, 10.0), "vanishes": random.random() < 0.3,
+            })] * 3,
+        ]  # fmt: skip
+    faults = []
+    for _ in range(max(least, random.choice((1, 2, 2, 3, 3, 4, 6)))):
+        name, arguments = random.choice(makers)()
+        faults.append(Fault(span(random, 1e-3, until), name, arguments))
+    return sorted(faults, key=lambda fault: fault.at)
+
+
+class Breaks:
+    """Notes when connections end at a broker, by the role that opened them. Put it between network and broker.
+
+    Attributes:
+        times: moments, by role.
+    """
+
+    def __init__(self, broker: Broker, scheduler: Scheduler) -> None:
+        self._broker = broker
+        self._scheduler = scheduler
+        self.times: dict[str, list[float]] = {}
+
+    def accept(self, peer: Peer) -> Connection:
+        """See ``Broker``."""
+        owner: Any = getattr(peer, "owner", None)
+        role = "" if owner is None else owner.name.split(".")[0]
+        watched = _Watched(peer, lambda: self.times.setdefault(role, []).append(self._scheduler.now))
+        watched.connection = self._broker.accept(watched)
+        return watched
+
+    def stop(self) -> None:
+        """See ``Broker``."""
+        self._broker.stop()
+
+    def kill(self) -> None:
+        """See ``Broker``."""
+        self._broker.kill()
+
+    def start(self) -> None:
+        """See ``Broker``."""
+        self._broker.start()
+
+    def between(self, role: str, begin: float, end: float) -> bool:
+        """Return whether a connection of ``role`` ended in that time."""
+        return any(begin <= each <= end for each in self.times.get(role, ()))
+
+
+class _Watched:
+    """Both ends of a connection, as network and broker see each other."""
+
+    def __init__(self, peer: Peer, over: Any) -> None:
+        self._peer = peer
+        self._over = over
+        self.connection: Connection
+        self.name = peer.name
+
+    def send(self, data: bytes) -> None:
+        """See ``Peer``."""
+        self._peer.send(data)
+
+    def close(self) -> None:
+        """See ``Peer``."""
+        self._over()
+        self._peer.close()
+
+    def abort(self) -> None:
+        """See ``Peer``."""
+        self._over()
+        self._peer.abort()
+
+    @property
+    def unsent(self) -> int:
+        """See ``Peer``."""
+        return self._peer.unsent
+
+    def received(self, data: bytes) -> None:
+        """See ``Connection``."""
+        self.connection.received(data)
+
+    def lost(self) -> None:
+        """See ``Connection``."""
+        self._over()
+        self.connection.lost()
