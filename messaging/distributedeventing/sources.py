@@ -207,7 +207,10 @@ class EventSources:
         service = self._services.get(source.reference)
         if service is None:
             return
-        session = source.session = self._create_session(source.topic)
+        try:
+            session = source.session = self._create_session(source.topic)
+        except ClosedError:
+            return  # the admin is closing, and delivers its last events: it opens no source any more
 
         def ended() -> None:
             if source.session is session:

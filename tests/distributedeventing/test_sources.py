@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from messaging.distributedeventing import DistributedEventAdmin, PushEvent, PushEventSource
-from messaging.errors import ArgumentError
+from messaging.distributedeventing import DistributedEventAdmin, EventPublisherSession, PushEvent, PushEventSource
+from messaging.distributedeventing.sources import EventSources
+from messaging.errors import ArgumentError, ClosedError
+from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually
 from tests.distributedeventing.conftest import Consumer, Pair, consume, flush, record
@@ -90,3 +92,26 @@ def test_an_update_of_its_topic_opens_a_source_anew(admin: DistributedEventAdmin
     source.opened[1].accept(PushEvent.data(1))
     flush(admin)
     assert [each.topic for each in recorder.values] == ["b"]
+
+
+def test_a_source_that_is_due_while_its_admin_closes_is_not_opened_and_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked: list[str] = []
+
+    def refuse(topic: str) -> EventPublisherSession[Any]:
+        asked.append(topic)
+        raise ClosedError("the admin is closed")
+
+    services, source = ServiceRegistry(), Source()
+    services.register(PushEventSource, source, {"event.topic": "a"})
+    sources = EventSources(
+        "admin", services, {}, has_consumer=lambda _: True, create_session=refuse, changed=lambda: None
+    )
+    sources.open()
+    eventually(lambda: asked)
+    sources.review()
+    eventually(lambda: len(asked) == 2)
+    sources.close()
+    assert source.opened == []
+    assert caplog.records == []
