@@ -133,7 +133,7 @@ class MemoryAdapter(Adapter):
 
         client = self._client = Client(self.name, broker, dropped)
         client.will = self._will
-        broker.clients.add(client)
+        broker.clients[client] = None
         return False
 
     async def close(self) -> None:
@@ -147,14 +147,14 @@ class MemoryAdapter(Adapter):
     async def publish(self, batch: Sequence[Outgoing]) -> None:
         client = self._connected()
         broker = client.broker
-        touched: set[Queue] = set()
+        touched: dict[Queue, None] = {}
         routed: PublishPlan | None = None
         queues: tuple[Queue, ...] = ()
         for outgoing in batch:
             plan = outgoing.plan
             if plan is not routed:
                 queues = broker.route(plan)
-                touched.update(queues)
+                touched.update(dict.fromkeys(queues))
                 routed = plan
             for queue in queues:
                 if queue.is_full():
@@ -181,13 +181,13 @@ class MemoryAdapter(Adapter):
             queue.dispatch()
 
     @staticmethod
-    async def _wait_for_room(outgoing: Outgoing, client: Client, touched: set[Queue]) -> tuple[Queue, ...]:
+    async def _wait_for_room(outgoing: Outgoing, client: Client, touched: dict[Queue, None]) -> tuple[Queue, ...]:
         """Wait until all queues of a message have room, and return its queues, which may have changed meanwhile."""
         while True:
             for queue in touched:
                 queue.dispatch()
             queues = client.broker.route(outgoing.plan)
-            touched.update(queues)
+            touched.update(dict.fromkeys(queues))
             full = next((queue for queue in queues if queue.is_full()), None)
             if full is None or outgoing.settled or client.gone:
                 return queues
@@ -207,7 +207,7 @@ class MemoryAdapter(Adapter):
         consumer.delay = delay_of(spec)
         if custom.get(NO_LOCAL):
             consumer.queue.excluded = client
-        client.consumers.add(consumer)
+        client.consumers[consumer] = None
         return consumer
 
     def _limits(self, spec: SubscriptionSpec) -> tuple[int, int | None]:
@@ -249,7 +249,7 @@ class MemoryAdapter(Adapter):
     async def unsubscribe(self, handle: Any) -> None:
         client = self._client
         if client is not None:
-            client.consumers.discard(handle)
+            client.consumers.pop(handle, None)
             client.broker.unsubscribe(handle)
 
     def acknowledge(self, tokens: Sequence[Any]) -> None:
@@ -260,7 +260,7 @@ class MemoryAdapter(Adapter):
         self._settle(tokens[::-1], redeliver=True)
 
     def _settle(self, tokens: Sequence[Any], *, redeliver: bool) -> None:
-        touched = set()
+        touched: dict[Queue, None] = {}
         last = None
         for consumer, tag in tokens:
             entry = consumer.unsettled.pop(tag, None)
@@ -270,7 +270,7 @@ class MemoryAdapter(Adapter):
                 elif redeliver:
                     consumer.queue.push_again(entry)
                 if consumer is not last:
-                    touched.add(consumer.queue)
+                    touched[consumer.queue] = None
                     last = consumer
         for queue in touched:
             queue.dispatch()

@@ -29,11 +29,11 @@ class Broker:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.clients: set[Client] = set()
+        self.clients: dict[Client, None] = {}
         #: number of instances that are connected or reconnecting
         self.users = 0
         self.queues: dict[str, Queue] = {}
-        self._private: set[Queue] = set()
+        self._private: dict[Queue, None] = {}
         self._retained: dict[tuple[str | None, str | None], Entry] = {}
         self._routes: BoundedCache[tuple[str | None, str | None], tuple[Queue, ...]] = BoundedCache(4096)
 
@@ -62,7 +62,7 @@ class Broker:
         options = spec.options
         if options.queue is None:
             queue = Queue(None, max_length, levels)
-            self._private.add(queue)
+            self._private[queue] = None
         else:
             existing = self.queues.get(options.queue)
             if existing is None and not options.autocreate:
@@ -139,7 +139,7 @@ class Broker:
             consumer.closed = True
             consumer.unsettled.clear()
             for client in self.clients:
-                client.consumers.discard(consumer)
+                client.consumers.pop(consumer, None)
             consumer.sink.fail(error)
         queue.consumers.clear()
         queue.purge()
@@ -185,7 +185,7 @@ class Broker:
         queue = consumer.queue
         queue.consumers.remove(consumer)
         if queue.name is None:
-            self._private.discard(queue)
+            self._private.pop(queue, None)
             self._routes.clear()
             queue.purge()
         else:
@@ -232,7 +232,7 @@ class Client:
     def __init__(self, name: str, broker: Broker, lost: Callable[[], None]) -> None:
         self.name = name
         self.broker = broker
-        self.consumers: set[Consumer] = set()
+        self.consumers: dict[Consumer, None] = {}
         self.will: Outgoing | None = None
         self._lost = lost
         #: whether the client is disconnected, in order or not
@@ -244,7 +244,7 @@ class Client:
 
     def _detach(self) -> None:
         self.gone = True
-        self.broker.clients.discard(self)
+        self.broker.clients.pop(self, None)
         for consumer in self.consumers:
             consumer.paused = True  # a requeued message must not go to another consumer of this client
         for consumer in self.consumers:
