@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from messaging.distributedeventing.dispatched import DispatchedEvent
@@ -55,15 +55,15 @@ class AdminNetwork(NodeService):
         self._later: dict[ConsumerQueue, int] = {}
         self._sessions = RemoteSessions()
 
-    def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
+    def wanted(self) -> tuple[Iterable[Interest], Iterable[str]]:
         """Return the interests of all consumers, and the topics to list."""
         found = {
-            interest
+            interest: None
             for _, consumer in self._dispatcher.handlers()
             if consumer.blocked is None
             for interest in _interests_of(consumer)
         }
-        return frozenset(found), self._offered()
+        return found, self._offered()
 
     def interest_changed(self) -> None:
         """See ``NodeService``."""

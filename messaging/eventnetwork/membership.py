@@ -186,11 +186,11 @@ class OwnAnnouncements:
     def _change(self, kind: str, interests: frozenset[Interest], offers: frozenset[str]) -> None:
         self._version += 1
         if self.is_connected:
-            self.send(kind, interests=tuple(interests), offers=tuple(offers))
+            self.send(kind, interests=_in_order(interests), offers=tuple(sorted(offers)))
 
     def update(self, to: str | None = None) -> None:
         """Announce all interests and offers, to one member or to all."""
-        self.send("update", interests=tuple(self._interests), offers=tuple(self._offers), to=to)
+        self.send("update", interests=_in_order(self._interests), offers=tuple(sorted(self._offers)), to=to)
 
     def probe(self, kind: str, now: float) -> None:
         """Send an announcement to all members, which comes back to this one, too."""
@@ -527,6 +527,11 @@ class Membership:
         elif not member.is_lost:
             member.heard = now
             self._lose(member, now)
+
+
+def _in_order(interests: Iterable[Interest]) -> tuple[Interest, ...]:
+    """Return interests in an order that is the same in each run."""
+    return tuple(sorted(interests, key=lambda each: (each.topics, each.filter or "", each.grammar, each.is_hidden)))
 
 
 def _size(interests: Iterable[Interest]) -> int:

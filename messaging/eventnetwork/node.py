@@ -77,8 +77,8 @@ class NodeService(abc.ABC):
     """The event service of a node."""
 
     @abc.abstractmethod
-    def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
-        """Return the events that are wanted, and the topics that are offered. On a worker thread."""
+    def wanted(self) -> tuple[Iterable[Interest], Iterable[str]]:
+        """Return the events that are wanted, each once, and the topics that are offered. On a worker thread."""
 
     @abc.abstractmethod
     def receive(self, arrival: Arrival) -> None:

@@ -8,7 +8,7 @@ confirmed that: a consumer whose topics change misses no event that it wants bef
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -45,9 +45,9 @@ class OwnInterests:
         title: str,
         control: Control,
         joint: JointSubscription,
-        wanted: Callable[[], tuple[frozenset[Interest], frozenset[str]]],
+        wanted: Callable[[], tuple[Iterable[Interest], Iterable[str]]],
         pattern_of: Callable[[str], str],
-        announce: Callable[[frozenset[Interest], frozenset[str]], object],
+        announce: Callable[[Iterable[Interest], Iterable[str]], object],
     ) -> None:
         self._title = title
         self._control = control
@@ -63,12 +63,12 @@ class OwnInterests:
         self._interests: dict[Interest, str] = {}
         #: interests that stay until others take their place
         self._ending: dict[Interest, str] = {}
-        self._offers: frozenset[str] = frozenset()
+        self._offers: Iterable[str] = ()
         #: patterns of both
         self._patterns: frozenset[str] = frozenset()
         #: patterns that the broker has confirmed, that it refused, and that it was asked for, with the last promise
         self._confirmed: set[str] = set()
-        self._refused: set[str] = set()
+        self._refused: dict[str, None] = {}
         self._adding: dict[str, Promise[None]] = {}
         #: requests with the patterns that they wait for
         self._waiting: list[tuple[set[str], Promise[None]]] = []
@@ -107,10 +107,10 @@ class OwnInterests:
         ending = {**self._interests, **self._ending}
         self._ending = {each: pattern for each, pattern in ending.items() if pattern not in patterns}
         self._interests = interests
-        new = patterns - self._patterns
+        new = [each for each in dict.fromkeys(interests.values()) if each not in self._patterns]
         self._patterns |= patterns
         # a pattern that was refused before is no reason for later requests to wait
-        self._waiting += [(set(patterns - self._confirmed - self._refused), each) for each in requests]
+        self._waiting += [(set(patterns - self._confirmed - self._refused.keys()), each) for each in requests]
         for pattern in new:
             self._add(pattern)
         self._publish()
@@ -126,16 +126,16 @@ class OwnInterests:
         """End subscriptions."""
         self._patterns -= patterns
         self._confirmed -= patterns
-        self._refused -= patterns
         for waiting, _ in self._waiting:
             waiting -= patterns
-        for each in patterns:
+        for each in sorted(patterns):
+            self._refused.pop(each, None)
             self._adding.pop(each, None)
             self._joint.remove(each)
 
     def retry(self) -> None:
         """Subscribe to the refused patterns again: after a reconnect."""
-        refused, self._refused = self._refused, set()
+        refused, self._refused = self._refused, {}
         for each in refused:
             self._add(each)
 
@@ -172,7 +172,7 @@ class OwnInterests:
     def _refuse(self, pattern: str, error: MessagingError) -> None:
         if not isinstance(error, ClosedError):
             logger.error("%s: the events of %.200r do not arrive: %s", self._title, pattern, error)
-        self._refused.add(pattern)
+        self._refused[pattern] = None
         for waiting, promise in self._waiting:
             if pattern in waiting:
                 waiting.discard(pattern)
@@ -194,8 +194,7 @@ class OwnInterests:
         staying = self._replaced()
         self._ending = {each: pattern for each, pattern in self._ending.items() if pattern in staying}
         self._announce(
-            frozenset(each for each, pattern in self._interests.items() if pattern in confirmed)
-            | frozenset(self._ending),
+            [*(each for each, pattern in self._interests.items() if pattern in confirmed), *self._ending],
             self._offers,
         )
         self._remove(unwanted - staying)

@@ -151,7 +151,7 @@ class EventSender:
         topic, membership = event.topic, self._membership
         notification.is_for = lambda member: member.id in self._interests.wanted(topic).of(data)
         notification.hold(MEMBERS)
-        expected = [found for each in members if (found := membership.members.get(each)) is not None]
+        expected = [found for each in sorted(members) if (found := membership.members.get(each)) is not None]
         notification.expect(expected)
         # The control thread tells the pending notifications what changes: from here on this one, too. What changed
         # before is seen below.

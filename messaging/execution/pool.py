@@ -78,7 +78,7 @@ class Pool:
     def __init__(self, threads: int = THREADS, name: str = "event delivery") -> None:
         self.name = name
         self._limit = threads
-        self._threads: set[DeliveryThread] = set()
+        self._threads: dict[DeliveryThread, None] = {}
         self.after_fork()
         _pools.add(self)
 
@@ -87,11 +87,11 @@ class Pool:
         for thread in self._threads:
             thread.is_abandoned = True
         self._lock = threading.RLock()  # guards the following, and which lanes are scheduled
-        self._threads = set()
+        self._threads = {}
         #: the lanes that wait for a thread, as a queue; each once
         self._ready: OrderedDict[ThreadLane, None] = OrderedDict()
         #: the lanes that run on their loops
-        self._adopted: set[LoopLane] = set()
+        self._adopted: dict[LoopLane, None] = {}
         #: how many lanes threads have taken so far
         self._taken = 0
         #: no thread could be started
@@ -146,7 +146,7 @@ class Pool:
             for thread in [*self._threads]:
                 if not thread.has_begun:
                     thread.is_abandoned = True
-                    self._threads.discard(thread)
+                    self._threads.pop(thread, None)
             another = self._add_thread() if self._ready and not self._threads else None
         if another is not None:
             self._start(another)
@@ -171,14 +171,14 @@ class Pool:
             if lane.is_scheduled:
                 return False
             lane.is_scheduled = True
-            self._adopted.add(lane)
+            self._adopted[lane] = None
         self._supervisor.start()
         return True
 
     def disown(self, lane: LoopLane) -> None:
         """Supervise a lane no more."""
         with self._lock:
-            self._adopted.discard(lane)
+            self._adopted.pop(lane, None)
 
     # --- delivery threads
 
@@ -189,7 +189,7 @@ class Pool:
 
     def _add_thread(self) -> DeliveryThread:
         thread = DeliveryThread()
-        self._threads.add(thread)
+        self._threads[thread] = None
         return thread
 
     def _start(self, thread: DeliveryThread) -> None:
@@ -197,7 +197,7 @@ class Pool:
             workers().submit(lambda: self._serve(thread))
         except RuntimeError as error:
             with self._lock:
-                self._threads.discard(thread)
+                self._threads.pop(thread, None)
                 if self._threads:
                     return
                 for lane in self._ready:
@@ -243,10 +243,10 @@ class Pool:
             if unfinished is not None:
                 self._ready[unfinished] = None
             if not self._ready:
-                self._threads.discard(thread)  # under the lock: the next ``schedule`` starts another one
+                self._threads.pop(thread, None)  # under the lock: the next ``schedule`` starts another one
                 if not self._ready:  # still: a finalizer may have put an item
                     return None
-                self._threads.add(thread)
+                self._threads[thread] = None
             lane, _ = self._ready.popitem(last=False)
             lane.is_scheduled = True
             thread.begun += 1
@@ -367,7 +367,7 @@ class _Supervisor:
             # either it is seen that it moved on, or it reads that it may be abandoned, and waits for the lock.
             thread.is_abandoned = True
             if thread.is_still_at(lane):
-                pool._threads.discard(thread)
+                pool._threads.pop(thread, None)
                 lane.is_stalled = True
                 found.append(lane.report_stall)
             else:
@@ -375,9 +375,9 @@ class _Supervisor:
         heard: dict[asyncio.AbstractEventLoop, bool] = {}
         for each in [*pool._adopted]:
             if each.is_closed and not each.is_busy:
-                pool._adopted.discard(each)
+                pool._adopted.pop(each, None)
             elif each.is_orphaned:
-                pool._adopted.discard(each)
+                pool._adopted.pop(each, None)
                 found.append(each.report_stall if each.lose() else each.settle)
             elif each.is_busy and each.timeout and self._is_late(each, step, heard):
                 found.append(each.report_stall)

@@ -584,18 +584,18 @@ class TypedEventBus(EventService):
             finally:
                 self._publishing.discard(thread)
 
-    def _wanted(self) -> set[tuple[str, str | None]]:
+    def _wanted(self) -> Iterable[tuple[str, str | None]]:
         """Return the topic filters of handlers, monitors and history, each with its LDAP filter."""
         found = {
-            (topics.text, None if each.terms.filter is None else str(each.terms.filter))
+            (topics.text, None if each.terms.filter is None else str(each.terms.filter)): None
             for _, each in self._dispatcher.handlers()
             if each.blocked is None
             for topics in each.topics
         }
         with self._dispatcher.lock:
-            found |= {(text, None) for text, policy in self._history.configured().items() if policy.maximum}
+            found |= {(text, None): None for text, policy in self._history.configured().items() if policy.maximum}
         if self.monitor.taps:
-            found.add(("*", None))
+            found["*", None] = None
         return found
 
     def _changed(self) -> None:

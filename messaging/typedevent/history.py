@@ -246,13 +246,13 @@ class History:
 
     def of(self, filters: Iterable[AbstractTopicFilter]) -> Iterator[PublishedEvent]:
         """Yield the current events of the topics that match, the newest first; see :meth:`all`."""
-        exact: set[str] = set()
+        exact: dict[str, None] = {}
         patterns = []
         for each in filters:
             if each.has_wildcard:
                 patterns.append(each)
             else:
-                exact.add(each.text)
+                exact[each.text] = None
         found: list[_Record] = []
         for topic in [*self._kept] if patterns else exact:
             kept = self._kept.get(topic)

@@ -259,7 +259,7 @@ class TypedEventMonitor:
         self._history = history
         self._store = store
         #: subscriptions that receive past events from the disk; guarded by the lock of the dispatcher
-        self._replaying: set[Tap] = set()
+        self._replaying: dict[Tap, None] = {}
         self._is_closed = False
         #: replaced with the lock, read without it
         self.taps: tuple[Tap, ...] = ()
@@ -402,14 +402,14 @@ class TypedEventMonitor:
         def join() -> tuple[int, list[PublishedEvent]]:
             with self.dispatcher.lock:
                 if tap in self._replaying:
-                    self._replaying.discard(tap)
+                    self._replaying.pop(tap, None)
                     if not self._is_closed:
                         self._add(tap)
                 return self._history.sequence, store.pending()
 
         with self.dispatcher.lock:
             self.dispatcher.refuse_closed()
-            self._replaying.add(tap)
+            self._replaying[tap] = None
         tap.begin_with(replayed(store, since, tap.may_see, join, tap.lane.count_dropped))
 
     def _add(self, tap: Tap) -> None:
@@ -424,7 +424,7 @@ class TypedEventMonitor:
             is_live = tap in self.taps
             if is_live or tap in self._replaying:
                 self._missed_before += tap.lane.dropped
-                self._replaying.discard(tap)
+                self._replaying.pop(tap, None)
             if is_live:
                 self.taps = tuple(each for each in self.taps if each is not tap)
                 self.dispatcher.forget()

@@ -115,7 +115,7 @@ class ConnectedBus:
         title: str,
         name: str,
         *,
-        wanted: Callable[[], set[tuple[str, str | None]]],
+        wanted: Callable[[], Iterable[tuple[str, str | None]]],
         publish: Callable[[str, dict[str, Any], Principal, tuple[object, ...], UUID | None, float], object],
         flush: Callable[[], Promise[None]],
         changed: Callable[[], object],
@@ -193,15 +193,15 @@ class _Inbound:
         )
         return late
 
-    def wanted(self) -> frozenset[Interest]:
+    def wanted(self) -> Iterable[Interest]:
         """Return what handlers, monitors and history of the bus want, as far as it is connected."""
-        found = set()
+        found: dict[Interest, None] = {}
         for text, ldap in self._bus.wanted():
             for mine in self.topics:
                 common = mine.intersection(parse_filter(text))
                 if common is not None:
-                    found.add(Interest(common, ldap, grammar=TYPED))
-        return frozenset(found)
+                    found[Interest(common, ldap, grammar=TYPED)] = None
+        return found
 
     def receive(self, arrival: Arrival) -> None:
         """Publish an event, or hold it."""
@@ -375,9 +375,9 @@ class BusConnection(NodeService):
 
     # --- inbound: on worker threads, see ``NodeService``
 
-    def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
+    def wanted(self) -> tuple[Iterable[Interest], Iterable[str]]:
         """See ``NodeService``: what handlers, monitors and history of the bus want, as far as it is connected."""
-        return self._inbound.wanted(), frozenset()
+        return self._inbound.wanted(), ()
 
     def receive(self, arrival: Arrival) -> None:
         """See ``NodeService``: publish an event of another member on the bus."""
