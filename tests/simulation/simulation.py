@@ -204,7 +204,7 @@ class Simulation:
 
     def connect(self, role: Role, **settings: Any) -> messaging.Messaging:
         """Return a new instance for ``role``."""
-        role.note(f"connect {settings}")
+        role.note(f"connect {settings}".replace(str(self.world.disk.folder), "disk"))
         return messaging.connect(self.url(), **settings)
 
     # --- judging
