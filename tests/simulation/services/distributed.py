@@ -69,7 +69,7 @@ class DistributedEvents(Simulation):
     def whole(self) -> dict[str, None]:
         """Return the members that are connected, with all their subscriptions."""
         found = {}
-        for each in self.admins.values():
+        for each in [*self.admins.values()]:
             node = each.admin.get_dto().node
             if node is not None and node.is_connected and node.is_settled:
                 found[each.member] = None
@@ -81,7 +81,7 @@ class DistributedEvents(Simulation):
         """Check that ``announced()`` was right to resolve."""
         if self.plan.options["linger"] < SLACK:
             return
-        for other in self.admins.values():
+        for other in [*self.admins.values()]:
             if other.member not in before or not other.process.is_alive:
                 continue
             known = self.view(other).get(member.member)
@@ -154,16 +154,16 @@ class DistributedEvents(Simulation):
                 self.broken(f"the promise of {event.key} ({event.manner}) has no outcome")
         for text in (*self._strangers(), *self._missing(), *self._broken_sessions(), *self._sources()):
             self.broken(text)
-        for member in self.admins.values():
+        for member in [*self.admins.values()]:
             node = member.admin.get_dto().node
             if node is not None and (node.refused or node.replayed):
                 self.broken(f"{member.member} refused {node.refused} messages")
 
     def _strangers(self) -> list[str]:
         """Return in which way the members do not know each other."""
-        names = {each.member: each for each in self.admins.values()}
+        names = {each.member: each for each in [*self.admins.values()]}
         found = []
-        for each in self.admins.values():
+        for each in [*self.admins.values()]:
             known = {name: view for name, view in self.view(each).items() if not view[0]}
             for name, other in names.items():
                 if other is each:
@@ -283,9 +283,9 @@ class DistributedEvents(Simulation):
 
     def _sources(self) -> list[str]:
         found = []
-        for member in self.admins.values():
+        for member in [*self.admins.values()]:
             topic = f"sources/{member.name}"
-            is_wanted = any(each.wants_source(topic) for each in self.admins.values())
+            is_wanted = any(each.wants_source(topic) for each in [*self.admins.values()])
             is_open = member.source is not None and member.source.is_open
             if is_wanted != is_open:
                 found.append(f"the source of {member.member} is {'open' if is_open else 'closed'}, wanted: {is_wanted}")
