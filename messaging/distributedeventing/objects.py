@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from messaging.dispatch import run_elsewhere, too_long
 from messaging.distributedeventing.dispatched import DispatchedEvent
 from messaging.distributedeventing.queues import ConsumerQueue, QueuedEvent
+from messaging.distributedeventing.terms import is_prototype
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError, TooManyRequestsError
 from messaging.execution import Promise
 from messaging.text import SafeLog
@@ -99,7 +100,8 @@ class ConsumerObject:
         try:
             push_event = self._push_event(event)
             if push_event is not None:
-                result = (self._accept or self._fetch())(push_event)
+                accept = self._accept or self._fetch()
+                result = None if accept is None else accept(push_event)
                 if result and not isinstance(result, Promise):  # a consumer may end with publish_event
                     if isawaitable(result):
                         result = run_elsewhere(result, consumer.loop, consumer.timeout)
@@ -130,11 +132,14 @@ class ConsumerObject:
             logger.error("%s does not get an event on %r: %s", consumer.name, event.topic, error)
             return None
 
-    def _fetch(self) -> Callable[[Any], Any]:
-        """Return the function of the consumer object, which the registry makes or has."""
-        service = self._consumer.services.get(self._consumer.reference)
+    def _fetch(self) -> Callable[[Any], Any] | None:
+        """Return the function of the consumer object, which the registry makes or has; ``None`` if it has gone."""
+        consumer = self._consumer
+        service = consumer.services.get(consumer.reference)
         if service is None:
-            raise ArgumentError("its service is gone, or its factory returned None")
+            if not (is_prototype(consumer.reference) and consumer.services.is_registered(consumer.reference)):
+                return None  # unregistered just now, or its lease ended: it gets no event any more, which is no failure
+            raise ArgumentError("its factory returned None")
         accept: Callable[[Any], Any] = getattr(service, "accept", service)
         if not callable(accept):
             raise ArgumentError(f"a {type(service).__name__} is neither a function nor has accept()")

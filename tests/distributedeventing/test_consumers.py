@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from messaging.distributedeventing import (
     PushEventConsumer,
 )
 from messaging.errors import EventQueueOverflowError
-from messaging.services import ServiceRegistry
+from messaging.services import ServiceReference, ServiceRegistry
+from messaging.services.registry import Scope
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.distributedeventing.conftest import (
@@ -307,3 +308,27 @@ def test_a_subscription_ends_when_it_is_too_far_behind(admin: DistributedEventAd
     subscription.subscribe(seen)
     assert isinstance(seen.wait_error(), EventQueueOverflowError)
     assert seen == [0, 1]
+
+
+class Leaving(ServiceRegistry):
+    """A registry whose service is unregistered at the moment when it is fetched."""
+
+    leave: Callable[[], object]
+
+    def get(self, reference: ServiceReference) -> Any:
+        self.leave()
+        return super().get(reference)
+
+
+@table("scope", ["singleton", "prototype"])
+def test_a_consumer_that_leaves_before_its_first_event_is_no_failure(
+    admins: Admins, caplog: pytest.LogCaptureFixture, scope: Scope
+) -> None:
+    services, consumer = Leaving(), Consumer()
+    admin = admins(services)
+    service: Any = (lambda: consumer) if scope == "prototype" else consumer
+    registration = services.register(PushEventConsumer, service, {"event.topics": ["a"]}, scope=scope)
+    services.leave = registration.unregister
+    admin.publish_event_with_notification("a", 1).result(PATIENCE)
+    assert consumer.values == []
+    assert caplog.records == []
