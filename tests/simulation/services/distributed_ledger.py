@@ -124,6 +124,7 @@ class Session:
         end: ``""``, ``close``, ``error``, or ``lost``: its process was killed.
         over: when its end began; ``left``: when that had returned.
         opened: when it began.
+        speakers: number of other threads that publish to it.
         replies: what its reply handler got, by consumer and number.
     """
 
@@ -137,6 +138,7 @@ class Session:
     replies: dict[str, int] = field(default_factory=dict)
     left: float = inf
     late: int = 0
+    speakers: int = 0
 
 
 @dataclass(eq=False, slots=True)

@@ -458,7 +458,7 @@ class Member(Role):
         except MessagingError as error:
             event.state = type(error).__name__
             self.note(f"{event.key} raised {event.state}: {error}")
-            if not isinstance(error, ClosedError) or self.is_joined:
+            if not isinstance(error, ClosedError) or (self.is_joined and self.admin is admin):
                 simulation.broken(f"publishing {event.key} raised {error!r}")
             return
         event.until = self.world.scheduler.now
@@ -556,9 +556,12 @@ class Member(Role):
         self._threads += 1
         publisher = f"{self.member}.t{self._threads}"
 
+        found[1].speakers += 1
+
         def run() -> None:
             for _ in range(count):
                 self._say(publisher, found)
+            found[1].speakers -= 1
 
         self.process.start(run, "speaker")
 
@@ -598,7 +601,8 @@ class Member(Role):
             self._due(event, promise, self.simulation.plan.options["notified_within"] + SLACK, "after its end")
         else:
             session.close()
-        record.left = self.world.scheduler.now
+        if not record.speakers:  # otherwise the last of them publishes the end
+            record.left = self.world.scheduler.now
 
     # --- sources
 
