@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.errors import ClosedError, ConnectionLostError, PartialNotificationError
 from tests.simulation.fault_plans import CHANNEL_FAULTS, Breaks, draw_faults
 from tests.simulation.plans import Plan, Step
-from tests.simulation.services.distributed_ledger import Consumer, Event, Ledger, SessionView
+from tests.simulation.services.distributed_ledger import Consumer, Event, Ledger, SessionView, matches
 from tests.simulation.services.distributed_member import LASTING, SLACK, Member
 from tests.simulation.simulation import Keeper, Simulation, scheduling, span
 
@@ -286,6 +286,11 @@ class DistributedEvents(Simulation):
         for member in [*self.admins.values()]:
             topic = f"sources/{member.name}"
             is_wanted = any(each.wants_source(topic) for each in [*self.admins.values()])
+            # a member that was lost may return within its linger: its interests count until then
+            is_wanted |= any(
+                is_lost and any(matches(each, topic) for each in wanted)
+                for is_lost, wanted in self.view(member).values()
+            )
             is_open = member.source is not None and member.source.is_open
             if is_wanted != is_open:
                 found.append(f"the source of {member.member} is {'open' if is_open else 'closed'}, wanted: {is_wanted}")

@@ -16,6 +16,8 @@ if "messaging" in sys.modules:
     raise RuntimeError("the project must be imported after the world is installed")
 
 threading_of_world.install()
+# made before: a thread that was interrupted while it holds the real one would block all others
+setattr(concurrent.futures.thread, "_global_shutdown_lock", threading_of_world.Lock())  # noqa: B010
 network.install()
 loops.install()
 disk.install()
