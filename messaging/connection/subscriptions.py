@@ -200,7 +200,8 @@ class Subscriptions:
                     self._reading.pause(handle)
                 subscription.ready.resolve(None)
                 return
-            await self.endings.unsubscribe(subscription, handle)
+            if handle is not None:  # that of a joint subscription may have been ended by whoever closed it
+                await self.endings.unsubscribe(subscription, handle)
 
     def end(self, subscription: Subscribed) -> None:
         """Start :meth:`remove` in a task of its own."""

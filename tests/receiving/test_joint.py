@@ -280,6 +280,24 @@ def test_closing_settles_the_promises_of_changes_that_are_unanswered(broker: Fak
     eventually(lambda: not broker.live, "the late subscription has ended, too")
 
 
+@pytest.mark.usefixtures("virtual_clock")
+def test_a_joint_that_is_closed_while_it_subscribes_again_ends_its_late_subscription(
+    broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    m = connect(broker, close_timeout=0.2)
+    taken = Taken(m, "a")
+    broker.gates["subscribe"].close()
+    opened = broker.opened
+    broker.lose()
+    broker.wait_open(opened + 1)
+    eventually(lambda: broker.gates["subscribe"].waiting == 1)
+    taken.joint.close().result(PATIENCE)
+    broker.gates["subscribe"].open()
+    eventually(lambda: len(broker.handles) == 2 and not broker.live, "the late subscription has ended")
+    settle_loop()
+    assert "failed to unsubscribe" not in caplog.text
+
+
 def test_closing_the_instance_while_it_is_disconnected_settles_every_promise(broker: FakeBroker, m: Messaging) -> None:
     taken = Taken(m, "a")
     broker.go_down()
