@@ -117,7 +117,7 @@ def test_a_pattern_that_is_added_again_is_announced_when_the_broker_confirms_it_
         Joint(),
         lambda: (interests[0], frozenset()),
         str,
-        lambda found, _: announced.append(found),  # type: ignore[arg-type]
+        lambda found, _: announced.append(frozenset(found)),  # type: ignore[arg-type]
     )
     own.request()
     run()
