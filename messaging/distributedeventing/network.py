@@ -98,6 +98,8 @@ class AdminNetwork(NodeService):
         )
         if session is not None:
             event.is_late = self._sessions.note(session, topic, event.kind)
+            if wire.sender is not None and event.kind == "data" and not event.is_late:
+                arrival.hop.node.heard_of(wire.sender)  # the session ends when its sender is lost
         notification = self._confirming(arrival, topic)
         dispatcher = self._dispatcher
         route = dispatcher.routes.get(topic)

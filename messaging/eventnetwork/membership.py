@@ -345,7 +345,19 @@ class Membership:
         self._set(member, frozenset(), frozenset())
         self._listener.left(member)
 
-    # --- announcements of the others
+    # --- what the others send
+
+    def heard_of(self, id_: str, now: float) -> None:
+        """Note that an event of a member arrived that has not announced itself.
+
+        Its process may have ended before this member began: a broker, or an outbox, kept the event. Without further
+        events and announcements it is lost as any silent member is.
+        """
+        member = self.members.get(id_)
+        if member is None:
+            self._admit(Announcement(kind="heartbeat", member=id_), now)
+        elif not member.is_known:
+            member.heard = now
 
     def receive(self, announcement: Announcement, now: float) -> None:
         """Take in an announcement of another member.

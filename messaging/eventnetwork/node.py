@@ -459,6 +459,15 @@ class EventNode:
         found = self._membership.members.get(member)
         return found is not None and not found.is_lost
 
+    def heard_of(self, member: str) -> None:
+        """Have ``NodeService.member_lost`` called for the sender of an event, even if it ended before this member began.
+
+        From any thread.
+        """
+        found = self._membership.members.get(member)
+        if found is None or not found.is_known:
+            self._control.post(lambda: self._membership.heard_of(member, clock.monotonic()))
+
     def get_dto(self) -> NodeDTO:
         """Return a snapshot."""
         now = clock.monotonic()

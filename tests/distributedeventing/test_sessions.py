@@ -12,11 +12,13 @@ from messaging.distributedeventing import (
     ConsumerLifecycle,
     DistributableEvent,
     DistributedEventAdmin,
+    EventNetwork,
     EventPublisherSession,
 )
 from messaging.errors import ArgumentError, ClosedError, EventSessionLostError, RemoteEventError
 from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork.announcements import Announcement, dump_announcement
+from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.distributedeventing.conftest import (
@@ -114,6 +116,24 @@ def test_a_sender_that_returns_after_it_was_lost_does_not_go_on_with_its_session
         send(5)
         eventually(lambda: single.values == [1, 5])
         eventually(lambda: [each.values for each in objects.made] == [[1], [5]])
+
+
+def test_a_session_of_a_sender_that_ended_before_ends_with_an_error(
+    admins: Admins, virtual_clock: VirtualClock
+) -> None:
+    """A queue or a session of the broker, or an outbox, keeps events longer than their sender lives."""
+    url = f"memory://ended{uuid4().hex}"
+    with messaging.connect(url) as m, messaging.connect(url) as raw:
+        admin = admins(instance=m, network=EventNetwork(heartbeat=1.0))
+        recorder = record(admin, "a", lifecycle="SESSION")
+        admin.announced(PATIENCE).result(PATIENCE)
+        event = WireEvent("a", 1, sender=str(uuid4()), sequence=1, session="s")
+        raw.publish("topics/a", encode(event), qos="1").result(PATIENCE)
+        eventually(lambda: recorder.kinds == ["data"])
+        virtual_clock.advance(5.0)
+        assert recorder.kinds == ["data", "error"]
+        assert isinstance(recorder.failures[0], EventSessionLostError)
+        assert admin.members() == ()
 
 
 def test_27_an_error_ends_the_session(admin: DistributedEventAdmin) -> None:
