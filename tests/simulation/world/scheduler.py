@@ -15,6 +15,7 @@ Timers of the network, the brokers and the disk run between fibers, on the *hub*
 from __future__ import annotations
 
 import heapq
+import sys
 from asyncio import _get_running_loop, _set_running_loop
 from math import inf, log
 from typing import TYPE_CHECKING, Any, Final
@@ -64,7 +65,7 @@ class Fiber:
     """
 
     __slots__ = (
-        "_greenlet", "due", "has_ended", "held_up", "is_crashed", "is_ready", "loop", "name", "number", "process",
+        "_greenlet", "asyncgen_hooks", "due", "has_ended", "held_up", "is_crashed", "is_ready", "loop", "name", "number", "process",
         "slots", "thread", "waits_for",
     )  # fmt: skip
 
@@ -82,6 +83,9 @@ class Fiber:
         self.is_ready = False
         #: the loop that runs on it
         self.loop: asyncio.AbstractEventLoop | None = None
+        #: the interpreter's hooks for asynchronous generators, which that loop has set. There is one pair per thread
+        #: of the operating system
+        self.asyncgen_hooks: tuple[Any, Any] = (None, None)
         #: the moment at which a wait ends by itself; each wait has one of its own
         self.due: Timer | None = None
         #: what it waits for, for reports
@@ -148,6 +152,7 @@ class Scheduler:
 
         def run() -> None:
             _set_running_loop(None)
+            sys.set_asyncgen_hooks(None, None)
             try:
                 function()
             except greenlet.GreenletExit:
@@ -241,8 +246,10 @@ class Scheduler:
 
     def _leave(self, fiber: Fiber) -> None:
         fiber.loop = _get_running_loop()
+        fiber.asyncgen_hooks = sys.get_asyncgen_hooks()
         self._hub.switch()
         _set_running_loop(fiber.loop)
+        sys.set_asyncgen_hooks(*fiber.asyncgen_hooks)
 
     # --- time
 
