@@ -155,7 +155,9 @@ class Loop(asyncio.SelectorEventLoop):
 
     def _write_to_self(self) -> None:
         current.scheduler.point()
-        self._selector.notify()
+        selector: Selector | None = self._selector
+        if selector is not None:  # otherwise the loop was closed here, as it may be in reality
+            selector.notify()
 
 
 class _Policy(asyncio.DefaultEventLoopPolicy):
