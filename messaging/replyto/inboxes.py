@@ -298,12 +298,13 @@ class Inboxes:
         if own is not None:
             return own
         with self._lock:
-            if self.own is None:
+            own = self.own
+            if own is None:
                 address = self.connection.adapter.addressing.reply_address(self._token)
                 own = Inbox(self, self._spec(address.pattern), address.channel, individual=address.individual)
                 self.own = own
                 self.connection.engine.call(self.start, own)
-            return self.own
+            return own  # the loop may have ended it: then ``self.own`` is None already
 
     def _spec(self, pattern: str) -> SubscriptionSpec:
         adapter = self.connection.adapter
