@@ -67,6 +67,8 @@ class Role:
         self.is_closed = False
         self._steps = [step for step in simulation.plan.steps if step.role == name]
         self._next = 0
+        #: whether it does a step
+        self._is_busy = False
 
     # --- to be overridden
 
@@ -81,7 +83,7 @@ class Role:
     @property
     def is_done(self) -> bool:
         """Whether it has done all its steps, and is not dead."""
-        return self._next >= len(self._steps) and self.process.is_alive and self.is_open
+        return self._next >= len(self._steps) and self.process.is_alive and self.is_open and not self._is_busy
 
     def note(self, text: str) -> None:
         """Write a line of the history."""
@@ -92,7 +94,7 @@ class Role:
         self.lives += 1
         if self.lives > 1:
             self.process = self.simulation.process_for(f"{self.name}.{self.lives}")
-        self.is_open = False
+        self.is_open = self._is_busy = False
         self.process.start(self._live, self.name)
 
     def _live(self) -> None:
@@ -101,8 +103,10 @@ class Role:
         while self._next < len(self._steps):
             step = self._steps[self._next]
             self._next += 1  # a step that kills the process is not repeated
+            self._is_busy = True
             self.note(f"step {step.name} {step.arguments}")
             getattr(self, f"do_{step.name}")(**step.arguments)
+            self._is_busy = False
         while not self.simulation.is_closing:
             clock.pause(_LOOK)
         self.close()

@@ -97,6 +97,12 @@ class Requests(Simulation):
         role.note(f"{name} to {channel}: {verb}")
         return ask
 
+    def killed(self, role: Role) -> None:
+        """Note that the former process of ``role`` was killed, if there was one: its requests have no outcome."""
+        for ask in self.ledger.waiting:
+            if ask.requester == role.name:
+                ask.state = KILLED
+
     def settled(self, ask: Ask, error: BaseException | None, payload: bytes | None) -> None:
         """Enter the outcome of a request with one reply."""
         self._outcome(ask, error)
@@ -218,7 +224,7 @@ class Requests(Simulation):
                     yield f"subscriptions of {client}: {replies}"
         elif self.protocol == "amqp":
             for name, queue in self.broker.vhosts["/"].queues.items():
-                if queue.exclusive is not None and "svc" not in name:
+                if not name.startswith("svc-") and queue.owner is not None and "reply" in name:
                     yield f"queue {name}"
 
     # --- plans
@@ -288,7 +294,7 @@ class Requests(Simulation):
             "many": random.choice(("generator", "async generator", "observable", "list")),
         }
         if overlaps:
-            ways["any"] = "function"
+            ways["any"] = "generator"
         found: dict[str, dict[str, Any]] = {}
         prefetch, buffer_size = random.choice((None, None, 1, 5)), random.choice((None, None, 2, 5))
         for name, way in ways.items():

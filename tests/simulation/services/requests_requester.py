@@ -11,7 +11,7 @@ from messaging import MessagingError
 from messaging.errors import TooManyRequestsError
 from messaging.execution import clock
 from messaging.services import ServiceRegistry
-from tests.simulation.services.requests_ledger import CLOSED, KILLED, SLACK, Instance
+from tests.simulation.services.requests_ledger import CLOSED, SLACK, Instance
 from tests.simulation.simulation import Role
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ class Requester(Role):
 
     def open(self) -> None:
         """Connect."""
-        for ask in self.simulation.ledger.waiting:
-            if ask.requester == self.name:
-                ask.state = KILLED
+        self.simulation.killed(self)
         self.number = getattr(self, "number", 0)
         self.is_checked = False
         self.promises: dict[Ask, Any] = {}
