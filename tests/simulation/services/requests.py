@@ -68,16 +68,21 @@ class Requests(Simulation):
             self.roles.append(Keeper(self, "keeper"))
         self.roles += [*self.responders, *self.requesters]
         self._is_resting = False
+        beats = [each.get("keepalive", each.get("heartbeat", 0)) for each in (options["responder"], options["requester"])]
+        #: time after which each lost connection has been noticed, seconds
+        self.notice = 2.0 * max(beats) + 1.0
         faults = {fault.name for fault in self.plan.faults} - _HARMLESS
         steps = {(step.role.partition("-")[0], step.name) for step in self.plan.steps}
         is_calm = options["hold_up"] == 0.0 or options["longest"] <= 0.2
         killed = {fault.arguments["role"].partition("-")[0] for fault in self.plan.faults if fault.name == "kill"}
         only_responders = faults <= {"kill"} and killed <= {"responder"}
+        # a subscription that ends leaves nothing in a session
+        is_kept = options["keeps"] and (self.protocol == "amqp" or ("responder", "unregister") not in steps)
         #: nothing goes wrong between the roles
-        self.is_quiet = not faults
+        self.is_quiet = is_calm and not faults
         is_steady = not {("responder", "reopen"), ("responder", "unregister")} & steps
         #: requests have to be answered whatever becomes of the responders
-        self.must_answer = is_calm and ((self.is_quiet and is_steady) or (only_responders and options["keeps"]))
+        self.must_answer = is_calm and ((self.is_quiet and is_steady) or (only_responders and is_kept))
         self.may_stop = bool(faults) or not is_steady
         #: replies may reach an instance that comes after the one that asked
         self.may_get_foreign = not self.is_quiet or ("requester", "reopen") in steps

@@ -200,6 +200,7 @@ class Requester(Role):
 
     def look(self) -> None:
         """Make a request on each channel: all faults are over, and each has to be answered. On a thread."""
+        clock.pause(self.simulation.notice)
         while not all(each.is_online for each in self.simulation.responders):
             clock.pause(0.2)
         while self.m.runtime.get_runtime_dto().connection.state != "connected":

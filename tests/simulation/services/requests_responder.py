@@ -310,6 +310,7 @@ class Responder(Role):
 
     def look(self) -> None:
         """Wait until the channels of all handlers are subscribed to. On a thread, when all faults are over."""
+        clock.pause(self.simulation.notice)
         while not self.is_online:
             found = self.m.runtime.get_runtime_dto()
             self.is_online = found.connection.state == "connected" and all(
