@@ -84,7 +84,7 @@ class Link:
         self._consuming: Wire | None = None
         self._connecting = asyncio.Lock()
         #: the attempts to connect of now
-        self._dialling: set[asyncio.Timeout] = set()
+        self._dialling: dict[asyncio.Timeout, None] = {}
         self._log_in = log_in
         self._may_change = may_change
         self._exchange = exchange
@@ -237,12 +237,12 @@ class Link:
 
     async def _dial(self, purpose: str) -> Wire:
         async with clock.timeout(self._target.timeout) as dialling:
-            self._dialling.add(dialling)
+            self._dialling[dialling] = None
             try:
                 target, context = await self._log_in()
                 wire = await connect(target, purpose, context)
             finally:
-                self._dialling.discard(dialling)  # its deadline cannot be changed after it has passed
+                self._dialling.pop(dialling, None)  # its deadline cannot be changed after it has passed
         if not self.alive:  # it came too late
             await wire.close()
             self._check()

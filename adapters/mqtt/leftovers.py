@@ -49,7 +49,7 @@ class Leftovers:
         self._left: dict[Token, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         #: ended streams that the broker has not unsubscribed yet
-        self._departing: set[Stream] = set()
+        self._departing: dict[Stream, None] = {}
         #: by packet id: messages that no stream has claimed; ``None`` when none are kept for later streams
         self._unclaimed: dict[int, tuple[Publish, Receipt]] | None = None
         #: whether the session may have subscriptions of an earlier process, of which no log line told
@@ -88,11 +88,11 @@ class Leftovers:
     @contextlib.contextmanager
     def departing(self, stream: Stream) -> Iterator[None]:
         """Keep the messages that arrive before the broker confirms that ``stream`` is unsubscribed."""
-        self._departing.add(stream)
+        self._departing[stream] = None
         try:
             yield
         finally:
-            self._departing.discard(stream)
+            self._departing.pop(stream, None)
 
     def keep(self, publish: Publish, receipt: Receipt) -> bool:
         """Keep a message that has no stream. Return whether a later stream may claim it."""

@@ -118,7 +118,7 @@ class Router:
         #: joint subscriptions that take the messages of abandoned channels
         self._heirs: list[Joint] = []
         #: filters whose last stream ended without a connection: to be unsubscribed unless a stream takes them over
-        self.orphans: set[str] = set()
+        self.orphans: dict[str, None] = {}
 
     def connected(self, *, is_resumed: bool) -> None:
         """Note a new connection."""
@@ -159,7 +159,7 @@ class Router:
         if route is None:
             route = self._routes[topic_filter] = Route(queue, pattern, no_local, as_published)
             self._matched.clear()
-            self.orphans.discard(topic_filter)
+            self.orphans.pop(topic_filter, None)
         elif (route.no_local, route.as_published) != (no_local, as_published):
             raise SubscriptionRefusedError(
                 f"this instance has a subscription to {topic_filter!r} with other values of noLocal and "

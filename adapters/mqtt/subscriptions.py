@@ -194,7 +194,7 @@ class Subscriptions:
             if self._link is not None:
                 self._link.requests.unsubscribe_soon(stream.route.filter, self._outbound.uses)
             else:
-                self._router.orphans.add(stream.route.filter)
+                self._router.orphans[stream.route.filter] = None
 
     async def part(self, joint: Joint, pattern: str) -> None:
         """See ``SubscribesJointly``. The stream takes messages until the broker has answered."""
@@ -243,7 +243,7 @@ class Subscriptions:
             with leftovers.departing(stream) if self._persistent else contextlib.nullcontext():
                 await self._link.requests.unsubscribe(route.filter, self._outbound.uses)
         else:
-            self._router.orphans.add(route.filter)
+            self._router.orphans[route.filter] = None
 
     def _end(self, stream: Stream) -> None:
         """Leave the unsettled messages of a stream to the session's next one; without a session, settle them."""

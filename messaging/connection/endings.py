@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Set
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from messaging.adapter import KeepsSession
@@ -37,7 +37,7 @@ class Endings:
     """
 
     def __init__(
-        self, engine: Engine, adapter: Adapter, epoch: Epoch, states: ConnectionStates, active: Set[Subscribed]
+        self, engine: Engine, adapter: Adapter, epoch: Epoch, states: ConnectionStates, active: Collection[Subscribed]
     ) -> None:
         self._engine = engine
         self._adapter = adapter

@@ -78,7 +78,7 @@ class ConnectionStates(Observable[ConnectionState]):
         #: whether the state is ``closed``: for hot paths, because :attr:`value` costs more
         self.is_closed = False
         #: used on the loop only
-        self._watchers: set[_Watcher] = set()
+        self._watchers: dict[_Watcher, None] = {}  # in the order of their beginning
 
     @property
     def value(self) -> ConnectionState:
@@ -111,7 +111,7 @@ class ConnectionStates(Observable[ConnectionState]):
 
     def _add(self, watcher: _Watcher) -> None:
         if not watcher.is_over and self._value.name != "closed":
-            self._watchers.add(watcher)
+            self._watchers[watcher] = None
         watcher.tell(self._value)
 
     def change(self, name: StateName, cause: MessagingError | None = None, host: str | None = None) -> None:
@@ -121,7 +121,7 @@ class ConnectionStates(Observable[ConnectionState]):
             return  # an attempt that fails like the previous one changes nothing
         self._value = value = ConnectionState(name, cause, clock.wall(), host)
         self.is_closed = name == "closed"
-        self._watchers = {each for each in self._watchers if not each.is_over}
+        self._watchers = {each: None for each in self._watchers if not each.is_over}
         for watcher in self._watchers:
             watcher.tell(value)
         if name == "closed":

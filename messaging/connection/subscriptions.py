@@ -61,7 +61,7 @@ class Subscriptions:
         self._states = states
         self._reading = reading
         self._cause = cause
-        self._active: set[Subscribed] = set()
+        self._active: dict[Subscribed, None] = {}  # in the order of their beginning
         self._opening: dict[Subscribed, asyncio.Task[Any] | None] = {}
         #: delivery counts of messages that ended subscriptions have rejected, by source
         self._left_counts: dict[Source, dict[object, int]] = {}
@@ -75,13 +75,13 @@ class Subscriptions:
     def __len__(self) -> int:
         return len(self._active)
 
-    def snapshot(self) -> set[Subscribed]:
+    def snapshot(self) -> tuple[Subscribed, ...]:
         """Return the active subscriptions. From any thread."""
-        return self._active.copy()
+        return (*self._active,)
 
     def discard(self, subscription: Subscribed) -> None:
         """Forget a subscription that has failed."""
-        self._active.discard(subscription)
+        self._active.pop(subscription, None)
 
     # --- connecting
 
@@ -123,7 +123,7 @@ class Subscriptions:
 
     async def end_all(self, timeout: float) -> None:
         """End every subscription, for at most ``timeout`` seconds."""
-        ending = [self._engine.spawn(self.remove(each)) for each in self._active | self.endings.tasks.keys()]
+        ending = [self._engine.spawn(self.remove(each)) for each in dict.fromkeys([*self._active, *self.endings.tasks])]
         if ending:
             await clock.wait(ending, timeout=max(0.0, timeout))
 
@@ -158,7 +158,7 @@ class Subscriptions:
                 (None if self.endings.is_closing else self._cause()) or ClosedError(f"{self._adapter.name!r} is closed")
             )
             return
-        self._active.add(subscription)
+        self._active[subscription] = None
         subscription.take_over(self._left_counts.pop(subscription.source, {}))
         if self._epoch.is_usable:
             await self._subscribe(subscription)
@@ -170,11 +170,11 @@ class Subscriptions:
         try:
             await self._subscribe_once_or_again(subscription)
         except MessagingError as error:
-            self._active.discard(subscription)
+            self._active.pop(subscription, None)
             subscription.fail(error)
         except Exception as error:
             logger.exception("%s: the adapter failed to subscribe", self._adapter.name)
-            self._active.discard(subscription)
+            self._active.pop(subscription, None)
             failure = SubscriptionRefusedError(f"subscribing to {subscription.spec.channel!r} failed")
             failure.__cause__ = error
             subscription.fail(failure)
@@ -213,7 +213,7 @@ class Subscriptions:
         Concurrent callers wait for the same end. When the instance closes, a broker that keeps its session keeps
         its subscriptions.
         """
-        self._active.discard(subscription)
+        self._active.pop(subscription, None)
         subscription.leaving = True
         if subscription.ended:  # it failed, and its consumer is still to be stopped
             await self.endings.stop_consumer(subscription)

@@ -97,7 +97,7 @@ class Redelivery:
         self._handed_back = handed_back
         self.rejections: OrderedDict[object, int] = OrderedDict()
         #: dead letters being published
-        self._attempts: set[Promise[None]] = set()
+        self._attempts: dict[Promise[None], None] = {}
         #: dead letters that failed: their next attempts, and whether the broker has the message; by its identity
         self._retries: dict[int, tuple[asyncio.TimerHandle, Callable[[], object], bool]] = {}
         #: dead letters that are tried again, of messages that only this process has
@@ -260,7 +260,7 @@ class Redelivery:
 
         def publish() -> None:
             attempt: Promise[None] = Promise(f"the dead letter of a message of {incoming.channel!r}")
-            self._attempts.add(attempt)
+            self._attempts[attempt] = None
             # another program may have set values that cannot be published from here: then it travels with less
             for context in contexts:
                 try:
@@ -292,7 +292,7 @@ class Redelivery:
                 self._note_unrouted(channel, error)
             else:
                 logger.error("dead letter of %r did not reach %r: %s", incoming.channel, channel, error)
-            self._attempts.discard(attempt)
+            self._attempts.pop(attempt, None)
             attempt.resolve(None)
             if error is None:
                 return

@@ -94,7 +94,7 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
         self._guard = threading.RLock()
         #: a subscription without a consumer yet
         self._first: Subscription | None = None
-        self._pushes: set[Push] = set()
+        self._pushes: dict[Push, None] = {}
         self._pull: Pull | None = None
         self._closed = False
         self._paused = False
@@ -143,11 +143,11 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
                 subscription = self._claim()
                 kind = Push if self._interceptors is None else partial(InterceptedPush, self._interceptors)
                 push = kind(subscription, next_ or ignore, on_error, on_completed)
-                self._pushes.add(push)
+                self._pushes[push] = None
                 self._first = None
                 if self._closed:  # by a finalizer, just now
                     push.stop()
-            push.gone.listen(partial(self._pushes.discard, push))
+            push.gone.listen(partial(self._pushes.pop, push, None))
             if may_block():
                 with contextlib.suppress(DeadlineError):
                     subscription.ready.exception(self._connection.settings.timeout)
@@ -259,14 +259,14 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
         """Counters of the first subscription of this stream, live."""
         return self._primary.counters
 
-    def _subscriptions(self) -> set[Subscription]:
+    def _subscriptions(self) -> list[Subscription]:
         with self._guard:
-            found = {push.subscription for push in self._pushes.copy()}  # the loop discards without the guard
+            found = {push.subscription: None for push in self._pushes.copy()}  # the loop discards without the guard
             if self._pull is not None:
-                found.add(self._pull.subscription)
+                found[self._pull.subscription] = None
             if self._first is not None:
-                found.add(self._first)
-            return found
+                found[self._first] = None
+            return [*found]
 
     # --- end
 

@@ -81,9 +81,10 @@ class Bindings:
             for channel in each.terms.channels:
                 routes.setdefault((channel, extensions), []).append((each, runner))
         self._bound, before = bound, self._bound
-        for key in self._routes.keys() & routes.keys():
-            self._routes[key].bindings = routes[key]
-        self._end([*self._routes.keys() - routes.keys()])
+        for key, route in self._routes.items():
+            if key in routes:
+                route.bindings = routes[key]
+        self._end([key for key in self._routes if key not in routes])
         for key, bindings in routes.items():
             if key not in self._routes:
                 self._open(key, bindings)

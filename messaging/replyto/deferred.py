@@ -66,7 +66,7 @@ class DeferredRequests:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the following
-        self._waiting: set[Deferred] = set()
+        self._waiting: dict[Deferred, None] = {}  # the oldest first
         #: replies that are being put into the outbox
         self._sending = 0
         #: promise that no request is left; while the instance closes
@@ -81,7 +81,7 @@ class DeferredRequests:
     def add(self, request: Deferred) -> None:
         """Note a request whose reply comes later."""
         with self._lock:
-            self._waiting.add(request)
+            self._waiting[request] = None
             is_late = self._is_over
         if is_late:  # its handler returned while the instance closed
             engine().call(self._abandon)
@@ -91,7 +91,7 @@ class DeferredRequests:
         with self._lock:
             if request not in self._waiting:
                 return False
-            self._waiting.discard(request)
+            del self._waiting[request]
             self._sending += 1
             return True
 

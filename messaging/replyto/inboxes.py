@@ -59,7 +59,7 @@ class RequestOwner(Protocol):
 
     connection: Connection
     #: open requests; written by any thread
-    open: set[Request[Any]]
+    open: dict[Request[Any], None]
 
     def answered(self, request: Request[Any], message: Message) -> None:
         """Resolve ``request`` with its reply."""

@@ -140,17 +140,17 @@ class OpenReplyStreams:
         self.connection = connection
         self._adapter = connection.adapter
         self._publisher = publisher
-        self._open: set[ReplySubscription] = set()
+        self._open: dict[ReplySubscription, None] = {}  # the oldest first
         self._deadlines = Deadlines(connection.engine, connection.settings.timeout, self._expire)
 
     def add(self, stream: ReplySubscription) -> None:
         """Watch the deadline of ``stream``."""
-        self._open.add(stream)
+        self._open[stream] = None
         self._deadlines.watch(stream.patience)
 
     def remove(self, stream: ReplySubscription) -> None:
         """Forget a stream that has ended, and tell its responder if more replies would follow."""
-        self._open.discard(stream)
+        self._open.pop(stream, None)
         sequence = stream.sequence
         if not sequence.has_ended and sequence.control is not None:
             self._cancel(sequence.control, sequence)

@@ -79,8 +79,8 @@ class RequestRoute:
         #: the preferred first
         self.bindings: list[Binding] = []
         self.overlap = Overlap(self, routes.replies.adapter)
-        #: requests that handlers have, or that wait for them
-        self.in_hand: set[ServedRequest] = set()
+        #: requests that handlers have, or that wait for them, the oldest first
+        self.in_hand: dict[ServedRequest, None] = {}
         self._routes = routes
         self._replies = routes.replies
         #: the most requests that handlers have at a time: without acknowledgement, the protocol's credit is no bound
@@ -130,7 +130,7 @@ class RequestRoute:
             marker = read_marker(context_of(message))
             kind = self.single if marker is None or marker.kind != _MANY else self.many
             served = kind(self._replies, message, self)
-            in_hand.add(served)
+            in_hand[served] = None
             if rivals:
                 self.overlap.expect_copies(served)
             self.dispatch(served)
@@ -202,7 +202,7 @@ class RequestRoute:
             if self._is_at_limit:
                 overlap.expected.was_full()
             overlap.finished()
-        self.in_hand.discard(served)
+        self.in_hand.pop(served, None)
         if verdict is _ACCEPT:  # as in _settle(), without a call
             self.subscription.settlement.accept(served.request)
         else:
@@ -260,11 +260,10 @@ class RequestRoute:
         return self._quiet
 
     def _stop(self) -> None:
-        runners = {runner for _, runner in self.bindings}
-        runners |= {runner for rival in self.overlap.rivals for _, runner in rival.bindings}
+        runners = dict.fromkeys(runner for route in (self, *self.overlap.rivals) for _, runner in route.bindings)
         for served in [each for runner in runners for each in runner.withdraw(lambda each: each.origin is self)]:
             self.dispatch(served)
-        for served in self.in_hand.copy():
+        for served in [*self.in_hand]:
             if served.wants_many:
                 served.stop("the handler was stopped")
         if not self.in_hand:

@@ -9,7 +9,7 @@
 
 **Threads.** ``request`` runs on the caller: it enters the request into an inbox, then its message into the outbox.
 Everything else runs on the engine's loop. ``Requests.open`` is written by both, without a lock, one atomic operation of
-a set at a time. The side that removes a request from ``open`` settles it, and no other side does.
+a dict at a time. The side that removes a request from ``open`` settles it, and no other side does.
 
 See :mod:`messaging.replyto.inboxes` for lost connections.
 """
@@ -68,8 +68,8 @@ class Requests:
     def __init__(self, connection: Connection, publisher: MessagePublisher) -> None:
         self.connection = connection
         self.counters = RequestCounters()
-        #: requests that are not settled; see the module
-        self.open: set[Request[Any]] = set()
+        #: requests that are not settled, the oldest first; see the module
+        self.open: dict[Request[Any], None] = {}
         self.inboxes = Inboxes(self, connection, publisher)
         self._outbox = publisher.outbox
         self._limit = connection.settings.max_pending_requests
@@ -127,7 +127,7 @@ class Requests:
                         f"{request.what}: {self._limit} requests wait for their replies already; "
                         f"await earlier ones first, or raise max_pending_requests"
                     )
-                self.open.add(request)
+                self.open[request] = None
             self._deadlines.watch(timeout)
             if given:
                 self.reserve(plan.reply_to_channel or "", correlation_id, request)
@@ -157,7 +157,7 @@ class Requests:
     def _claim(self, request: Request[Any]) -> bool:
         """Remove a request from the open ones; return ``False`` if it was removed before. From any thread."""
         try:
-            self.open.remove(request)
+            del self.open[request]
         except KeyError:
             return False
         return True
