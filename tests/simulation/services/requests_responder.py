@@ -51,9 +51,9 @@ class Responder(Role):
             settings |= {"client_id": self.name, "clean_start": False}
             if self.simulation.protocol == "mqtt5":
                 settings["session_expiry"] = 86_400
+        self.note(f"connect {settings}")
         if options["is_durable"]:
             settings["outbox_path"] = str(self.world.disk.folder / self.name)
-        self.note(f"connect {settings}")
         self.m = messaging.connect(self.simulation.url(), retry_connect=True, services=ServiceRegistry(), **settings)
         self.instance = Instance(self.m)
         self.registered: dict[str, tuple[Served, Any]] = {}

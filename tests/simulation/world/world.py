@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import random
+import re
 import traceback
 import zlib
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tests.simulation.brokers.host import Broker
     from tests.simulation.world.scheduler import Fiber, Timer
 
+#: addresses of objects in texts, which differ from run to run
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 #: changes of threads after which a world counts as one that never comes to rest
 MOST_SWITCHES: Final = 400_000
 
@@ -158,7 +161,7 @@ class _Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See ``logging.Handler``."""
-        text = record.getMessage()
+        text = _ADDRESS.sub("", record.getMessage())
         fiber = self._world.scheduler.current
         who = "hub" if fiber is None else fiber.name
         self._world.note(who, f"{record.levelname} {record.name}: {text}"[:300])
