@@ -78,6 +78,9 @@ class Role:
     def close(self) -> None:
         """Close everything that :meth:`open` and the steps have opened."""
 
+    def rest(self) -> None:
+        """Do what is to be done until all roles close; called again and again after the last step."""
+
     # ---
 
     @property
@@ -108,6 +111,7 @@ class Role:
             getattr(self, f"do_{step.name}")(**step.arguments)
             self._is_busy = False
         while not self.simulation.is_closing:
+            self.rest()
             clock.pause(_LOOK)
         self.close()
         self.is_closed = True
