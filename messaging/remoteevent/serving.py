@@ -71,7 +71,11 @@ class EventServer:
         if not operations:
             raise ArgumentError(f"{type(party).__name__} is neither a generator nor a third party of remote events")
         self._server = CallServer(messaging, channel, operations)
-        self._directory = LeaseDirectory(messaging, channel, party.landlord) if "renew" in operations else None
+        try:
+            self._directory = LeaseDirectory(messaging, channel, party.landlord) if "renew" in operations else None
+        except BaseException:
+            self._server.close()
+            raise
 
     @property
     def ready(self) -> Promise[None]:

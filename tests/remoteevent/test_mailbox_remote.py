@@ -20,7 +20,7 @@ from messaging.errors import (
     OutcomeUnknownError,
 )
 from messaging.execution import Promise
-from messaging.leases import Lease, RemoteGrantor
+from messaging.leases import Landlord, Lease, LeaseDirectory, RemoteGrantor
 from messaging.remoteevent import (
     EventMailbox,
     MailboxServer,
@@ -28,6 +28,7 @@ from messaging.remoteevent import (
     RemoteMailbox,
     RemoteMailboxRegistration,
 )
+from messaging.remoteevent.mailbox import serving
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.remoteevent.helpers import FAST, Recorder, event, events, ready, store, taken
@@ -322,3 +323,27 @@ def test_the_error_of_an_iterator_of_an_earlier_run_says_so(m: Messaging, tmp_pa
             with pytest.raises(InvalidIteratorError, match="earlier run"):
                 iterator.next(PATIENCE)
             assert taken(box.drain()) == [1, 2, 3]
+
+
+# --- starting
+
+
+def test_a_mailbox_server_that_is_being_made_answers_fetches(
+    m: Messaging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Owners of an earlier run call as soon as the server has subscribed."""
+    found: list[Any] = []
+
+    class Directory(LeaseDirectory):
+        def __init__(self, messaging: Messaging, channel: str, landlord: Landlord) -> None:
+            box = RemoteMailbox(messaging, channel, timeout=PATIENCE).registration(local.id)
+            with box.remote_events().result(PATIENCE) as iterator:
+                found.extend(iterator.batch())
+            super().__init__(messaging, channel, landlord)
+
+    monkeypatch.setattr(serving, "LeaseDirectory", Directory)
+    with EventMailbox(tmp_path / "mailbox", messaging=m) as mailbox:
+        local = mailbox.register(100.0)
+        store(local, events(1, 2))
+        with MailboxServer(m, CHANNEL, mailbox):
+            assert taken(found) == [1, 2]

@@ -25,6 +25,7 @@ acknowledged before the mode changes.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -88,12 +89,16 @@ class MailboxServer:
             "mailbox": lambda _arguments, _body: len(mailbox),
             **lease_operations(mailbox.landlord),
         }
-        self._server = CallServer(messaging, channel, operations)
-        self._directory = LeaseDirectory(messaging, channel, mailbox.landlord)
-        self._end = mailbox.note_served(self.channel)
         self._is_closed = False
         #: answers that wait for events; changed by any thread
-        self._fetching: set[Promise[Any]] = set()
+        self._fetching: dict[Promise[Any], None] = {}
+        with contextlib.ExitStack() as resources:
+            self._end = mailbox.note_served(self.channel)
+            resources.callback(self._end)
+            self._server = CallServer(messaging, channel, operations)  # requests may arrive from here on
+            resources.callback(self._server.close)
+            self._directory = LeaseDirectory(messaging, channel, mailbox.landlord)
+            resources.pop_all()
 
     @property
     def ready(self) -> Promise[None]:
@@ -169,8 +174,8 @@ class MailboxServer:
             else:
                 promise.resolve(_page(found.result(0)))
 
-        self._fetching.add(promise)
-        promise.listen(lambda: self._fetching.discard(promise))
+        self._fetching[promise] = None
+        promise.listen(lambda: self._fetching.pop(promise, None))
         found.listen(settle)
         return promise
 
