@@ -1,0 +1,328 @@
+"""What the services of remote events have in common: a ledger of events, generators, and the faults that they meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.errors import BrokerError, ClosedError, DeadlineError, MessagingError
+from messaging.execution import Promise, clock
+from messaging.leases import Landlord, Lease
+from messaging.remoteevent import EventGenerator, EventServer, RemoteEvent, RetryPolicy
+from tests.simulation.plans import Fault, Step
+from tests.simulation.simulation import AMQP_FAULTS, MQTT_FAULTS, Role, Simulation, span
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    import messaging
+    from messaging.remoteevent.event import EventKind
+
+#: the kinds of each generator
+KINDS: Final = ("a", "b")
+#: time that a promise may take beyond its deadline, virtual seconds. Threads are held up for up to 20 s at each point
+SLACK: Final = 60.0
+#: states of events that may arrive, and need not
+OPEN: Final = frozenset({"sent", "killed", "OutcomeUnknownError", "DeadlineError"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted(RemoteEvent):
+    """An event with a text of its own."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class Sent:
+    """An event that was generated.
+
+    Attributes:
+        kind: source and id.
+        state: "sent", "confirmed", "killed", or the name of an error.
+        number: its sequence number, once that is known; 0 before.
+        at: when it was confirmed, virtual seconds.
+        scope: the transaction that it was generated in; empty without one.
+    """
+
+    kind: EventKind
+    state: str = "sent"
+    number: int = 0
+    at: float = 0.0
+    scope: str = ""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The events that were generated, by their texts, in the order of the calls."""
+
+    sent: dict[str, Sent] = field(default_factory=dict)
+    #: number of the last event of each kind that was confirmed
+    last: dict[EventKind, int] = field(default_factory=dict)
+    texts: dict[tuple[EventKind, int], str] = field(default_factory=dict)
+
+    def confirmed_after(self, kind: EventKind, number: int, since: float = 0.0) -> list[tuple[int, str]]:
+        """Return number and text of the events of a kind that were confirmed, behind a number and a moment."""
+        return [
+            (each.number, text)
+            for text, each in self.sent.items()
+            if each.kind == kind and each.state == "confirmed" and each.number > number and each.at >= since
+        ]
+
+    def is_settled(self) -> bool:
+        """Return whether each event has an outcome."""
+        return all(each.state != "sent" for each in self.sent.values())
+
+
+def is_trouble(error: BaseException) -> bool:
+    """Return whether an error is one that users reckon with when brokers, parties and networks fail."""
+    return isinstance(error, (BrokerError, DeadlineError, ClosedError))
+
+
+class Party(Role):
+    """A program of remote events. It has one instance."""
+
+    def connect(self) -> messaging.Messaging:
+        """Return a new instance, with the settings of the plan."""
+        settings = dict(self.simulation.plan.options.get("settings", {}))
+        if self.simulation.protocol == "mqtt311":
+            settings["envelope"] = True
+        return self.simulation.connect(self, retry_connect=True, **settings)
+
+    def settled(self, found: Any, limit: float, what: str) -> Any:
+        """Return the result of a promise, which must be there in time; return any other value as it is."""
+        if not isinstance(found, Promise):
+            return found
+        found.looked_at = True
+        try:
+            error = found.exception(limit + SLACK)
+        except DeadlineError:
+            self.simulation.broken(f"{self.name}: the promise of {what} has no outcome {SLACK:g} s after its deadline")
+            raise
+        if error is not None:
+            raise error
+        return found.result(0)
+
+    def attempt(self, what: str, function: Callable[[], Any]) -> bool:
+        """Call a function, which may fail as users reckon with; return whether it has returned."""
+        try:
+            function()
+        except MessagingError as error:
+            self.failed(what, error)
+            return False
+        return True
+
+    def failed(self, what: str, error: MessagingError) -> None:
+        """Judge the failure of a call."""
+        self.note(f"{what}: {type(error).__name__}: {error}"[:200])
+        if not is_trouble(error):
+            self.simulation.broken(f"{self.name}: {what} failed with {type(error).__name__}: {error}"[:400])
+
+    def insist(self, what: str, function: Callable[[], Any]) -> None:
+        """Call a function until it returns."""
+        while not self.attempt(what, function):
+            clock.pause(0.5)
+
+
+class Generator(Party):
+    """Generates events of two kinds, and serves its registrations.
+
+    Its name is the source of its events, and a part of its channel.
+    """
+
+    def open(self) -> None:
+        """Connect, and open the generator."""
+        ledger: Ledger = self.simulation.ledger  # type: ignore[attr-defined]
+        for each in ledger.sent.values():
+            if each.kind[0] == self.name and each.state == "sent":
+                each.state = "killed"
+        self.count = getattr(self, "count", 0)
+        self.promises: list[Promise[Any]] = []
+        self._open()
+
+    def _open(self) -> None:
+        options = self.simulation.plan.options
+        self.m = self.connect()
+        retry = None if options["retry"] is None else RetryPolicy(**options["retry"])
+        durable: dict[str, Any] = {}
+        if options["is_durable"]:
+            durable = {"path": self.world.disk.folder / self.name, "retry": retry, "messaging": self.m}
+        self.generator = EventGenerator(
+            self.name,
+            events=KINDS,
+            landlord=Landlord(f"landlord of {self.name}", max_duration=Lease.FOREVER),
+            **durable,
+        )
+        self.landlord = self.generator.landlord
+        self.server: EventServer | None = None
+        self.insist("serve", self._serve)
+
+    def _serve(self) -> None:
+        self.server = EventServer(self.m, channel_of(self.name), self.generator)
+
+    def do_generate(self, kind: str, count: int, size: int) -> None:
+        """Step: generate so many events at once."""
+        for _ in range(count):
+            text = f"{self.name}:{self.count}"
+            self.count += 1
+            self.generate(text, kind, size)
+
+    def generate(self, text: str, kind: str, size: int, **options: Any) -> Sent:
+        """Generate one event."""
+        ledger: Ledger = self.simulation.ledger  # type: ignore[attr-defined]
+        sent = ledger.sent[text] = Sent((self.name, kind))
+        promise = self.generator.generate(kind, Noted, text=text.ljust(size, "."), **options)
+        self.promises.append(promise)
+        promise.listen(lambda: self._settle(text, promise))
+        return sent
+
+    def _settle(self, text: str, promise: Promise[int]) -> None:
+        ledger: Ledger = self.simulation.ledger  # type: ignore[attr-defined]
+        sent = ledger.sent[text]
+        error = promise.exception(0)
+        if error is not None:
+            sent.state = type(error).__name__
+            self.note(f"{text} {sent.state}")
+            return
+        self.confirm(text, promise.result(0))
+
+    def confirm(self, text: str, number: int) -> None:
+        """Note the number of an event."""
+        ledger: Ledger = self.simulation.ledger  # type: ignore[attr-defined]
+        sent = ledger.sent[text]
+        sent.state, sent.number, sent.at = "confirmed", number, self.world.scheduler.now
+        self.note(f"{text} is number {number} of {sent.kind[1]}")
+        if number <= ledger.last.get(sent.kind, 0):
+            self.simulation.broken(f"{text} has the number {number}, after {ledger.last[sent.kind]} of {sent.kind}")
+        ledger.last[sent.kind] = number
+        if ledger.texts.setdefault((sent.kind, number), text) != text:
+            self.simulation.broken(f"{text} and {ledger.texts[sent.kind, number]} have one number: {number}")
+
+    def do_wait(self) -> None:
+        """Step: wait for the outcomes of all events."""
+        for each in self.promises:
+            each.exception(SLACK)
+        self.promises.clear()
+
+    def do_reopen(self, server_first: bool) -> None:
+        """Step: close the generator and its server, in one order or the other, and open them again."""
+        self._close(server_first=server_first)
+        self._open()
+
+    def do_reopen_server(self) -> None:
+        """Step: close the server alone, and open it again."""
+        if self.server is not None:
+            self.server.close()
+        self.insist("serve", self._serve)
+
+    def _close(self, *, server_first: bool) -> None:
+        if server_first and self.server is not None:
+            self.server.close()
+        self.generator.close()
+        for each in self.promises:
+            if not each.done():
+                self.simulation.broken(f"{self.name}: an event has no outcome after close()")
+        if not server_first and self.server is not None:
+            self.server.close()
+        self.landlord.close()
+        self.m.close()
+
+    def close(self) -> None:
+        """Close everything."""
+        self._close(server_first=True)
+
+
+def channel_of(name: str) -> str:
+    """Return the channel of a generator."""
+    return f"generators/{name}"
+
+
+def generator_steps(
+    random: random.Random, name: str, kinds: list[tuple[str, float]], low: int, high: int
+) -> list[Step]:
+    """Return steps of a generator.
+
+    Args:
+        random: decides.
+        name: of its role.
+        kinds: further steps without arguments beside "generate" and "pause", with their probabilities.
+        low, high: bounds of the number of steps.
+    """
+    steps = []
+    for _ in range(random.randint(low, high)):
+        chosen = random.random()
+        if chosen < 0.55:
+            arguments: dict[str, Any] = {"kind": random.choice(KINDS), "count": random.choice((1, 1, 2, 5, 40)),
+                                         "size": random.choice((0, 0, 40, 2000))}  # fmt: skip
+            steps.append(Step(name, "generate", arguments))
+            continue
+        at = 0.55
+        for kind, part in kinds:
+            at += part
+            if chosen < at:
+                steps.append(Step(name, kind, {"server_first": random.random() < 0.5} if kind == "reopen" else {}))
+                break
+        else:
+            steps.append(Step(name, "pause", {"seconds": span(random, 1e-3, 10.0)}))
+    return steps
+
+
+def make_faults(random: random.Random, protocol: str, roles: list[str], mortal: list[str]) -> list[Fault]:
+    """Return the faults of a plan: none in a tenth of all.
+
+    Args:
+        random: decides.
+        protocol: of the plan.
+        roles: whose connections and clocks may fail.
+        mortal: roles that may be killed.
+    """
+    if random.random() < 0.1:
+        return []
+    makers: list[Any] = [
+        lambda: ("slow_sync", {"seconds": span(random, 0.1, 20.0), "longest": span(random, 0.01, 1.0)}),
+    ]
+    if protocol != "mqtt311":  # its envelopes end by the wall clock of their senders
+        offsets = (-3600.0, -5.0, 5.0, 86_400.0)
+        makers.append(lambda: ("wall_clock", {"role": random.choice(roles), "offset": random.choice(offsets)}))
+    if protocol != "memory":
+        kinds = AMQP_FAULTS if protocol == "amqp" else MQTT_FAULTS
+        makers = [
+            *makers,
+            *[lambda: ("cut", {"role": random.choice([*roles, None])})] * 4,
+            *[lambda: ("black_hole", {"role": random.choice([*roles, None]), "seconds": span(random, 0.01, 60.0)})] * 2,
+            lambda: ("stall", {"role": random.choice([*roles, None]), "seconds": span(random, 0.01, 10.0)}),
+            lambda: ("refuse", {"seconds": span(random, 0.01, 20.0)}),
+            lambda: ("silence", {"seconds": span(random, 0.01, 20.0)}),
+            lambda: (
+                "slow_network",
+                {
+                    "seconds": span(random, 0.1, 20.0),
+                    "longest": span(random, 0.001, 1.0),
+                    "piece": random.choice((1, 3, 50, 65_536)),
+                },
+            ),
+            *[lambda: ("restart_broker", {"seconds": span(random, 0.01, 10.0), "is_kill": random.random() < 0.5})] * 2,
+            *[lambda: ("broker", {"seconds": span(random, 0.1, 20.0), **random.choice(kinds)})] * 2,
+            *[lambda: kill(random, mortal)] * 6,
+        ]  # fmt: skip
+    faults = []
+    for _ in range(random.choice((1, 2, 2, 3, 3, 4, 6))):
+        name, arguments = random.choice(makers)()
+        faults.append(Fault(span(random, 1e-3, 60.0), name, arguments))
+    return sorted(faults, key=lambda fault: fault.at)
+
+
+def kill(random: random.Random, roles: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return name and arguments of the fault that kills a role for some time."""
+    return "kill", {"role": random.choice(roles), "seconds": span(random, 0.01, 30.0), "vanishes": False}
+
+
+def is_calm(simulation: Simulation) -> bool:
+    """Return whether nothing fails, is closed or is held up for long, so that nothing is tried again."""
+    options = simulation.plan.options
+    if options["hold_up"] > 0 and options["longest"] > 0.5:
+        return False
+    if any(fault.name not in ("wall_clock", "slow_sync") for fault in simulation.plan.faults):
+        return False
+    return not any(step.name.startswith(("reopen", "fail", "cancel")) for step in simulation.plan.steps)
