@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from messaging.execution import Promise
 from messaging.journal import JournalTable
 from messaging.leases import Lease
 from messaging.remoteevent.transactions import TransactionManager, TransactionState, Vote
+from messaging.remoteevent.transactions.decisions import Decisions
 from messaging.testing import waiting
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
@@ -418,3 +420,49 @@ def test_a_timeout_that_is_none_ends_no_transaction(manager: TransactionManager,
         with pytest.raises(ArgumentError):
             call(timeout)
     assert transaction.state is TransactionState.ACTIVE
+
+
+# --- participants that are there again
+
+
+def test_a_participant_that_is_there_again_while_others_vote_is_told_the_outcome(manager: TransactionManager) -> None:
+    gate = threading.Lock()
+    one, two, again = Recorder(), Recorder(), Recorder()
+
+    def wait(_operation: str) -> None:
+        with gate:
+            pass
+
+    two.before = wait
+    transaction = joined(manager, one=one, two=two)
+    with gate:
+        promise = transaction.commit_soon(PATIENCE)
+        eventually(lambda: one.operations == ["prepare"] and two.operations == ["prepare"])
+        assert manager.recover("one", again) == [transaction.id]
+    promise.result(PATIENCE)
+    assert (one.operations, again.operations) == (["prepare"], ["commit"])
+
+
+def test_a_participant_that_was_not_asked_yet_is_asked_where_it_has_joined(manager: TransactionManager) -> None:
+    """One that is there again has lost what it did."""
+    one, again = Recorder(Vote.ABORTED), Recorder()
+    transaction = joined(manager, one=one)
+    assert manager.recover("one", again) == [transaction.id]
+    with pytest.raises(CannotCommitError):
+        transaction.commit(PATIENCE)
+    assert (one.operations, again.operations) == (["prepare"], [])
+
+
+def test_the_place_of_a_participant_that_is_there_again_is_stored(tmp_path: Path) -> None:
+    """The next run tells it the outcome there: it does not ask a second time."""
+    failing = Recorder()
+    failing.failures["commit"] = 1000
+    with TransactionManager(tmp_path, retry=FAST) as manager:
+        transaction = manager.create(60)
+        transaction.join(failing, name="one", reference="before")
+        with pytest.raises(DeadlineError):
+            transaction.commit(0.0)
+        manager.recover("one", failing, reference="after")
+    with closing(Decisions(tmp_path)) as decisions:
+        [(_, state, [enlisted])] = decisions.load()
+    assert (state, enlisted.reference) == (TransactionState.COMMITTED, "after")

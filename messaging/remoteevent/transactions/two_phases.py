@@ -87,6 +87,8 @@ class TwoPhases:
         self._state = state
         self._participants = participants
         self._is_finished = False
+        #: a participant is there again, at another place than the record of the decision says
+        self._is_moved = False
         #: how often the decision could not be stored
         self._doubts = 0
 
@@ -229,6 +231,7 @@ class TwoPhases:
     def _set_committed(self) -> None:
         with self._lock:
             self._state = _COMMITTED
+            self._store_again()
         self._begin_telling()
 
     def abort(self, reason: str) -> None:
@@ -327,12 +330,38 @@ class TwoPhases:
         with self._lock:
             found = [each for each in self._participants if each.name == name and not each.is_done]
             for each in found:
-                if self._state in (_COMMITTED, _ABORTED):
+                if not self._is_to_be_asked(each):
                     each.participant = participant
                     each.reference = reference
                     each.retry_at = 0.0
+                    self._is_moved = True
+            if found and self._state is _COMMITTED:
+                self._store_again()
         self.proceed()
         return bool(found)
+
+    def _is_to_be_asked(self, enlisted: Enlisted) -> bool:
+        """Return whether a participant was not asked to prepare yet: it is asked where it has joined. With the lock.
+
+        One that is there again has lost what it did, so asking it must fail.
+        """
+        is_asked = enlisted.is_busy or enlisted.vote is not None
+        return self._state is _ACTIVE or (self._state is _VOTING and not is_asked)
+
+    def _store_again(self) -> None:
+        """Store where the participants are now, if they have moved since the decision was stored. With the lock.
+
+        Otherwise the next run would tell them the outcome where they were, and they would not ask again.
+        """
+        if self._is_moved:
+            self._is_moved = False
+            try:
+                self._keeper.decisions.store(self.id, _COMMITTED, self._participants).looked_at = True
+            except MessagingError as error:
+                logger.warning(
+                    "transaction manager '%s': the new places of the participants of %s are not stored: %s",
+                    self._keeper.name, self.id, error,
+                )  # fmt: skip
 
 
 def after(delay: float, run: Callable[[], object]) -> None:
