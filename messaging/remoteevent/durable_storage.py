@@ -122,7 +122,7 @@ class DurableStorage:
         self._until = 0
         self._prepared: dict[str, list[RemoteEvent]] = {}
         #: message ids of events of transactions that are on the disk
-        self._committed: set[str] = set()
+        self._committed: dict[str, None] = {}
         with contextlib.ExitStack() as resources:
             self._state = JournalTable(folder / "state")
             resources.callback(self._state.close)
@@ -207,7 +207,7 @@ class DurableStorage:
         """Note that a record is on the disk. On the thread of the journal."""
         self._events.note((stored.channel,), offset)
         if stored.message_id is not None:
-            self._committed.add(stored.message_id)
+            self._committed[stored.message_id] = None
         self._until = offset + 1
         self._checkpoint.note(1, len(stored.record))
 
@@ -258,13 +258,13 @@ class DurableStorage:
     def _restore(self, value: Any) -> None:
         try:
             self._numbers = {check_event_id(event_id): int(number) for event_id, number in value["numbers"]}
-            self._committed = set(value["committed"])
+            self._committed = dict.fromkeys(value["committed"])
         except (KeyError, TypeError, ValueError) as error:
             raise DecodeError(f"not the state of a generator: {type(error).__name__}") from None
 
     def _recover_record(self, record: Record) -> None:
         if record.message_id is not None:
-            self._committed.add(record.message_id)
+            self._committed[record.message_id] = None
         self._until = record.offset + 1
         try:
             event = decode_event(record.payload)
@@ -278,7 +278,7 @@ class DurableStorage:
         prepared = {each.removeprefix(_TRANSACTION) for each in self._state.keys_with(_TRANSACTION)}
         for each in [*self._committed]:
             if each.split("/")[0] not in prepared:
-                self._committed.discard(each)
+                self._committed.pop(each, None)
         return {"numbers": [[*each] for each in self._numbers.copy().items()], "committed": [*self._committed]}, until
 
     def close(self, stopped: Iterable[Promise[None]] = ()) -> None:

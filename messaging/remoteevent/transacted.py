@@ -10,7 +10,8 @@ the transaction has ended, or the manager does not answer, its registrations end
 prepared transaction waits for its outcome, whatever it takes.
 
 **Threads.** The generator is a participant of its transactions, see :mod:`messaging.remoteevent.transactions`: the
-manager calls it on worker threads. The lock guards the scopes; no code of the application runs under it.
+manager calls it on worker threads. The lock guards the scopes; no code of the application runs under it. Each scope has
+a lock of its own, held while the disk is waited for.
 """
 
 from __future__ import annotations
@@ -18,10 +19,18 @@ from __future__ import annotations
 import math
 import secrets
 import threading
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from messaging.errors import BoundReachedError, CannotJoinError, ClosedError, MessagingError, UnknownTransactionError
+from messaging.errors import (
+    BoundReachedError,
+    CannotJoinError,
+    ClosedError,
+    DeadlineError,
+    MessagingError,
+    UnknownTransactionError,
+)
 from messaging.execution import Deadlines, Promise, clock, engine, seconds, workers
 from messaging.leases import release
 from messaging.remoteevent.delivery import SHORT, Delivery, wait_for_all
@@ -85,14 +94,20 @@ class _InnerKind:
 class _Scope:
     """The registrations and the events of one transaction."""
 
-    __slots__ = ("due", "events", "is_asked", "is_ended", "is_joined", "joining", "kinds", "published", "transaction")
+    __slots__ = (
+        "due", "events", "is_asked", "is_ended", "is_joined", "joining", "kinds", "published", "publishing",
+        "settling", "transaction",
+    )  # fmt: skip
 
     def __init__(self, events: list[RemoteEvent], *, is_joined: bool = False) -> None:
         self.kinds: dict[EventId, _InnerKind] = {}
         #: for listeners outside, in order
         self.events = events
-        #: which of them an earlier call of `commit` has published
+        #: those that `commit` publishes, by their numbers, and the numbers of those that are on the disk
+        self.publishing: dict[int, Promise[int]] = {}
         self.published: set[int] = set()
+        #: held while the events are stored, published or dropped: by one call of the manager at a time
+        self.settling = threading.Lock()
         #: calls that join the transaction now, and whether one has succeeded
         self.joining = 0
         self.is_joined = is_joined
@@ -339,35 +354,62 @@ class TransactedEvents:
         if not events:
             self._end(transaction_id)
             return Vote.NOTCHANGED
-        self._prepared.keep_transaction(transaction_id, events)
+        with scope.settling:
+            if self._scopes.get(transaction_id) is not scope:
+                raise UnknownTransactionError(f"transaction {transaction_id} was aborted meanwhile")
+            self._prepared.keep_transaction(transaction_id, events)
         return Vote.PREPARED
 
     def commit(self, transaction_id: str) -> None:
-        """Publish the events of a transaction. Idempotent. Raises ``MessagingError``: call it again."""
+        """Publish the events of a transaction. Idempotent.
+
+        A manager that got no answer calls again, also while an earlier call is waiting for the disk.
+
+        Raises:
+            DeadlineError: an earlier call has not returned: call it again.
+            MessagingError: the events are not stored: call it again.
+        """
         with self._lock:
             scope = self._scopes.get(transaction_id)
-            events = [] if scope is None else scope.events
-        promises: list[tuple[int, Promise[int]]] = []
-        for number, event in enumerate(events):
+        if scope is None:
+            self._prepared.keep_transaction(transaction_id, None)
+            return
+        if not scope.settling.acquire(blocking=False):
+            raise DeadlineError(f"generator {self._publisher.source!r}: {transaction_id} is being committed")
+        try:
+            self._publish(transaction_id, scope)
+            self._prepared.keep_transaction(transaction_id, None)
+        finally:
+            scope.settling.release()
+        self._end(transaction_id)
+
+    def _publish(self, transaction_id: str, scope: _Scope) -> None:
+        """Publish the events that are not published yet, and wait for the disk. By one thread at a time."""
+        for number, event in enumerate(scope.events):
             message_id = f"{transaction_id}/{number}"
-            if scope is not None and number not in scope.published and not self._prepared.is_stored(message_id):
-                promises.append((number, self._publisher.publish(event, message_id)))
+            promise = scope.publishing.get(number)
+            is_to_publish = not self._prepared.is_stored(message_id) if promise is None else _has_failed(promise)
+            if is_to_publish:
+                scope.publishing[number] = self._publisher.publish(event, message_id)
         failure: MessagingError | None = None
-        for number, promise in promises:
+        for number, promise in scope.publishing.items():
+            if number in scope.published:
+                continue
             error = promise.exception(_TIMEOUT)
-            if error is None and scope is not None:
+            if error is None:
                 scope.published.add(number)
-                self.note_outside(events[number], transaction_id)
+                self.note_outside(scope.events[number], transaction_id)
             failure = failure or error
         if failure is not None:
             raise failure
-        self._prepared.keep_transaction(transaction_id, None)
-        self._end(transaction_id)
 
     def abort(self, transaction_id: str) -> None:
-        """Drop the events of a transaction. Idempotent."""
-        self._prepared.keep_transaction(transaction_id, None)
-        self._end(transaction_id)
+        """Drop the events of a transaction. Idempotent. Raises ``JournalError``: call it again."""
+        with self._lock:
+            scope = self._scopes.get(transaction_id)
+        with nullcontext() if scope is None else scope.settling:  # the events may be being stored
+            self._prepared.keep_transaction(transaction_id, None)
+            self._end(transaction_id)
 
     def _end(self, transaction_id: str, *, unless_prepared: bool = False) -> None:
         """End the registrations of a transaction (EV.2.4)."""
@@ -390,3 +432,7 @@ class TransactedEvents:
                 each for scope in self._scopes.values() for kind in scope.kinds.values() for each in kind.interests
             ]
         wait_for_all([each.delivery.close() for each in interests])
+
+
+def _has_failed(promise: Promise[int]) -> bool:
+    return promise.done() and promise.exception(0) is not None

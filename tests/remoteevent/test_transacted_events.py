@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging.errors import CannotCommitError, MessagingError, UnknownLeaseError
+from messaging.errors import CannotCommitError, DeadlineError, JournalError, MessagingError, UnknownLeaseError
 from messaging.execution import Promise
-from messaging.remoteevent import EventGenerator, EventRegistration
+from messaging.remoteevent import EventGenerator, EventRegistration, transacted
 from messaging.remoteevent.transactions import (
     RemoteTransactionManager,
     TransactionManager,
@@ -26,6 +26,7 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.leases.conftest import url_of
 from tests.remoteevent.helpers import Recorder, generate, ready
+from tests.threads import in_background
 
 
 @pytest.fixture
@@ -403,3 +404,59 @@ def test_a_transaction_of_an_application_that_fails_to_say_when_it_ends_is_asked
     registration = generator.register("hot", None, inside, 3600.0, transaction=foreign)  # type: ignore[arg-type]
     foreign.asked.wait_for(1)
     eventually(lambda: registration.lease.is_ended)
+
+
+# --- prepared transactions
+
+
+def test_a_commit_that_is_called_again_while_it_waits_for_the_disk_publishes_each_event_once(
+    generator: EventGenerator, manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manager that got no answer in time calls again."""
+    published: waiting.Recorder[Promise[int]] = waiting.Recorder()
+
+    def publish(*_: Any) -> Promise[int]:
+        published.append(Promise("publish"))
+        return published[-1]
+
+    monkeypatch.setattr(generator, "publish", publish)
+    transaction = manager.create(60.0)
+    generator.generate("hot", transaction=transaction)
+    participant = generator.participant
+    participant.prepare(transaction.id)
+    first = in_background(lambda: participant.commit(transaction.id))
+    published.wait_for(1)
+    with pytest.raises(DeadlineError, match="being committed"):
+        participant.commit(transaction.id)
+    published[0].resolve(1)
+    first()
+    participant.commit(transaction.id)
+    assert len(published) == 1
+    assert not participant.is_active
+
+
+def test_a_commit_whose_disk_takes_too_long_goes_on_with_the_same_writes(
+    generator: EventGenerator, manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published: list[Promise[int]] = []
+
+    def publish(*_: Any) -> Promise[int]:
+        published.append(Promise("publish"))
+        return published[-1]
+
+    monkeypatch.setattr(generator, "publish", publish)
+    monkeypatch.setattr(transacted, "_TIMEOUT", 0.01)
+    transaction = manager.create(60.0)
+    generator.generate("hot", transaction=transaction)
+    participant = generator.participant
+    participant.prepare(transaction.id)
+    for _ in range(2):
+        with pytest.raises(DeadlineError):
+            participant.commit(transaction.id)
+    assert len(published) == 1
+    published[0].reject(JournalError("events", "no space"))
+    with pytest.raises(DeadlineError):
+        participant.commit(transaction.id)
+    published[1].resolve(1)
+    participant.commit(transaction.id)
+    assert len(published) == 2
