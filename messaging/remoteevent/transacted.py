@@ -7,7 +7,8 @@ registrations within other transactions.
 
 **The lease of the transaction.** When it is over, and the generator was not told the outcome, it asks the manager. If
 the transaction has ended, or the manager does not answer, its registrations end, and its events are dropped. Only a
-prepared transaction waits for its outcome, whatever it takes.
+prepared transaction waits for its outcome, whatever it takes: the generator asks for it every minute, since a manager
+tells of an abort a few times only.
 
 **Threads.** The generator is a participant of its transactions, see :mod:`messaging.remoteevent.transactions`: the
 manager calls it on worker threads. The lock guards the scopes; no code of the application runs under it. Each scope has
@@ -95,8 +96,8 @@ class _Scope:
     """The registrations and the events of one transaction."""
 
     __slots__ = (
-        "due", "events", "is_asked", "is_ended", "is_joined", "joining", "kinds", "published", "publishing",
-        "settling", "transaction",
+        "due", "events", "is_asked", "is_ended", "is_joined", "is_prepared", "joining", "kinds", "published",
+        "publishing", "settling", "transaction",
     )  # fmt: skip
 
     def __init__(self, events: list[RemoteEvent], *, is_joined: bool = False) -> None:
@@ -112,6 +113,8 @@ class _Scope:
         self.joining = 0
         self.is_joined = is_joined
         self.is_ended = False
+        #: its events are kept until the outcome is known
+        self.is_prepared = False
         #: the transaction, and the monotonic time at which to look at its lease; not of one of an earlier run
         self.transaction: Transaction | None = None
         self.due = math.inf
@@ -190,7 +193,7 @@ class TransactedEvents:
     def _look(self, now: float) -> float | None:
         """Look at the leases; return the seconds until the next look. On the loop of the engine."""
         with self._lock:
-            watched = [each for each in self._scopes.values() if not each.is_ended and each.due < math.inf]
+            watched = [each for each in self._scopes.values() if each.due < math.inf]
             due = [each for each in watched if each.due <= now]
             for each in due:
                 each.due = now + _AGAIN
@@ -210,6 +213,9 @@ class TransactedEvents:
         transaction = scope.transaction
         try:
             if transaction is None:
+                return
+            if scope.is_ended:
+                self._ask(transaction)
                 return
             try:
                 left = seconds(transaction.remaining, "remaining")
@@ -240,6 +246,11 @@ class TransactedEvents:
             state = None if error is not None else answer.result(0)
             if state is not None and state not in (TransactionState.COMMITTED, TransactionState.ABORTED):
                 return
+            if self._is_prepared(transaction.id):
+                is_aborted = state is TransactionState.ABORTED or isinstance(error, UnknownTransactionError)
+                if is_aborted or state is TransactionState.COMMITTED:
+                    workers().submit(partial(self._settle, transaction.id, is_aborted=is_aborted))
+                return
             logger.info(
                 "generator '%s': the lease of transaction %s has ended: %s; its registrations end",
                 self._publisher.source, transaction.id, error or f"it is {state.name.lower() if state else 'unknown'}",
@@ -247,6 +258,24 @@ class TransactedEvents:
             workers().submit(partial(self._end, transaction.id, unless_prepared=True))
 
         answer.listen(answered)
+
+    def _is_prepared(self, transaction_id: str) -> bool:
+        """Return whether a transaction waits for its outcome. On any thread."""
+        scope = self._scopes.get(transaction_id)
+        return scope is not None and scope.is_prepared
+
+    def _settle(self, transaction_id: str, *, is_aborted: bool) -> None:
+        """End a prepared transaction whose outcome the manager has told on request. On a worker thread."""
+        try:
+            if is_aborted:
+                self.abort(transaction_id)
+            else:
+                self.commit(transaction_id)
+        except MessagingError as error:  # it is asked again
+            logger.warning(
+                "generator '%s': the outcome of transaction %s is not carried out: %s; the manager is asked again",
+                self._publisher.source, transaction_id, error,
+            )  # fmt: skip
 
     # --- registering and generating
 
@@ -358,6 +387,9 @@ class TransactedEvents:
             if self._scopes.get(transaction_id) is not scope:
                 raise UnknownTransactionError(f"transaction {transaction_id} was aborted meanwhile")
             self._prepared.keep_transaction(transaction_id, events)
+            scope.is_prepared = True
+        if scope.transaction is not None:
+            self._watch(scope, _LONGEST)
         return Vote.PREPARED
 
     def commit(self, transaction_id: str) -> None:

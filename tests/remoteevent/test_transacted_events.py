@@ -460,3 +460,17 @@ def test_a_commit_whose_disk_takes_too_long_goes_on_with_the_same_writes(
     published[1].resolve(1)
     participant.commit(transaction.id)
     assert len(published) == 2
+
+
+def test_a_prepared_transaction_asks_for_an_outcome_that_it_was_not_told(
+    virtual_clock: VirtualClock, generator: EventGenerator
+) -> None:
+    """A manager tells of an abort a few times only, and the generator may have been out of reach."""
+    foreign = Foreign(lambda: 3600.0)
+    generator.generate("hot", transaction=foreign)  # type: ignore[arg-type]
+    generator.participant.prepare(foreign.id)
+    virtual_clock.advance(59.0)
+    assert not foreign.asked
+    virtual_clock.advance(2.0)
+    eventually(lambda: not generator.participant.is_active)
+    assert len(foreign.asked) == 1
