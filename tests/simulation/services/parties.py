@@ -148,6 +148,7 @@ class Generator(Party):
         durable: dict[str, Any] = {}
         if options["is_durable"]:
             durable = {"path": self.world.disk.folder / self.name, "retry": retry, "messaging": self.m}
+            durable["listeners"] = self.listeners()
         self.generator = EventGenerator(
             self.name,
             events=KINDS,
@@ -157,6 +158,10 @@ class Generator(Party):
         self.landlord = self.generator.landlord
         self.server: EventServer | None = None
         self.insist("serve", self._serve)
+
+    def listeners(self) -> dict[str, Any]:
+        """Return the listeners of this process that are found again, by name."""
+        return {}
 
     def _serve(self) -> None:
         self.server = EventServer(self.m, channel_of(self.name), self.generator)

@@ -512,7 +512,7 @@ class Taker(Party):
         lease = self.lease
         if self.own["renewal"] == "owner" and lease is not None and lease.remaining < 60.0:
             self.do_renew(600.0)
-        if not self.is_enabled or self.simulation.wants_pulling:
+        if not self.is_enabled or self.simulation.wants_pulling or self.has_company:
             self.do_drain(None)
         clock.pause(1.0)
 
