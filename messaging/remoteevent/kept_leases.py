@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, DecodeError, JournalError
 from messaging.execution import may_block
-from messaging.leases import StoredTime, seconds_of, value_of
+from messaging.leases import LeaseEnd, StoredTime, seconds_of, value_of
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.journal import JournalTable
-    from messaging.leases import GrantedLease, Landlord, Lease, LeaseEnd
+    from messaging.leases import GrantedLease, Landlord, Lease
 
 logger = SafeLog(__name__)
 
@@ -43,9 +43,16 @@ class KeptLeases:
         self._ids: dict[str, str] = {}
         self._stop = landlord.when_renewed(self.note_renewed, is_weak=True)
 
-    def keep(self, key: str, lease: Lease, values: dict[str, Any]) -> None:
-        """Store a registration, or its changed values, unless its lease has ended. Raises ``JournalError``."""
+    def keep(self, key: str, lease: GrantedLease, values: dict[str, Any]) -> None:
+        """Store a registration, or its changed values, unless its lease has expired or was cancelled.
+
+        Raises:
+            JournalError: it is not stored.
+            ClosedError: its lease has ended because the party or its landlord is closed: the next run will not find it.
+        """
         with self._lock:
+            if lease.end is LeaseEnd.CLOSED:
+                raise ClosedError(f"lease {lease.id}: its landlord or its party is closed")
             if lease.is_ended:  # it was forgotten already, or will be
                 return
             promise = self._table.put_soon(key, {**values, _LEASE: _value(lease)})

@@ -184,3 +184,24 @@ def test_a_generator_can_be_opened_again_with_the_same_landlord(tmp_path: Path, 
         if not landlord.leases():
             generator.register(1, None, listener, 1000.0)
         generator.close()
+
+
+def test_a_registration_that_overlaps_the_end_of_its_party_does_not_succeed_without_being_stored(
+    folder: Path, landlord: Landlord
+) -> None:
+    with JournalTable(folder) as table:
+        kept = KeptLeases(table, landlord)
+        lease = landlord.grant(60.0)
+        landlord.close()
+        with pytest.raises(ClosedError):
+            kept.keep("r 1", lease, {})
+    assert recovered(folder) == []
+
+
+def test_a_registration_whose_lease_has_ended_meanwhile_is_not_stored(folder: Path, landlord: Landlord) -> None:
+    with JournalTable(folder) as table:
+        kept = KeptLeases(table, landlord)
+        lease = landlord.grant(60.0)
+        lease.cancel().result(PATIENCE)
+        kept.keep("r 1", lease, {})
+    assert recovered(folder) == []
