@@ -216,7 +216,7 @@ class Client(Party):
             transaction.join(account, name=None if name == "unnamed" else account.name)
         until = self.world.scheduler.now + _PATIENCE
         while any(each.state in ("waiting", "taken") for each in given) and self.world.scheduler.now < until:
-            clock.pause(0.02)
+            clock.pause(0.1)
         clock.pause(pause)
         known.is_ending = True
         if ending != "leave":
@@ -382,7 +382,7 @@ class Transactor(Generator):
         while self.is_serving and generator is self.generator:
             waiting = [each for each in self.simulation.desks[self.name] if each.state == "waiting"]
             if not waiting:
-                clock.pause(0.02)
+                clock.pause(0.2)
                 continue
             order = waiting[0]
             order.state = "taken"
@@ -629,7 +629,7 @@ class Transacting(Simulation):
             ]
             return Step(name, "transact", {
                 "orders": orders, "accounts": accounts,
-                "duration": random.choice((60.0, 300.0, 300.0, span(random, 0.5, 30.0))),
+                "duration": random.choice((60.0, 100.0, 100.0, span(random, 0.5, 30.0))),
                 "ending": random.choice(("commit", "commit", "commit", "commit", "abort", "leave")),
                 "pause": random.choice((0.0, 0.0, span(random, 1e-3, 5.0))),
                 "timeout": random.choice((None, None, 0.0, 5.0)),
