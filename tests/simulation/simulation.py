@@ -319,7 +319,8 @@ class Simulation:
 
         if name not in self._unhealed:
             self._unhealed[name] = undo
-            self.world.scheduler.call_later(seconds, end)
+            if seconds < inf:
+                self.world.scheduler.call_later(seconds, end)
 
     def heal(self) -> None:
         """End all faults."""
@@ -415,15 +416,23 @@ class Simulation:
                 each.process.kill(vanishes=vanishes)
                 self._for(seconds, f"{role} is dead", each.start)
 
-    def fault_full_disk(self, seconds: float) -> None:
-        """Fault: the disk is full."""
-        faults = self.world.disk.faults
-        faults.is_full = True
-        self._for(seconds, "full disk", lambda: setattr(faults, "is_full", False))
+    def fault_full_disk(self, seconds: float, left: int = 0) -> None:
+        """Fault: the disk is full, but for ``left`` bytes, and what is deleted meanwhile."""
+        disk = self.world.disk
+        disk.fill(left)
+        self._for(seconds, "full disk", disk.make_room)
 
     def fault_failing_sync(self, count: int) -> None:
         """Fault: some syncs fail."""
-        self.world.disk.faults.fails = count
+        faults = self.world.disk.faults
+        faults.fails = count
+        self._for(inf, "failing syncs", lambda: setattr(faults, "fails", 0))
+
+    def fault_failing_write(self, count: int) -> None:
+        """Fault: some writes fail, after a part of their bytes."""
+        faults = self.world.disk.faults
+        faults.failing_writes = count
+        self._for(inf, "failing writes", lambda: setattr(faults, "failing_writes", 0))
 
     def fault_slow_sync(self, seconds: float, longest: float) -> None:
         """Fault: syncs take longer."""

@@ -61,7 +61,7 @@ class Process:
                 sock.killed(vanishes=vanishes)
         world.disk.close_all(self)
         if vanishes:
-            world.disk.lose_power()
+            world.disk.lose_power(self)
 
 
 class Objects(dict[Any, Any]):

@@ -93,7 +93,7 @@ class World:
 
     def note(self, who: str, what: str) -> None:
         """Write a line of the history."""
-        self.history.append((self.scheduler.now - BEGIN, who, what))
+        self.history.append((self.scheduler.now - BEGIN, who, what.replace(str(self.disk.folder), "/disk")))
 
     def fault(self, kind: str, what: str = "") -> None:
         """Note a fault that was injected."""
@@ -164,7 +164,9 @@ class _Log(logging.Handler):
         text = _ADDRESS.sub("", record.getMessage())
         fiber = self._world.scheduler.current
         who = "hub" if fiber is None else fiber.name
-        self._world.note(who, f"{record.levelname} {record.name}: {text}"[:300])
+        self._world.note(
+            who, f"{record.levelname} {record.name}: {text.replace(str(self._world.disk.folder), '/disk')}"[:300]
+        )
         if record.levelno >= logging.ERROR and record.exc_info:
             error = record.exc_info[1]
             if not isinstance(error, PlannedError):
