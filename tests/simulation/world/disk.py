@@ -18,6 +18,7 @@ import shutil
 import sqlite3
 import tempfile
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -36,6 +37,8 @@ _ROOM: Final = 2**40
 #: free bytes that a transaction of SQLite needs
 _TRANSACTION: Final = 4096
 _BLOCK: Final = 512
+#: pause after which a connection of SQLite looks whether another one still writes, seconds
+_BUSY: Final = 0.02
 #: share of the writes in the midst of which other threads may run, and the process be killed
 _SPLIT: Final = 0.3
 
@@ -309,11 +312,19 @@ class Disk:
                 del self.files[descriptor]
                 with contextlib.suppress(OSError):  # a file object has closed it
                     if os.fstat(descriptor).st_ino == opened.number:
-                        _real["close"](descriptor)
+                        # objects of the process live on, and may close it when they are collected: nothing else must
+                        # have its number then
+                        os.dup2(_nothing(), descriptor)
 
     def remove(self) -> None:
         """Remove the folder. To be called outside of the world."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@cache
+def _nothing() -> int:
+    made: int = _real["open"](os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    return made
 
 
 def machine(process: Any = None) -> str:
@@ -508,12 +519,14 @@ class Connection(sqlite3.Connection):
     """A connection whose transactions take the time of a sync, and fail with a full or failing disk.
 
     Attributes:
-        folder: of the database, if it is one of the world.
+        path, folder: of the database, if it is one of the world.
+        patience: how long it waits for another one, seconds.
         is_alone: it needs no memory that is shared with other connections.
     """
 
-    folder = ""
+    folder = path = ""
     is_alone = False
+    patience = 0.0
     _is_open = False
     _has_committed = False
 
@@ -529,7 +542,13 @@ class Connection(sqlite3.Connection):
         current.scheduler.point()
         if statement.startswith("PRAGMA locking_mode=EXCLUSIVE"):
             self.is_alone = True
-        elif not self._is_open and not self.is_alone and disk.is_full and disk.room < _TRANSACTION:
+        elif (
+            not self._is_open
+            and not self.is_alone
+            and disk.is_full
+            and disk.room < _TRANSACTION
+            and not os.path.exists(f"{self.path}-shm")
+        ):
             disk.count("full disk")
             self._fail("SQLITE_IOERR_SHMSIZE", "disk I/O error")
         else:
@@ -554,9 +573,21 @@ class Connection(sqlite3.Connection):
         disk = self._before(statement)
         if disk is not None and statement.startswith("COMMIT"):
             self._commit(disk)
-        found = super().execute(statement, *arguments)
-        if disk is not None:
-            current.scheduler.point()
+        if disk is None:
+            return super().execute(statement, *arguments)
+        if statement.startswith("PRAGMA busy_timeout="):
+            self.patience = int(statement.partition("=")[2]) / 1000
+            statement = "PRAGMA busy_timeout"
+        until = current.scheduler.now + self.patience
+        while True:
+            try:
+                found = super().execute(statement, *arguments)
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname != "SQLITE_BUSY" or current.scheduler.now >= until:
+                    raise
+            current.scheduler.hold(_BUSY, "a database")
+        current.scheduler.point()
         return found
 
     def executescript(self, script: str) -> sqlite3.Cursor:
@@ -581,9 +612,11 @@ def _connect(database: Any, *arguments: Any, **keywords: Any) -> sqlite3.Connect
         plain: sqlite3.Connection = _real_connect(database, *arguments, **keywords)
         return plain
     current.scheduler.point()
-    made: sqlite3.Connection = _real_connect(database, *arguments, **{"factory": Connection, **keywords})
+    patience = keywords.get("timeout", 5.0)
+    given = {"factory": Connection, **keywords, "timeout": 0.0}  # SQLite itself would wait in real time
+    made: sqlite3.Connection = _real_connect(database, *arguments, **given)
     if isinstance(made, Connection):
-        made.folder = os.path.dirname(path)
+        made.path, made.folder, made.patience = path, os.path.dirname(path), patience
     disk.unsynced.forget(path)
     disk.databases[made] = current.scheduler.current.process
     return made
