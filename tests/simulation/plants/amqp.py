@@ -80,6 +80,11 @@ AMQP = (
         (
             Edit(
                 "adapters/amqp/consumer.py",
+                "max(contiguous), multiple=len(contiguous) > 1))",
+                "max(contiguous), multiple=True))",
+            ),
+            Edit(
+                "adapters/amqp/consumer.py",
                 "        parts = [frames.requeue(self._number, tag) for tag in requeues]\n",
                 "        parts: list[bytes] = []\n",
             ),

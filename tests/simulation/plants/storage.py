@@ -133,9 +133,8 @@ JOURNAL = (
         (
             Edit(
                 "messaging/journal/retention.py",
-                "                    last.seen = now\n"
-                "                    last.empty_since = wall if before is None else min(wall, before)\n",
-                "                    pass\n",
+                "            began, least = time_of(log, last), self._max_age / _AGE_STEPS\n",
+                "            began, least = time_of(log, last), self._max_age\n",
             ),
         ),
         "tests/journal/test_bounds.py::test_a_record_is_dropped_within_a_tenth_of_its_age",
