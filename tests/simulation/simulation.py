@@ -147,6 +147,8 @@ class Simulation:
     name: ClassVar[str] = ""
     #: protocols that it runs on
     protocols: ClassVar[tuple[str, ...]] = PROTOCOLS
+    #: false: nothing is sent, so there is neither a broker nor a process that holds one
+    has_broker: ClassVar[bool] = True
 
     def __init__(self, seed: str, protocol: str, plan: Plan) -> None:
         self.plan = plan
@@ -162,7 +164,7 @@ class Simulation:
         self.broker: Any = None
         self.service: Service | None = None
         self._unhealed: dict[str, Callable[[], object]] = {}
-        if protocol != "memory":
+        if protocol != "memory" and self.has_broker:
             self._serve()
 
     # --- to be overridden
@@ -196,7 +198,7 @@ class Simulation:
 
     def process_for(self, name: str) -> Process:
         """Return a new process; on ``memory://`` the only one: its broker is a part of the process."""
-        if self.protocol != "memory":
+        if self.protocol != "memory" or not self.has_broker:
             return self.world.process(name)
         if not self.world.processes:
             self.world.process("program")

@@ -504,6 +504,7 @@ class JournalAlone(Simulation):
 
     name = "journal"
     protocols = ("memory",)
+    has_broker = False
 
     def begin(self) -> None:
         """See ``Simulation``."""
