@@ -8,11 +8,12 @@ BIN := .venv/bin
 # The tests wait more than they work: five processes keep two cores busy.
 PARALLEL := --numprocesses 5 --dist worksteal
 TIMES ?= 50
+SEEDS ?= 1000
 
 # The tests start hundreds of processes: without this, each would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow test-system test-lowest test-matrix test-stress durations lint types bench soak soak-tokens failover kills distributed remote-events gateway venv clean
+.PHONY: help demo test test-slow test-system test-lowest test-matrix test-stress durations lint types bench soak soak-tokens failover kills distributed remote-events gateway simulate venv clean
 
 help:
 	@echo "make demo   the toolkit at work, in this process, without a broker"
@@ -32,6 +33,7 @@ help:
 	@echo "make distributed   210 random faults under distributed events (DISTRIBUTED_ARGS='--faults 20 --protocol amqp')"
 	@echo "make remote-events   600 random SIGKILLs of a chain of remote events (REMOTE_ARGS='--kills 20 --protocol amqp')"
 	@echo "make gateway   300 random SIGKILLs of a gateway, black holes, restarts of brokers (GATEWAY_ARGS='--kills 20')"
+	@echo "make simulate   random programs in simulated worlds (SEEDS=10000 SERVICE=mailbox SIMULATE_ARGS='--protocol mqtt5')"
 	@echo "make venv   only .venv, with everything for development"
 	@echo "make clean  remove all that is generated, .venv too"
 
@@ -98,6 +100,9 @@ remote-events: .venv/.dev
 gateway: .venv/.dev
 	@.ci/setup brokers
 	@$(BIN)/python -m tests.faults.gateway $(GATEWAY_ARGS)
+
+simulate: .venv/.dev
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(SERVICE),--service $(SERVICE)) $(SIMULATE_ARGS)
 
 venv: .venv/.dev
 

@@ -11,7 +11,6 @@ What is promised, and checked (``docs/guarantees.md``, ``docs/faults.md``):
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging import MessagingError
@@ -223,16 +222,18 @@ class Consumer(Role):
 
     def _iterate(self) -> None:
         stream = self.stream
-        with contextlib.suppress(MessagingError):
+        try:
             for message in stream:
                 name = self._arrived(message.payload)
                 if self.slow:
                     clock.pause(self.slow)
                 self._took(name)
+        except MessagingError as error:
+            self.note(f"the stream has ended: {type(error).__name__}: {error}")
 
     def _iterate_manually(self) -> None:
         stream = self.stream
-        with contextlib.suppress(MessagingError):
+        try:
             for message in stream:
                 handler = message.context.acknowledge_handler
                 try:
@@ -244,6 +245,8 @@ class Consumer(Role):
                     clock.pause(self.slow)
                 self._took(name)
                 handler.acknowledge()
+        except MessagingError as error:
+            self.note(f"the stream has ended: {type(error).__name__}: {error}")
 
     def _letter(self, payload: bytes) -> None:
         message = self._arrived(payload)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.world.scheduler import Fiber, Timer
 
 #: addresses of objects in texts, which differ from run to run
-_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+|\b7f[0-9a-f]{10}\b")
 #: changes of threads after which a world counts as one that never comes to rest
 MOST_SWITCHES: Final = 400_000
 
