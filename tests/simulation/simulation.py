@@ -483,6 +483,8 @@ AMQP_FAULTS: Final[tuple[dict[str, float], ...]] = (
     {"late_confirm": 0.3, "late_confirm_max": 2.0},
     {"shuffle_confirms": 0.5},
     {"nack": 0.1},
+    {"close_channel": 0.02},
+    {"internal_error": 0.01},
     {"force_close": 0.01},
     {"drop_before": 0.02},
     {"drop_after": 0.02},

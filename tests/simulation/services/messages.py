@@ -136,7 +136,21 @@ class Consumer(Role):
         """Connect and subscribe."""
         self.failing = 0
         self.slow = 0.0
+        #: a stream or handler ended with an error: it is not begun again by itself
+        self.has_lost = False
         self._connect()
+
+    def rest(self) -> None:
+        """Begin anew what has ended with an error, as programs do that have to go on."""
+        if self.has_lost:
+            self.note("subscribe again")
+            self._close_streams()
+            self._subscribe()
+
+    def _ended(self, what: Any, error: BaseException | None) -> None:
+        if error is not None and what in (self.stream, self.letters):
+            self.note(f"the stream has ended: {type(error).__name__}: {error}")
+            self.has_lost = True
 
     def _connect(self) -> None:
         options = self.simulation.plan.options
@@ -160,7 +174,8 @@ class Consumer(Role):
     def _try_to_subscribe(self) -> None:
         options = self.simulation.plan.options
         way = options["way"]
-        self.letters = None
+        self.letters: Any = None
+        self.has_lost = False
         if options["subscribe"].get("dead_letter_channel") and self.name == "consumer-1":
             where: dict[str, Any] = {"keep_subscription": True}
             if not self.simulation.protocol.startswith("mqtt"):
@@ -183,6 +198,10 @@ class Consumer(Role):
             self.stream = self.m.subscribe(CHANNEL, **subscribe)
             self.process.start(self._iterate, "iterator")
             self.stream.ready.result(SLACK)
+        handlers = [self.stream] if way in ("on", "coroutine") else []
+        for each in (*handlers, self.letters):
+            if each is not None:
+                each.closed.add_done_callback(lambda closed, each=each: self._ended(each, closed.exception(0)))
 
     # --- handling
 
@@ -229,7 +248,7 @@ class Consumer(Role):
                     clock.pause(self.slow)
                 self._took(name)
         except MessagingError as error:
-            self.note(f"the stream has ended: {type(error).__name__}: {error}")
+            self._ended(stream, error)
 
     def _iterate_manually(self) -> None:
         stream = self.stream
@@ -246,7 +265,7 @@ class Consumer(Role):
                 self._took(name)
                 handler.acknowledge()
         except MessagingError as error:
-            self.note(f"the stream has ended: {type(error).__name__}: {error}")
+            self._ended(stream, error)
 
     def _letter(self, payload: bytes) -> None:
         message = self._arrived(payload)
