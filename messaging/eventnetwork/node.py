@@ -460,7 +460,7 @@ class EventNode:
         return found is not None and not found.is_lost
 
     def heard_of(self, member: str) -> None:
-        """Have ``NodeService.member_lost`` called for the sender of an event, even if it ended before this member began.
+        """Have ``NodeService.member_lost`` called for the sender of an event, though it ended before this member began.
 
         From any thread.
         """

@@ -1,7 +1,7 @@
 """What a seed plans: which programs run, what each of them does, and what goes wrong when.
 
-A plan is data. The same plan in the same world gives the same history; a plan with fewer steps or faults is how a failure
-is made smaller.
+A plan is data. The same plan in the same world gives the same history. A failure is made smaller by a plan with fewer
+steps or faults.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def run_here(case: Case, *, wants_history: bool = False) -> Result:
     world = simulation.world
     try:
         simulation.run()
-    except Exception:  # of the simulation itself
+    except Exception:  # noqa: BLE001  # of the simulation itself
         simulation.broken("the simulation failed: " + traceback.format_exc()[-3000:])
     finally:
         world.end()
@@ -147,14 +147,13 @@ def run_here(case: Case, *, wants_history: bool = False) -> Result:
 
 def warm_up() -> None:
     """Import everything, and run each service once. The state of this process is that of each run to come."""
-    import tests.simulation.world.install  # noqa: F401
-
     import gc
     import logging
 
-    import adapters.amqp.adapter  # noqa: F401
-    import adapters.memory.adapter  # noqa: F401
+    import adapters.amqp.adapter
+    import adapters.memory.adapter
     import adapters.mqtt.adapter  # noqa: F401
+    import tests.simulation.world.install  # noqa: F401
 
     for name, kind in services().items():
         for protocol in kind.protocols:
@@ -186,7 +185,7 @@ def run_forked(case: Case, *, wants_history: bool = False) -> Result:
                     result.history,
                 ]
             )
-            with open(write, "w") as pipe:
+            with os.fdopen(write, "w") as pipe:
                 pipe.write(text)
         except BaseException:  # noqa: BLE001  # of whatever kind: the child must not go on as its parent
             sys.stderr.write(traceback.format_exc())
@@ -216,7 +215,7 @@ def run_all(cases: Iterable[Case], jobs: int) -> Iterator[Result]:
         if pid == 0:
             try:
                 os.close(read)
-                with open(write, "w") as pipe:
+                with os.fdopen(write, "w") as pipe:
                     for case in part:
                         result = run_forked(case)
                         line = json.dumps(

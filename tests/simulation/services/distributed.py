@@ -2,11 +2,11 @@
 
 What is promised, and checked (``docs/distributed-events.md``, RFC 214):
 
-- a consumer is called only with events that were published, on its topics, that pass its filter, each once, and those of
-  one thread in their order; with none after it was unregistered, was discarded, or its admin was closed;
+- a consumer is called only with events that were published, on its topics, that pass its filter, each once, and those
+  of one thread in their order; with none after it was unregistered, was discarded, or its admin was closed;
 - an event that the broker confirmed reaches every consumer that its sender knew, unless that consumer's process or
-  connection is lost; a process whose events the broker keeps misses none. A ``PERSISTENT`` event that was stored is sent
-  by the next process;
+  connection is lost; a process whose events the broker keeps misses none. A ``PERSISTENT`` event that was stored is
+  sent by the next process;
 - a notification has its outcome by its deadline; it resolves only if each consumer had returned by then;
 - ``announced()`` resolves only if the other processes know the consumers;
 - a session consumer gets the data of one session, and then its end, and nothing after; the end comes for each session;
@@ -200,8 +200,8 @@ class DistributedEvents(Simulation):
                 for each in chain:
                     if self._reaches(event, each) and self._is_promised(event, each, chain):
                         found.append(
-                            f"{event.key} ({event.manner}, {event.state}, on {event.topic}, at {event.at - 10_000:.3f}) did"
-                            f" not arrive at {each.name} ({each.topics}, until {each.off - 10_000:.3f} {each.why})"
+                            f"{event.key} ({event.manner}, {event.state}, on {event.topic}, at {event.at - 10_000:.3f})"
+                            f" did not arrive at {each.name} ({each.topics}, until {each.off - 10_000:.3f} {each.why})"
                         )
                         break
         return found
@@ -228,9 +228,9 @@ class DistributedEvents(Simulation):
             return not any(begin <= until and event.at <= end for begin, end in ledger.troubles)
         if any(kill > event.at for kill in ledger.kills.get(consumer.role, ())):
             return False  # it may have been taken in by the process that was killed
-        if self.protocol == "amqp" and any(restart > event.at for restart in ledger.restarts):
-            if event.manner != "persistent":
-                return False
+        is_restarted = self.protocol == "amqp" and any(restart > event.at for restart in ledger.restarts)
+        if is_restarted and event.manner != "persistent":
+            return False
         if any(each.why in ("left", "closed", "discarded") and each.off < until for each in chain):
             return False
         if any(each.on - each.began > BACK_WITHIN for each in chain):
@@ -245,7 +245,8 @@ class DistributedEvents(Simulation):
             session = ledger.sessions.get(view.session)
             if session is None or consumer.why:
                 continue
-            name = f"session {session.id} at {consumer.member}: sent {[*session.sent]}, got {view.got}, its end {session.end!r}"
+            got = f"sent {[*session.sent]}, got {view.got}, its end {session.end!r}"
+            name = f"session {session.id} at {consumer.member}: {got}"
             if session.end and not view.end and self._hears_end(view):
                 found.append(f"{name} did not arrive")
             if view.end == "lost" and not session.end and self.plan.options["is_calm"]:

@@ -503,9 +503,9 @@ class Member(Role):
             self.simulation.check_notified(event)
             return
         event.state = "OutcomeUnknownError"
-        if isinstance(error, PartialNotificationError):
-            if not error.missing and "answers of the members" not in str(error):
-                self.simulation.broken(f"the notification of {event.key} names nobody: {error}")
+        is_partial = isinstance(error, PartialNotificationError) and not error.missing
+        if is_partial and "answers of the members" not in str(error):
+            self.simulation.broken(f"the notification of {event.key} names nobody: {error}")
         self.simulation.check_failure(self, event, error)
 
     def do_wait(self) -> None:

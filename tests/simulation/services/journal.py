@@ -2,10 +2,10 @@
 
 What is promised, and checked (``docs/journal.md``):
 
-- each record whose append has returned is there, under its offset, until all cursors have acknowledged it or it is deleted
-  by a call or a bound; after a crash of the machine those that were synced are;
-- a record whose append has failed is not there; none is there twice, under two offsets, or in another order than its thread
-  has appended it;
+- each record whose append has returned is there, under its offset, until all cursors have acknowledged it or it is
+  deleted by a call or a bound; after a crash of the machine those that were synced are;
+- a record whose append has failed is not there; none is there twice, under two offsets, or in another order than its
+  thread has appended it;
 - a cursor passes no record that was not acknowledged, and reads none again whose acknowledgement is stored;
 - bounds hold; an append that has no room waits for its timeout, and not for longer; dropped records are counted;
 - damage costs the records of its place only, and is reported; a crash is none.
@@ -616,9 +616,18 @@ class JournalAlone(Simulation):
         }
         steps = [cls._step(random) for _ in range(random.randint(24, 45))]
         steps += [
-            Step("viewer", *random.choice((("pause", {"seconds": span(random, 1e-3, 2.0)}), ("look", {"is_new": False}), ("look", {"is_new": True}))))
+            Step(
+                "viewer",
+                *random.choice(
+                    (
+                        ("pause", {"seconds": span(random, 1e-3, 2.0)}),
+                        ("look", {"is_new": False}),
+                        ("look", {"is_new": True}),
+                    )
+                ),
+            )
             for _ in range(random.randint(6, 16))
-        ]  # fmt: skip
+        ]
         made: dict[str, None] = {}
         is_bound_sure = True
         for step in steps:
@@ -638,9 +647,25 @@ class JournalAlone(Simulation):
         size, timeout = random.choice((0, 0, 30, 300, 3000)), random.choice((0.5, 5.0, 30.0))
         chosen = random.choices(
             (
-                ("append", {"threads": random.choice((1, 1, 2, 5)), "count": random.choice((1, 3, 10)), "size": size, "timeout": timeout}),
+                (
+                    "append",
+                    {
+                        "threads": random.choice((1, 1, 2, 5)),
+                        "count": random.choice((1, 3, 10)),
+                        "size": size,
+                        "timeout": timeout,
+                    },
+                ),
                 ("mix", {"count": random.choice((3, 10)), "size": size, "timeout": timeout}),
-                ("read", {"name": name, "most": random.choice((1, 5, 1000)), "times": random.choice((1, 2, 5)), "way": random.choice(("commit", "lazy", "each", "backwards", "some", "some", "none"))}),
+                (
+                    "read",
+                    {
+                        "name": name,
+                        "most": random.choice((1, 5, 1000)),
+                        "times": random.choice((1, 2, 5)),
+                        "way": random.choice(("commit", "lazy", "each", "backwards", "some", "some", "none")),
+                    },
+                ),
                 ("cursor", {"name": name, "start": random.choice(("earliest", "earliest", "latest"))}),
                 ("pause", {"seconds": span(random, 1e-4, 2.0)}),
                 ("join", {}),
@@ -654,28 +679,40 @@ class JournalAlone(Simulation):
                 ("reopen", {}),
             ),
             (10, 5, 12, 5, 5, 4, 2, 1, 1, 0.5, 2, 1, 0.5, 2),
-        )[0]  # fmt: skip
+        )[0]
         return Step("writer", *chosen)
 
     @classmethod
     def _faults(cls, random: random.Random) -> list[Fault]:
         if random.random() < 0.1:
             return []
-        kill = lambda: {
-            "role": random.choice(("writer", "writer", "writer", "viewer")),
-            "seconds": span(random, 0.01, 3.0),
-        }  # noqa: E731
+
+        def kill():
+            return {
+                "role": random.choice(("writer", "writer", "writer", "viewer")),
+                "seconds": span(random, 0.01, 3.0),
+            }
+
         makers: list[Callable[[], tuple[str, dict[str, Any]]]] = [
             *[lambda: ("kill", {**kill(), "vanishes": False})] * 3,
             *[lambda: ("kill", {**kill(), "vanishes": True})] * 4,
-            *[lambda: ("full_disk", {"seconds": span(random, 0.05, 20.0), "left": random.choice((0, 100, 1000, 10_000))})] * 2,
+            *[
+                lambda: (
+                    "full_disk",
+                    {"seconds": span(random, 0.05, 20.0), "left": random.choice((0, 100, 1000, 10_000))},
+                )
+            ]
+            * 2,
             lambda: ("failing_sync", {"count": random.choice((1, 1, 3))}),
             lambda: ("failing_write", {"count": random.choice((1, 1, 3))}),
             lambda: ("slow_sync", {"seconds": span(random, 0.1, 10.0), "longest": span(random, 0.01, 1.0)}),
             lambda: ("copy", {}),
             *[lambda: ("restore", {"seconds": span(random, 0.01, 1.0)})] * 2,
-            lambda: ("change", {"what": random.choice(("segment", "segment", "identity")), "count": random.choice((1, 1, 20, 2000))}),
-        ]  # fmt: skip
+            lambda: (
+                "change",
+                {"what": random.choice(("segment", "segment", "identity")), "count": random.choice((1, 1, 20, 2000))},
+            ),
+        ]
         if random.random() < 0.1:
             makers.append(lambda: ("remove_segment", {}))
         faults = []

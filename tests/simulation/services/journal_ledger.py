@@ -170,7 +170,7 @@ class Ledger:
 
     def died(self, *, has_crashed: bool) -> None:
         """Note that the process was killed, or its machine has crashed."""
-        for message, entry in self.entries.items():
+        for _message, entry in self.entries.items():
             if entry.state == "sent":
                 entry.state = "unknown"
             elif has_crashed and entry.is_certain and not entry.is_synced:

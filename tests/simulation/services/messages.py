@@ -22,7 +22,6 @@ from tests.simulation.world.world import PlannedError
 if TYPE_CHECKING:
     import random
 
-    import messaging
     from messaging import Promise
 
 CHANNEL: Final = "orders/new"
@@ -429,15 +428,20 @@ class Messages(Simulation):
         done = {step.name for step in steps}
         options = {
             **scheduling(random),
-            "publishers": publishers, "consumers": consumers, "way": way,
+            "publishers": publishers,
+            "consumers": consumers,
+            "way": way,
             "concurrency": concurrency,
-            "publisher": publisher, "consumer": consumer, "publish": publish, "subscribe": subscribe,
+            "publisher": publisher,
+            "consumer": consumer,
+            "publish": publish,
+            "subscribe": subscribe,
             "is_durable": random.random() < 0.3,
             "may_reorder": bool(
                 {"kill", "broker", "restart_broker"} & names or {"fail", "reopen_stream", "reopen"} & done
             ),
             "may_repeat": bool({"reopen_stream", "reopen", "fail"} & done),
-        }  # fmt: skip
+        }
         return Plan(options, tuple(steps), tuple(faults))
 
     @classmethod
@@ -456,19 +460,35 @@ class Messages(Simulation):
             makers = [
                 *makers,
                 *[lambda: ("cut", {"role": random.choice([*roles, None])})] * 6,
-                *[lambda: ("black_hole", {"role": random.choice([*roles, None]), "seconds": span(random, 0.01, 60.0)})] * 2,
+                *[lambda: ("black_hole", {"role": random.choice([*roles, None]), "seconds": span(random, 0.01, 60.0)})]
+                * 2,
                 lambda: ("stall", {"role": random.choice([*roles, None]), "seconds": span(random, 0.01, 10.0)}),
                 lambda: ("refuse", {"seconds": span(random, 0.01, 20.0)}),
                 lambda: ("silence", {"seconds": span(random, 0.01, 20.0)}),
                 lambda: ("no_names", {"seconds": span(random, 0.01, 20.0)}),
                 lambda: (
                     "slow_network",
-                    {"seconds": span(random, 0.1, 20.0), "longest": span(random, 0.001, 1.0), "piece": random.choice((1, 3, 50, 65_536))},
+                    {
+                        "seconds": span(random, 0.1, 20.0),
+                        "longest": span(random, 0.001, 1.0),
+                        "piece": random.choice((1, 3, 50, 65_536)),
+                    },
                 ),
-                *[lambda: ("restart_broker", {"seconds": span(random, 0.01, 10.0), "is_kill": random.random() < 0.5})] * 2,
+                *[lambda: ("restart_broker", {"seconds": span(random, 0.01, 10.0), "is_kill": random.random() < 0.5})]
+                * 2,
                 *[lambda: ("broker", {"seconds": span(random, 0.1, 20.0), **random.choice(kinds)})] * 3,
-                *[lambda: ("kill", {"role": random.choice(roles), "seconds": span(random, 0.01, 10.0), "vanishes": random.random() < 0.3})] * 3,
-            ]  # fmt: skip
+                *[
+                    lambda: (
+                        "kill",
+                        {
+                            "role": random.choice(roles),
+                            "seconds": span(random, 0.01, 10.0),
+                            "vanishes": random.random() < 0.3,
+                        },
+                    )
+                ]
+                * 3,
+            ]
         faults = []
         for _ in range(random.choice((1, 2, 2, 3, 3, 4, 6))):
             name, arguments = random.choice(makers)()

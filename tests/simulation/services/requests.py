@@ -44,7 +44,11 @@ _HARMLESS: Final = frozenset({"slow_sync", "wall_clock", "failing_sync"})
 #: a deadline that no request misses without a fault, seconds
 _LONG: Final = 300.0
 #: verbs that handlers with one reply understand, by the name of their channel
-_VERBS: Final = {"one": ("echo", "echo", "echo", "fail", "ask"), "two": ("echo", "echo", "fail"), "later": ("later", "later", "never")}
+_VERBS: Final = {
+    "one": ("echo", "echo", "echo", "fail", "ask"),
+    "two": ("echo", "echo", "fail"),
+    "later": ("later", "later", "never"),
+}
 
 
 class Requests(Simulation):
@@ -68,7 +72,9 @@ class Requests(Simulation):
             self.roles.append(Keeper(self, "keeper"))
         self.roles += [*self.responders, *self.requesters]
         self._is_resting = False
-        beats = [each.get("keepalive", each.get("heartbeat", 0)) for each in (options["responder"], options["requester"])]
+        beats = [
+            each.get("keepalive", each.get("heartbeat", 0)) for each in (options["responder"], options["requester"])
+        ]
         #: time after which each lost connection has been noticed, seconds
         self.notice = 2.0 * max(beats) + 1.0
         faults = {fault.name for fault in self.plan.faults} - _HARMLESS
@@ -280,12 +286,17 @@ class Requests(Simulation):
             ]
         options = {
             **scheduling(random),
-            "responders": responders, "requesters": requesters, "channels": channels,
-            "responder": responder, "requester": requester,
-            "has_sessions": has_sessions, "is_durable": random.random() < 0.15, "overlaps": overlaps,
+            "responders": responders,
+            "requesters": requesters,
+            "channels": channels,
+            "responder": responder,
+            "requester": requester,
+            "has_sessions": has_sessions,
+            "is_durable": random.random() < 0.15,
+            "overlaps": overlaps,
             "acknowledges_early": acknowledges_early,
             "keeps": queue if not is_mqtt else has_sessions and not queue and responders == 1,
-        }  # fmt: skip
+        }
         return Plan(options, tuple(steps), tuple(faults))
 
     @staticmethod
@@ -348,10 +359,15 @@ class Requests(Simulation):
         if chosen < 0.4:
             name = random.choice(("one", "one", "two", "later"))
             arguments = {
-                "channel": f"svc/{name}", "verb": random.choice(_VERBS[name]), "count": random.choice((1, 1, 2, 5, 20)),
-                "way": random.choice(("promise", "promise", "loop")), "is_given": random.random() < 0.15,
-                "pause": pause, "qos": qos, "timeout": timeout,
-            }  # fmt: skip
+                "channel": f"svc/{name}",
+                "verb": random.choice(_VERBS[name]),
+                "count": random.choice((1, 1, 2, 5, 20)),
+                "way": random.choice(("promise", "promise", "loop")),
+                "is_given": random.random() < 0.15,
+                "pause": pause,
+                "qos": qos,
+                "timeout": timeout,
+            }
             return "ask", arguments
         if chosen < 0.62:
             count = random.choice((0, 1, 3, 20, 100))
@@ -360,10 +376,18 @@ class Requests(Simulation):
                 count, pause = 1_000_000, max(pause, 0.01)
             fail_at = random.choice((0, min(1, count), count)) if count < 1000 and random.random() < 0.2 else None
             arguments = {
-                "channel": "svc/many", "verb": "items", "count": count, "fail_at": fail_at, "pause": pause,
-                "qos": qos or 1, "timeout": timeout, "taken": taken, "way": random.choice(("iterate", "iterate", "loop")),
-                "slow": random.choice((0.0, 0.0, span(random, 1e-4, 0.3))), "buffer_size": random.choice((None, None, 1, 5)),
-            }  # fmt: skip
+                "channel": "svc/many",
+                "verb": "items",
+                "count": count,
+                "fail_at": fail_at,
+                "pause": pause,
+                "qos": qos or 1,
+                "timeout": timeout,
+                "taken": taken,
+                "way": random.choice(("iterate", "iterate", "loop")),
+                "slow": random.choice((0.0, 0.0, span(random, 1e-4, 0.3))),
+                "buffer_size": random.choice((None, None, 1, 5)),
+            }
             return "ask_many", arguments
         if chosen < 0.8:
             return "pause", {"seconds": span(random, 1e-4, 3.0)}

@@ -109,7 +109,9 @@ class Requester(Role):
 
     # --- many replies
 
-    def do_ask_many(self, channel: str, verb: str, way: str, slow: float, buffer_size: int | None, **terms: Any) -> None:
+    def do_ask_many(
+        self, channel: str, verb: str, way: str, slow: float, buffer_size: int | None, **terms: Any
+    ) -> None:
         """Step: make a request for many replies, and take them on a thread of its own."""
         self._ask_many(self._new(channel, verb, is_many=True, **terms), way, slow, buffer_size)
 

@@ -1,12 +1,12 @@
-"""Makes this process one of worlds: replaces what the standard library asks from outside, before the project is imported.
+"""Makes this process one of worlds: replaces what the standard library asks from outside.
 
-Import this module first. The process cannot be used for anything else afterwards.
+Import this module before the project. The process cannot be used for anything else afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio  # noqa: F401  # before its parts are replaced
-import concurrent.futures.thread  # noqa: F401
+import concurrent.futures.thread
 import logging
 import sys
 
@@ -23,14 +23,13 @@ loops.install()
 disk.install()
 
 import messaging.forking  # noqa: E402
-
 from tests.simulation.world.processes import Objects  # noqa: E402
 
 messaging.forking.objects = Objects()
 
 import math  # noqa: E402
-from datetime import UTC, datetime  # noqa: E402
 import time  # noqa: E402
+from datetime import UTC, datetime  # noqa: E402
 
 import messaging.execution.waiting  # noqa: E402
 from messaging.execution import clock  # noqa: E402

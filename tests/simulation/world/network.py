@@ -330,7 +330,13 @@ class Network:
 class Socket:
     """``socket.socket`` of the world: TCP clients only."""
 
-    def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:
+    def __init__(
+        self,
+        family: int = -1,
+        type: int = -1,  # noqa: A002  # the name in socket.socket
+        proto: int = -1,
+        fileno: int | None = None,
+    ) -> None:
         if fileno is not None or family not in (-1, socket.AF_INET):
             raise OSError(errno.EAFNOSUPPORT, "the world has TCP over IPv4 only")
         del type

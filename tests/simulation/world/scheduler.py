@@ -65,9 +65,21 @@ class Fiber:
     """
 
     __slots__ = (
-        "_greenlet", "asyncgen_hooks", "due", "has_ended", "held_up", "is_crashed", "is_ready", "loop", "name", "number", "process",
-        "slots", "thread", "waits_for",
-    )  # fmt: skip
+        "_greenlet",
+        "asyncgen_hooks",
+        "due",
+        "has_ended",
+        "held_up",
+        "is_crashed",
+        "is_ready",
+        "loop",
+        "name",
+        "number",
+        "process",
+        "slots",
+        "thread",
+        "waits_for",
+    )
 
     def __init__(
         self, function: Callable[[], object], name: str, process: Any, number: int, hub: greenlet.greenlet

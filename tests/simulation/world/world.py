@@ -9,7 +9,7 @@ import random
 import re
 import traceback
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tests.simulation.world import current
 from tests.simulation.world.disk import Disk
