@@ -42,7 +42,7 @@ from tests.simulation.plants.storage import INBOX, JOURNAL, SPARK
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["PLANTED", "SERVICES", "Edit", "Planted", "apply", "edited", "find", "noticed", "revert"]
+__all__ = ["PLANTED", "SERVICES", "Edit", "Planted", "apply", "edited", "find", "noticed", "revert", "verify"]
 
 PLANTED: tuple[Planted, ...] = (
     *MQTT,

@@ -74,10 +74,15 @@ AMQP = (
     ),
     # --- consumers
     Planted(
-        "an acknowledgement of several messages includes one that was rejected",
-        "Declare and bind through aio-pika on AMQP",
+        "an acknowledgement includes unsettled messages before its own",
+        "AMQP adapter on aiormq",
         "amqp",
         (
+            Edit(
+                "adapters/amqp/consumer.py",
+                "        contiguous = [tag for tag in acks if tag <= floor]\n",
+                "        contiguous = acks\n",
+            ),
             Edit(
                 "adapters/amqp/consumer.py",
                 "max(contiguous), multiple=len(contiguous) > 1))",
@@ -85,14 +90,8 @@ AMQP = (
             ),
             Edit(
                 "adapters/amqp/consumer.py",
-                "        parts = [frames.requeue(self._number, tag) for tag in requeues]\n",
-                "        parts: list[bytes] = []\n",
-            ),
-            Edit(
-                "adapters/amqp/consumer.py",
                 "        parts += [frames.ack(self._number, tag, multiple=False) for tag in acks if tag > floor]\n",
-                "        parts += [frames.ack(self._number, tag, multiple=False) for tag in acks if tag > floor]\n"
-                "        parts += [frames.requeue(self._number, tag) for tag in requeues]\n",
+                "",
             ),
         ),
         "tests/amqp/test_consumer.py::test_the_broker_learns_the_first_verdict_on_each_delivery_and_nothing_else",

@@ -181,21 +181,6 @@ RECEIVING = (
     ),
     # --- the end of a stream or a handler
     Planted(
-        "a message that is taken while its handler closes is never released",
-        "Release messages taken while their handler's registration closes",
-        "receiving",
-        (
-            Edit(
-                "messaging/receiving/handler.py",
-                "                self._connection.engine.call(self._stop)  # the loop may have taken one "
-                "more meanwhile",
-                "                self._connection.engine.call(self._quiet.resolve, None)",
-            ),
-        ),
-        "tests/receiving/test_handling.py"
-        "::test_a_message_taken_while_its_registration_closes_is_released_like_the_others",
-    ),
-    Planted(
         "messages that arrive while their stream closes are released uncounted",
         "Count messages that arrive while their stream closes as unsettled",
         "receiving",
