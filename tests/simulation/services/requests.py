@@ -76,7 +76,7 @@ class Requests(Simulation):
             each.get("keepalive", each.get("heartbeat", 0)) for each in (options["responder"], options["requester"])
         ]
         #: time after which each lost connection has been noticed, seconds
-        self.notice = 2.0 * max(beats) + 1.0
+        self.notice = 1.0 if {fault.name for fault in self.plan.faults} <= _HARMLESS else 2.0 * max(beats) + 1.0
         faults = {fault.name for fault in self.plan.faults} - _HARMLESS
         steps = {(step.role.partition("-")[0], step.name) for step in self.plan.steps}
         is_calm = options["hold_up"] == 0.0 or options["longest"] <= 0.2
@@ -251,9 +251,9 @@ class Requests(Simulation):
         for _ in range(2):
             each: dict[str, Any] = {"reconnect_max": random.choice((1.0, 5.0, 30.0))}
             if is_mqtt:
-                each["keepalive"] = random.choice((2, 10, 60))
+                each["keepalive"] = random.choice((2, 10, 30))
             elif protocol == "amqp":
-                each["heartbeat"] = random.choice((2, 10, 60))
+                each["heartbeat"] = random.choice((2, 10, 30))
                 if random.random() < 0.2:
                     each["publish_window"] = random.choice((1, 2, 7))
             settings.append(each)
