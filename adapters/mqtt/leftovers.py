@@ -61,7 +61,8 @@ class Leftovers:
         Args:
             of_earlier: the session may have subscriptions of an earlier process.
         """
-        self._unclaimed = {}
+        if self._unclaimed is None:  # else those of the connection before: the broker sends them again as duplicates
+            self._unclaimed = {}
         self._is_unreported = self._is_unreported or of_earlier
 
     def forget(self) -> None:

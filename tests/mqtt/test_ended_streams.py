@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from adapters.mqtt import leftovers, packets
+from adapters.mqtt import adapter, leftovers, packets
 from messaging import ConnectionLostError, DecodeError, Message
 from messaging.execution import engine
 from messaging.testing.conformance.helpers import publish, receive, retried
@@ -107,6 +107,28 @@ async def test_messages_of_a_resumed_session_wait_for_a_stream_whose_first_attem
     await sink.count(1)
     core.acknowledge(*sink.arrived)
     assert await connection.expect(packets.PUBACK) == b"\0\x07"
+
+
+async def test_messages_that_a_second_connection_resumes_are_claimed_or_dropped(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come again as duplicates of messages that are held: unanswered, they would fill the window for ever."""
+    monkeypatch.setattr(adapter, "CLAIM_TIMEOUT", 0.2)
+    core = Core(peer.url, client_id="me", clean_start=False, session_expiry=1000)
+    connection, _ = await accept(core, peer, present=True)
+    other, _ = await subscribed(core, connection, "c", qos="0")
+    connection.deliver("a", b"for a later stream", 7, 1)
+    connection.deliver("b", b"for none", 8, 1)
+    connection.deliver("c", b"behind them")
+    await other.count(1)
+    connection, _ = await reconnect(core, peer, connection, present=True)
+    connection.deliver("a", b"for a later stream", 7, 1, 8)
+    connection.deliver("b", b"for none", 8, 1, 8)
+    sink, _ = await subscribed(core, connection, "a", qos="1")
+    await sink.count(1)
+    core.acknowledge(*sink.arrived)
+    assert {await connection.expect(packets.PUBACK), await connection.expect(packets.PUBACK)} == {b"\0\x07", b"\0\x08"}
+    await farewell(core, connection)
 
 
 def test_a_closed_instance_does_not_warn_of_messages_left_in_the_window(
