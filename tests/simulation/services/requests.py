@@ -82,8 +82,11 @@ class Requests(Simulation):
         is_calm = options["hold_up"] == 0.0 or options["longest"] <= 0.2
         killed = {fault.arguments["role"].partition("-")[0] for fault in self.plan.faults if fault.name == "kill"}
         only_responders = faults <= {"kill"} and killed <= {"responder"}
-        # a subscription that ends leaves nothing in a session
-        is_kept = options["keeps"] and (self.protocol == "amqp" or ("responder", "unregister") not in steps)
+        # a subscription that ends leaves nothing in a session; of overlapping queues each leaves a request to the other
+        # while the handlers that have it are not the same
+        is_kept = options["keeps"] and (
+            ("responder", "unregister") not in steps or (self.protocol == "amqp" and not options["overlaps"])
+        )
         #: nothing goes wrong between the roles
         self.is_quiet = is_calm and not faults
         is_steady = not {("responder", "reopen"), ("responder", "unregister")} & steps
@@ -272,6 +275,8 @@ class Requests(Simulation):
             kind = cls._responder_step if role.startswith("responder") else cls._requester_step
             for _ in range(random.randint(5, 14) if role.startswith("responder") else random.randint(14, 34)):
                 name, arguments = kind(random, protocol, [*channels], is_steady, has_sessions)
+                if name == "rank" and queue and overlaps:  # all programs of overlapping queues need the same rankings
+                    name, arguments = "pause", {"seconds": 0.01}
                 steps.append(Step(role, name, arguments))
             if role.startswith("responder"):
                 steps.append(Step(role, "restore", {}))
