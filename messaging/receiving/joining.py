@@ -54,7 +54,8 @@ class JoinedChannels(Joined):
         self._intake = Intake(self, take, self._all_failed)
         self._pauses = Pauses(self)
         self._changes = Changes(self, self._intake, self._has_handle)
-        self._was_joined = False
+        #: the connection was lost, and ``on_restored`` has not been called since
+        self._is_lost = False
         #: the handle that knows of the abandoned channels
         self._informed: Any = None
 
@@ -101,7 +102,7 @@ class JoinedChannels(Joined):
                     await self.connection.endings.unsubscribe(self, handle)
                 raise
             changes.joined()
-            is_restored, self._was_joined = self._was_joined, True
+            is_restored, self._is_lost = self._is_lost, False
             if is_restored and not self.leaving:
                 self.call(self.on_restored)
             return self.handle
@@ -154,6 +155,7 @@ class JoinedChannels(Joined):
     def on_connection_lost(self) -> None:
         """Stop applying changes until the next connection."""
         self._changes.is_joined = False
+        self._is_lost = True
         self._intake.disconnected()
         if not self.leaving:
             self.call(self.on_lost)
@@ -163,6 +165,7 @@ class JoinedChannels(Joined):
         self._changes.is_joined = False
         if resumed and self.handle is not None:
             self._changes.joined()
+            self._is_lost = False
             if not self.leaving:
                 self.call(self.on_restored)
         self._pauses.renew()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from messaging import ClosedError, InvalidChannelError, Messaging, UnsupportedFeatureError
-from messaging.errors import ArgumentError, SubscriptionRefusedError
+from messaging.errors import ArgumentError, ConnectionLostError, SubscriptionRefusedError
 from messaging.model import AcknowledgeType, Incoming
 from messaging.receiving import JointSubscription, intake
 from messaging.testing.tables import table
@@ -149,6 +149,23 @@ def test_all_channels_are_back_before_restored_is_called(broker: FakeBroker, m: 
     broker.lose_and_reconnect(50)
     found.wait_for(1)
     assert sorted(found[0]) == sorted(taken.joint.channels)
+
+
+def test_restored_is_called_also_if_the_connection_is_lost_before_all_first_channels_are_joined(
+    broker: FakeBroker, m: Messaging
+) -> None:
+    broker.go_down()
+    taken, errors = Taken(m), broker.errors["subscribe"]
+    first = taken.joint.add("a")
+    taken.joint.remove("x")  # changes of another kind are applied by themselves
+    second = taken.joint.add("b")
+    first.listen(lambda: errors.append(ConnectionLostError("lost")))
+    broker.gates["open"].open()
+    first.result(PATIENCE)
+    eventually(lambda: not errors)
+    broker.lose()
+    second.result(PATIENCE)
+    eventually(lambda: taken.events == ["restored"])
 
 
 def test_a_kept_session_needs_no_new_subscriptions(broker: FakeBroker, m: Messaging) -> None:
