@@ -48,8 +48,6 @@ class Writer(Role):
         self.options = self.simulation.plan.options
         self.threads = 0
         self.number = getattr(self, "number", 0)
-        self.tried: dict[str, None] = getattr(self, "tried", {})
-        self.removing: dict[str, None] = getattr(self, "removing", {})
         self._open()
 
     def _open(self) -> None:
@@ -83,12 +81,12 @@ class Writer(Role):
     def _reopen_cursors(self) -> None:
         known = self.journal.cursors()
         for name in known:
-            if name not in self.ledger.cursors and name not in self.tried:
+            if name not in self.ledger.cursors and name not in self.ledger.tried:
                 self.simulation.broken(f"there is a cursor {name} that was never made")
             self.ledger.cursors.setdefault(name, Acknowledged(known[name]))
         for name in [*self.ledger.cursors]:
             if name not in known:
-                if name not in self.removing:
+                if name not in self.ledger.removing:
                     self.simulation.broken(f"the cursor {name} is gone")
                 del self.ledger.cursors[name]
                 continue
@@ -101,8 +99,8 @@ class Writer(Role):
                 )
             self._check_position(name)
             acknowledged.begin(position)
-        self.tried.clear()
-        self.removing.clear()
+        self.ledger.tried.clear()
+        self.ledger.removing.clear()
 
     def _reader(self, name: str) -> Cursor:
         cursor = self.readers[name] = self.journal.cursor(name)
@@ -198,13 +196,13 @@ class Writer(Role):
     def _stored(self, message: str, offset: int) -> None:
         self.note(f"{message} stored at {offset}")
         is_synced = self.options["open"]["fsync"] == "always"
-        self.ledger.stored(message, offset, self.world.scheduler.now, is_synced=is_synced)
+        self.ledger.stored(message, offset, is_synced=is_synced)
 
     def _append_failed(self, message: str, error: BaseException, begin: float, timeout: float) -> None:
         name = type(error).__name__
         took = self.world.scheduler.now - begin
         self.note(f"{message} {name}: {error}")
-        self.ledger.failed(message, error, self.world.scheduler.now)
+        self.ledger.failed(message, error)
         if took > timeout + SLACK:
             self.simulation.broken(f"the append of {message} took until {name} for longer than its timeout")
         if isinstance(error, JournalFullError):
@@ -237,8 +235,9 @@ class Writer(Role):
         if name in self.readers and name in self.ledger.cursors:
             self._reader(name)
             return
-        self.tried[name] = None
+        self.ledger.tried[name] = None
         end = self.journal.end
+        self.ledger.is_releasing = self.ledger.is_releasing or not self.ledger.cursors
 
         def make() -> None:
             cursor = self.readers[name] = self.journal.cursor(name, start)  # type: ignore[arg-type]
@@ -249,17 +248,19 @@ class Writer(Role):
             self.last[name] = position - 1
 
         if self._attempt("cursor", make):
-            self.tried.pop(name, None)
+            self.ledger.tried.pop(name, None)
+            self._release()
+            self.ledger.is_releasing = False
 
     def do_remove(self, name: str) -> None:
         """Step: delete a cursor."""
         if name not in self.ledger.cursors:
             return
-        self.removing[name] = None
+        self.ledger.removing[name] = None
         self._release(without=name)
         if self._attempt("remove", lambda: self.journal.remove_cursor(name)):
             del self.ledger.cursors[name], self.readers[name]
-            del self.removing[name]
+            del self.ledger.removing[name]
 
     def do_read(self, name: str, most: int, times: int, way: str) -> None:
         """Step: read with a cursor, and acknowledge."""
@@ -300,7 +301,7 @@ class Writer(Role):
         for offset in ledger.between(first, until):
             if offset in ledger.cursors[name] or ledger.is_excused(offset):
                 continue
-            if offset < begin and (ledger.may_drop or offset < ledger.released):
+            if offset < begin and ledger.is_released(offset):
                 continue
             self.simulation.broken(f"the cursor {name} has passed {ledger.at[offset]} at {offset}")
 
@@ -318,7 +319,7 @@ class Writer(Role):
         elif way != "none":
             chosen = offsets[::-1] if way == "backwards" else [each for each in offsets if way == "each" or each % 3]
             for offset in chosen:
-                acknowledged.offsets[offset] = None
+                acknowledged.acknowledge(offset)
                 self._release()
                 self._attempt("acknowledge", lambda offset=offset: cursor.acknowledge(offset))  # type: ignore[misc]
         self._check_position(name)
@@ -511,14 +512,14 @@ class JournalAlone(Simulation):
         options, names = self.plan.options, {fault.name for fault in self.plan.faults}
         opening = options["open"]
         may_drop = "drop_oldest" in (opening["full"], opening["full_disk"]) or opening["max_age"] is not None
-        self.ledger = Ledger(self.broken, may_drop=may_drop)
+        self.ledger = Ledger(self.broken, lambda: self.world.scheduler.now, may_drop=may_drop)
         self.has_disk_faults = bool(names & DISK_FAULTS)
         self.has_died = False
         self.is_unreadable = False
         self.may_be_damaged = bool(names & {"change", "remove_segment"}) or any(
             fault.name == "kill" and fault.arguments["vanishes"] for fault in self.plan.faults
         )
-        self._copy: tuple[Copy, Ledger] | None = None
+        self._copy: tuple[Copy, Ledger, bool] | None = None
         self.writer = Writer(self, "writer")
         self.roles += [self.writer, Viewer(self, "viewer")]
 
@@ -547,7 +548,7 @@ class JournalAlone(Simulation):
         """Fault, or what makes it possible: the folder is copied."""
         copied = self.ledger.copy()
         copied.died(has_crashed=False)
-        self._copy = self.world.disk.copy(FOLDER), copied
+        self._copy = self.world.disk.copy(FOLDER), copied, self.is_unreadable
 
     def fault_restore(self, seconds: float) -> None:
         """Fault: an older copy of the folder is put in its place, while no program runs."""
@@ -557,7 +558,7 @@ class JournalAlone(Simulation):
             self.fault_kill(each.name, seconds, vanishes=False)
         self.world.disk.restore(FOLDER, self._copy[0])
         self.ledger = self._copy[1].copy()
-        self.is_unreadable = False
+        self.is_unreadable = self._copy[2]
 
     def fault_change(self, what: str, count: int) -> None:
         """Fault: bytes of a segment, or of ``journal.json``, change."""
@@ -593,7 +594,8 @@ class JournalAlone(Simulation):
             return sorted(int(path.stem) for path in folder.glob("*.segment"))
 
     def _damage(self, segments: list[int], at: int) -> None:
-        end = max(self.ledger.at, default=-1) + 1
+        in_flight = sum(entry.state == "sent" for entry in self.ledger.entries.values())
+        end = max(self.ledger.at, default=-1) + 1 + in_flight
         self.ledger.damaged.append((segments[at], segments[at + 1] if at + 1 < len(segments) else end))
 
     # --- plans

@@ -71,6 +71,11 @@ class Acknowledged:
         self.earlier_floor, self.earlier = self.durable_floor, dict(self.durable)
         self.uncertain = {each: None for each in self.offsets if each not in self.durable}
 
+    def acknowledge(self, offset: int) -> None:
+        """Note that a record is about to be acknowledged, in any order."""
+        self.offsets[offset] = None
+        self.uncertain.pop(offset, None)
+
     def read(self, offset: int) -> None:
         """Note that the cursor reads ``offset``: if an earlier run has acknowledged it, that is not stored."""
         if offset in self.uncertain:
@@ -82,7 +87,7 @@ class Acknowledged:
 
     def mark(self) -> tuple[int, dict[int, None]]:
         """Return what is acknowledged now, for :meth:`saved`."""
-        return self.floor, dict(self.offsets)
+        return self.floor, {each: None for each in self.offsets if each not in self.uncertain}
 
     def saved(self, mark: tuple[int, dict[int, None]]) -> None:
         """Note that what was acknowledged at a moment is on the disk."""
@@ -95,11 +100,13 @@ class Ledger:
 
     Args:
         broken: reports a broken promise.
+        now: returns the time.
         may_drop: whether the journal may drop records that nobody has acknowledged.
     """
 
-    def __init__(self, broken: Callable[[str], object], *, may_drop: bool) -> None:
+    def __init__(self, broken: Callable[[str], object], now: Callable[[], float], *, may_drop: bool) -> None:
         self._broken = broken
+        self._now = now
         self.may_drop = may_drop
         self.entries: dict[str, Entry] = {}
         #: certain records by offset
@@ -107,8 +114,13 @@ class Ledger:
         self.cursors: dict[str, Acknowledged] = {}
         #: records before it may have been deleted
         self.released = 0
+        #: whether any record may have been deleted: a cursor is made that may not be kept
+        self.is_releasing = False
         #: dead letters by their reasons: whether they are certain to be there
         self.letters: dict[str, bool] = {}
+        #: cursors that may have been made, and that may have been deleted, by calls without an outcome
+        self.tried: dict[str, None] = {}
+        self.removing: dict[str, None] = {}
         #: ranges of offsets whose records a fault may have damaged
         self.damaged: list[tuple[int, int]] = []
 
@@ -119,23 +131,24 @@ class Ledger:
         made.at = dict(self.at)
         made.cursors = copy.deepcopy(self.cursors)
         made.letters = dict(self.letters)
+        made.tried, made.removing = dict(self.tried), dict(self.removing)
         made.damaged = [*self.damaged]
         return made
 
     # --- what the program does
 
-    def stored(self, message: str, offset: int, now: float, *, is_synced: bool) -> None:
+    def stored(self, message: str, offset: int, *, is_synced: bool) -> None:
         """Note that an append has returned an offset."""
         entry = self.entries[message]
         if offset in self.at:
             self._broken(f"{message} has got the offset {offset}, which {self.at[offset]} has")
-        entry.state, entry.offset, entry.since, entry.is_synced = "stored", offset, now, is_synced
+        entry.state, entry.offset, entry.since, entry.is_synced = "stored", offset, self._now(), is_synced
         self.at[offset] = message
 
-    def failed(self, message: str, error: BaseException, now: float) -> None:
+    def failed(self, message: str, error: BaseException) -> None:
         """Note that an append has failed."""
         entry = self.entries[message]
-        entry.state, entry.since = type(error).__name__, now
+        entry.state, entry.since = type(error).__name__, self._now()
 
     def synced(self, messages: list[str]) -> None:
         """Note that these records are on the disk."""
@@ -165,6 +178,10 @@ class Ledger:
     def release(self, offset: int) -> None:
         """Note that records before ``offset`` may be deleted from now on."""
         self.released = max(self.released, offset)
+
+    def is_released(self, offset: int) -> bool:
+        """Return whether the record at ``offset`` may have been deleted."""
+        return offset < self.released or self.is_releasing or self.may_drop
 
     # --- faults
 
@@ -207,9 +224,12 @@ class Ledger:
                 self.at[offset] = message
         for message, entry in self.entries.items():
             if entry.state in ("unknown", "maybe"):
-                entry.state = "gone"
+                entry.state, entry.since = "gone", self._now()
             elif entry.is_certain and entry.offset not in found:
                 self._missing(message, entry, begin, damage)
+        if self.is_releasing:
+            self.is_releasing = False
+            self.release(begin)
         self._check_order(found)
         self._check_letters(journal)
 
@@ -230,13 +250,13 @@ class Ledger:
 
     def _missing(self, message: str, entry: Entry, begin: int, damage: list[DamagedRange]) -> None:
         if entry.offset < begin:
-            if entry.offset >= self.released and not self.may_drop:
+            if not self.is_released(entry.offset) and not self.is_excused(entry.offset):
                 self._broken(f"{message} at {entry.offset} was deleted, and nobody has released it")
         elif not self.is_excused(entry.offset):
             self._broken(f"{message} was stored at {entry.offset}, and is lost: {begin} is the first, {damage}")
         elif not any(each.first <= entry.offset < each.until for each in damage):
             self._broken(f"{message} at {entry.offset} is damaged, and is not reported: {damage}")
-        entry.state = "gone"
+        entry.state, entry.since = "gone", self._now()
         self.at.pop(entry.offset, None)
 
     def _check_order(self, found: dict[int, str]) -> None:
