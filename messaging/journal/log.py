@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import JournalCorruptError, JournalError
@@ -21,7 +22,6 @@ from messaging.journal.frames import Damage, encode, walk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from messaging.journal.folders import Appender, Folder
     from messaging.journal.frames import Frame
@@ -192,6 +192,8 @@ class LogWriter(Log):
         self._is_dirty = False
         #: closed segments with such rows
         self._unsynced: dict[int, Path] = {}
+        #: closed segments of earlier writers, which may not have synced them
+        self._earlier: list[int] = []
         #: a failed sync that no caller has been told of
         self._failed_sync: OSError | None = None
         #: whether the next append begins a segment
@@ -206,6 +208,9 @@ class LogWriter(Log):
         is_kept = last.whole < last.size and not self._cut_off(last)
         if folder.appends and last.whole and not is_kept:
             self._appender = folder.append_to(self.segment_name(self._segment), last.whole)
+        if folder.appends:
+            opened = None if self._appender is None else self._segment  # which has synced it
+            self._earlier = [segment for segment, _ in self.list_segments() if segment != opened]
 
     def _cut_off(self, tail: Tail) -> bool:
         """Note that the end of the last segment is cut off; return ``False`` to keep it and begin another segment."""
@@ -282,6 +287,8 @@ class LogWriter(Log):
         with self.writing, journal_errors(self.folder, "cannot sync"):
             try:
                 self._sync_all()
+                if not is_background:
+                    self._sync_earlier()
             except OSError as error:
                 self._failed_sync = error
                 if is_background:
@@ -299,6 +306,10 @@ class LogWriter(Log):
             path = self._unsynced.pop(segment, None)
             if path is not None:
                 sync_file(path)
+
+    def _sync_earlier(self) -> None:
+        while self._earlier:
+            sync_file(Path(self.folder.path) / self.segment_name(self._earlier.pop()))
 
     def _sync(self) -> None:
         if self._appender is not None and self._is_dirty:

@@ -218,3 +218,17 @@ def test_a_segment_whose_creation_was_lost_costs_nothing_that_was_stored(
     assert stored > 50
     assert len(created) > 5
     assert len(encode_record("a", b"")) == 21
+
+
+def test_sync_syncs_what_an_earlier_writer_has_left_unsynced(in_memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(in_memory, "j")
+    with Journal.open(folder, fsync="never", segment_bytes=1) as journal:
+        for n in range(3):
+            journal.append("a", payload(n))
+    segments = {path.name for path in Path(folder, "0").iterdir()}
+    assert len(segments) == 3
+    with monkeypatch.context() as patched:
+        disk = Disk(folder, patched)
+        with Journal.open(folder, fsync="never", segment_bytes=1) as journal:
+            journal.sync()
+            assert {name for kind, name in disk.ops if kind == "sync"} == segments
