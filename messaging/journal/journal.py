@@ -413,7 +413,9 @@ class Journal(JournalView):
         check_offset(before, "before")
         end = self.end
         until = min([before, end, *self._cursors.positions().values()])
-        if until == end > self._log.last_segment:
+        segments = self._log.segments
+        # a failed write may have left a file behind the last of them that is not one of them yet
+        if segments and until == end > segments[-1].first:
             self._log.roll()
         begin = self._log.trim(until)
         self._commit.note_room()

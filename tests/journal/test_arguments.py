@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from messaging.errors import ArgumentError, ClosedError
+from messaging.errors import ArgumentError, ClosedError, JournalFullError
 from messaging.journal import Journal, outline, repair, verify
 from messaging.testing.tables import table
 from tests.journal.conftest import Open
@@ -106,6 +108,23 @@ def test_purging_deletes_all_records_and_moves_the_cursors_to_the_end(path: str,
     assert stored_cursors(path) == {"fast": 10, "slow": 10}
     with pytest.raises(ClosedError):
         journal.purge()
+
+
+def test_purge_deletes_all_records_after_a_write_that_failed_in_a_new_segment(
+    path: str, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(segment_bytes=1, full="reject")
+    journal.append("a", b"1")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", _full)
+        with pytest.raises(JournalFullError):
+            journal.append("a", b"2")
+    assert journal.purge() == 1
+    assert journal.begin == journal.end == journal.append("a", b"3")
+
+
+def _full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_reading_after_close_says_so(path: str, opened: Open) -> None:
