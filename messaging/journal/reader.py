@@ -146,6 +146,8 @@ class RecordReader:
                 break
             if not rows and frame.is_intact():
                 self._log.check_format(segment.first, frame)
+            elif not rows:
+                self._lose(segment, position, frame.end, self._next, "the body of a frame is damaged", data)
             if first > self._next:
                 self._lose(segment, position, position, first, f"records {self._next} to {first} are missing", data)
             if first + rows > self._next:

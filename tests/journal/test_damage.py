@@ -326,3 +326,16 @@ def test_verify_reports_a_segment_that_the_disk_cannot_read(
     assert [(each.first, each.until, each.reason) for each in found.damage] == [
         (1, 2, "it cannot be read: Input/output error")
     ]
+
+
+def test_damage_before_the_first_record_of_a_segment_is_reported_once(path: str, opened: Open) -> None:
+    journal = opened(segment_bytes=1)
+    journal.append("a", b"first")
+    journal.append("a", b"second")
+    first = segment_files(path)[0]
+    flip(first, 40)  # in the frame that names the format
+    assert [record.payload for record in journal.read()] == [b"first", b"second"]
+    (damage,) = journal.info().damage
+    assert (damage.position, damage.first, damage.until) == (0, 0, 0)
+    assert verify(path).damage
+    assert not verify(path).unknown
