@@ -240,9 +240,9 @@ class Ledger:
         if entry is None:
             self._broken(f"at {record.offset} is a record that nobody has appended: {message[:50]!r}")
             return None
-        if entry.state not in ("sent", "stored", "unknown", "maybe"):
+        if entry.state not in ("sent", "stored", "unknown", "maybe", "deleted"):
             self._broken(f"{message} is at {record.offset} although its append has ended with {entry.state}")
-        elif entry.is_certain and entry.offset != record.offset:
+        elif entry.state in ("stored", "deleted") and entry.offset != record.offset:
             self._broken(f"{message} is at {record.offset}, and was stored at {entry.offset}")
         elif record.channel != f"c/{entry.thread}" or record.message_id != message:
             self._broken(f"{message} has the channel {record.channel!r} and the id {record.message_id!r}")
@@ -256,7 +256,7 @@ class Ledger:
             self._broken(f"{message} was stored at {entry.offset}, and is lost: {begin} is the first, {damage}")
         elif not any(each.first <= entry.offset < each.until for each in damage):
             self._broken(f"{message} at {entry.offset} is damaged, and is not reported: {damage}")
-        entry.state, entry.since = "gone", self._now()
+        entry.state, entry.since = "deleted" if entry.offset < begin else "gone", self._now()
         self.at.pop(entry.offset, None)
 
     def _check_order(self, found: dict[int, str]) -> None:
