@@ -6,8 +6,10 @@ A child therefore begins in the same state whatever ran before, and leaves nothi
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import json
+import logging
 import os
 import pkgutil
 import random
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 #: real seconds after which a run counts as one that hangs; its stack is written to standard error
-LIMIT: Final = 30
+LIMIT: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +149,12 @@ def run_here(case: Case, *, wants_history: bool = False) -> Result:
 
 def warm_up() -> None:
     """Import everything, and run each service once. The state of this process is that of each run to come."""
-    import gc
-    import logging
-
-    import adapters.amqp.adapter
-    import adapters.memory.adapter
-    import adapters.mqtt.adapter  # noqa: F401
-    import tests.simulation.world.install  # noqa: F401
-
+    # in this order: the project finds what the world has put in place
+    for module in (
+        "tests.simulation.world.install",
+        *(f"adapters.{name}.adapter" for name in ("amqp", "memory", "mqtt")),
+    ):
+        importlib.import_module(module)
     for name, kind in services().items():
         for protocol in kind.protocols:
             result = run_here(Case(name, protocol, 0))

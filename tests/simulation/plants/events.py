@@ -189,8 +189,8 @@ DISTRIBUTED = (
         (
             Edit(
                 "messaging/eventnetwork/own_interests.py",
-                "frozenset(each for each, pattern in self._interests.items() if pattern in confirmed)",
-                "frozenset(each for each, pattern in self._interests.items() if pattern in self._patterns)",
+                "[*(each for each, pattern in self._interests.items() if pattern in confirmed), *self._ending]",
+                "[*(each for each, pattern in self._interests.items() if pattern in self._patterns), *self._ending]",
             ),
         ),
         "tests/eventnetwork/test_own_interests.py"

@@ -103,11 +103,56 @@ MQTT = (
         (
             Edit(
                 "adapters/mqtt/adapter.py",
-                "        await_claims = connack.session_present and (is_old or not self._opened_before)\n",
+                "        await_claims = connack.session_present\n",
                 "        await_claims = False\n",
             ),
         ),
         "tests/mqtt/test_session.py::test_messages_of_a_resumed_session_wait_for_the_streams_that_subscribe",
+    ),
+    Planted(
+        "messages of a stream that ends are not passed to one that has subscribed meanwhile",
+        "Pass messages of an ending stream to one that subscribed meanwhile",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/inbound.py",
+                "if token.receipt.number < heir.since or heir.route.is_shared:\n"
+                "                    del stream.unsettled[token]\n"
+                "                    self._deliver_again(token.receipt, heir)\n"
+                "                    break",
+                "if False:\n                    break",
+            ),
+        ),
+        "tests/mqtt/test_ended_streams.py"
+        "::test_messages_of_an_ending_stream_go_to_a_stream_that_has_subscribed_meanwhile",
+    ),
+    Planted(
+        "the next stream of a filter does not get the messages of the last one's identifiers",
+        "Route messages of a session to the next stream of their filter",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/router.py",
+                "            self._former[route.filter] = route.identifiers\n",
+                "            pass\n",
+            ),
+        ),
+        "tests/mqtt/test_router.py"
+        "::test_the_next_stream_of_a_filter_gets_the_messages_that_a_session_holds_for_the_last_one",
+    ),
+    Planted(
+        "only the first connection of a process keeps messages of a session without a stream",
+        "Keep messages of any resumed session for the streams to come",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/adapter.py",
+                "        if await_claims:\n            self._inbound",
+                "        if of_earlier:\n            self._inbound",
+            ),
+        ),
+        "tests/mqtt/test_ended_streams.py"
+        "::test_messages_of_a_resumed_session_wait_for_a_stream_whose_first_attempt_was_lost",
     ),
     Planted(
         "a message that crosses its unsubscription is lost to the next stream of the session",

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 CHANNEL: Final = "transactions"
 #: how long a client waits for the generators, virtual seconds
-_PATIENCE: Final = 20.0
+_PROMPT: Final = 20.0
 #: events of a transaction that a registration inside may still get after its end, virtual seconds
 _AFTER: Final = 60.0
 
@@ -214,7 +214,7 @@ class Client(Party):
             self.number += 1
             known.votes[account.name] = vote
             transaction.join(account, name=None if name == "unnamed" else account.name)
-        until = self.world.scheduler.now + _PATIENCE
+        until = self.world.scheduler.now + _PROMPT
         while any(each.state in ("waiting", "taken") for each in given) and self.world.scheduler.now < until:
             clock.pause(0.1)
         clock.pause(pause)

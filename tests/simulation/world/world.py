@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.world.scheduler import Fiber, Timer
 
 #: addresses of objects in texts, which differ from run to run
-_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+|\b7f[0-9a-f]{10}\b")
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+|\b7[ef][0-9a-f]{10}\b")
 #: changes of threads after which a world counts as one that never comes to rest
 MOST_SWITCHES: Final = 400_000
 
@@ -93,7 +93,8 @@ class World:
 
     def note(self, who: str, what: str) -> None:
         """Write a line of the history."""
-        self.history.append((self.scheduler.now - BEGIN, who, what.replace(str(self.disk.folder), "/disk")))
+        text = _ADDRESS.sub("", what.replace(str(self.disk.folder), "/disk"))
+        self.history.append((self.scheduler.now - BEGIN, who, text))
 
     def fault(self, kind: str, what: str = "") -> None:
         """Note a fault that was injected."""

@@ -6,7 +6,7 @@
 
 After each step the clients of both must have received the same frames, and the queues must have the same numbers of
 messages and consumers. A step is over once synchronous methods on every channel were answered. What a broker does
-later, such as requeuing the messages of a lost connection, is waited for, up to ``PATIENCE`` seconds.
+later, such as requeuing the messages of a lost connection, is waited for, up to ``_LIMIT`` seconds.
 
 Not compared, since it may differ:
 
@@ -55,7 +55,7 @@ from tests.simulation.brokers.amqp.replay import RealSide, SimulatedSide, normal
 from tests.simulation.brokers.amqp.views import Events, Publish, Step, confirmed, reply_to
 
 #: how long the real broker has for a step, seconds
-PATIENCE: Final = 3.0
+_LIMIT: Final = 3.0
 STEPS: Final = 40
 #: the connection that asks for the state of queues if that of the step has ended
 _OBSERVER: Final = 1_000
@@ -214,7 +214,7 @@ class Comparison:
             return None
         self.real.received = {}
         self.real.execute(step)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + _LIMIT
         while (difference := self._difference(expected)) is not None and time.monotonic() < deadline:
             self.real.read(0.1)
         if difference is not None:
@@ -229,7 +229,7 @@ class Comparison:
 
     def _await_deletion(self, name: str) -> None:
         """Wait until the real broker has deleted a queue, as it does some time after its connection is lost."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + _LIMIT
         while True:
             self._spare += 1
             where = (_OBSERVER, self._spare)
@@ -245,7 +245,7 @@ class Comparison:
                 self._fail(f"queue {name} is deleted in the simulation only: {answers}")
             if answers[-1].name != "Channel.Close":
                 self.real.call(*where, commands.Channel.Close, reply_code=200)
-            time.sleep(0.005)
+            time.sleep(0.005)  # sleeps: between two looks at a real broker
 
     def _difference(self, expected: Events) -> str | None:
         received = self.real.received
@@ -315,11 +315,11 @@ class Comparison:
             for name in names:
                 found = self.simulated.call(*where, commands.Queue.Declare, queue=name, passive=True)
                 wanted[name] = normal(found, {})
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + _LIMIT
         while (difference := self._ask(asked, wanted)) is not None:
             if time.monotonic() > deadline:
                 self._fail(difference)
-            time.sleep(0.005)
+            time.sleep(0.005)  # sleeps: between two looks at a real broker
 
     def _channels_to_ask(self, step: Step) -> dict[tuple[int, int], list[str]]:
         """Return the queues by connection and channel: the step's own, unless only another may use the queue."""
@@ -349,7 +349,7 @@ class Comparison:
             for each in channels:
                 real.call(number, each, commands.Basic.Cancel, consumer_tag=_BARRIER)
                 awaited[number, each] = awaited.get((number, each), 0) + 1
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + _LIMIT
         while not self._is_answered(awaited):
             if time.monotonic() > deadline:
                 self._fail(f"no answer to {awaited}: {real.received}")
@@ -390,7 +390,7 @@ class Comparison:
         real = self.real
         real.close()
         real.connect(_OBSERVER)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + _LIMIT
         channel = 0
         todo: list[tuple[type[Frame], dict[str, str]]] = [
             *((commands.Queue.Delete, {"queue": real.real_name(name)}) for name in self.program.view.queues),
@@ -412,7 +412,7 @@ class Comparison:
                 todo.append((method, values))
                 channel += 1
                 real.call(_OBSERVER, channel, commands.Channel.Open)
-                time.sleep(0.01)
+                time.sleep(0.01)  # sleeps: between two looks at a real broker
         real.close()
 
 
