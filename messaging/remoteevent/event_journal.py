@@ -43,6 +43,10 @@ WRITE_TIMEOUT: Final = 30.0
 _WAITING_BYTES: Final = 32 * 2**20
 #: bytes of the records of one append, unless one alone has more
 _APPEND_BYTES: Final = 2**20
+#: they are at most this part of the bound of the journal: a larger append would wait for room that never comes
+_APPEND_PART: Final = 0.9
+#: time for one attempt to store a part of records whose deadline has passed, seconds
+_ATTEMPT: Final = 1.0
 #: records that are read at a time
 _READ: Final = 1000
 #: records after which the state of the owner is stored again
@@ -104,9 +108,10 @@ class _Records:
         """See ``Append``."""
         half = self.count // 2
         if half and isinstance(error, JournalFullError):
+            deadline = max(self.deadline, clock.monotonic() + _ATTEMPT)
             try:
                 self._events.put(
-                    _Records(self._events, self._channels[:half], self._parts[:half], self.deadline, self._done)
+                    _Records(self._events, self._channels[:half], self._parts[:half], deadline, self._done)
                 )
             except MessagingError as failure:
                 error = failure
@@ -135,6 +140,7 @@ class EventJournal:
         full: Full = "block",
     ) -> None:
         self.max_bytes = max_bytes
+        self._append_bytes = _APPEND_BYTES if max_bytes is None else min(_APPEND_BYTES, int(max_bytes * _APPEND_PART))
         self.journal = Journal.open(path, fsync=fsync, max_bytes=max_bytes, full=full, timeout=WRITE_TIMEOUT)
         #: by the name of its position
         self._queues: dict[str, JournalQueue] = {}
@@ -158,7 +164,9 @@ class EventJournal:
         self.journal.put(entry)
 
     def store(self, channels: Sequence[str], records: Sequence[bytes], done: Stored) -> None:
-        """Store the first events of a batch: up to 1 MiB, and as many as there is room for, in their order.
+        """Store the first events of a batch: up to 1 MiB, or nine tenths of the bound, as far as there is room.
+
+        They are stored in their order.
 
         Batches are stored in the order of the calls.
 
@@ -173,7 +181,7 @@ class EventJournal:
         size = 0
         for count, each in enumerate(records):
             size += len(each)
-            if count and size > _APPEND_BYTES:
+            if count and size > self._append_bytes:
                 channels, records = channels[:count], records[:count]
                 break
         self.put(_Records(self, channels, records, clock.monotonic() + WRITE_TIMEOUT, done))

@@ -11,7 +11,7 @@ import pytest
 
 from messaging.errors import JournalFullError, MessagingError
 from messaging.journal import JournalTable
-from messaging.remoteevent import EventGenerator, RemoteEvent, StoreAndForwardAgent
+from messaging.remoteevent import EventGenerator, RemoteEvent, StoreAndForwardAgent, event_journal
 from messaging.remoteevent.event_journal import Checkpoint, EventJournal, channel_of, record_of
 from messaging.remoteevent.layout import encode_event
 from messaging.testing import waiting
@@ -45,13 +45,32 @@ def store_batch(journal: EventJournal, events: list[RemoteEvent]) -> tuple[int, 
 def test_a_batch_is_stored_as_far_as_there_is_room_and_in_order(journal: EventJournal) -> None:
     journal.journal.cursor("slow")
     batch: list[RemoteEvent] = [long(number, 30_000) for number in range(1, 9)]
-    count, first, error = store_batch(journal, batch)
-    assert (count, first, error) == (4, 0, None)  # half of it: it has no room as a whole
-    assert store_batch(journal, batch[4:])[:2] == (2, 4)
-    count, _, error = store_batch(journal, [long(7, 30_000), long(8, 1)])
+    assert store_batch(journal, batch) == (5, 0, None)  # as many as it may ever have room for
+    assert store_batch(journal, batch[5:7])[:2] == (1, 5)  # half of it: it has no room as a whole
+    count, _, error = store_batch(journal, [batch[6], long(9, 1)])
     assert count == 0  # the small one must not take the place of the one before it
     assert isinstance(error, JournalFullError)
     assert journal.journal.end == 6
+
+
+def test_a_batch_that_has_waited_for_room_is_stored_as_far_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts are tried, although its deadline has passed."""
+    monkeypatch.setattr(event_journal, "WRITE_TIMEOUT", 0.3)
+    journal = EventJournal(tmp_path / "events", max_bytes=BOUND, full="block")
+    journal.journal.cursor("slow")
+    assert store_batch(journal, [long(number, 30_000) for number in range(1, 4)])[0] == 3
+    assert store_batch(journal, [long(number, 40_000) for number in range(4, 6)])[0] == 2
+    assert store_batch(journal, [long(number, 20_000) for number in range(6, 8)])[:2] == (1, 5)
+    journal.close()
+
+
+def test_a_batch_that_is_larger_than_the_bound_does_not_wait(tmp_path: Path) -> None:
+    journal = EventJournal(tmp_path / "events", max_bytes=BOUND, full="block")
+    journal.journal.cursor("slow")
+    assert store_batch(journal, [long(number, 30_000) for number in range(1, 9)])[0] == 5
+    journal.close()
 
 
 def test_a_batch_has_a_bound_in_bytes(tmp_path: Path) -> None:
