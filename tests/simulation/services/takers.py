@@ -62,10 +62,12 @@ class Box:
         expires: when its lease ends, as far as the owner knows, virtual seconds.
         may_be_cancelled: the owner has asked for it.
         has_ended: the owner knows that it has.
+        asked: the kinds that it was to be registered for.
         seen: numbers of the events that arrived, by kind, in the order of their first arrival.
         highest: number of the last event of a kind that arrived in one way for the first time.
         again: how many events arrived more than once.
         suppressed: of each kind, what the events said.
+        doubled: the kinds for which it may have had several registrations.
         failures: the leases of whose end a notice was found.
         lost_before: a drain was interrupted then: what it had removed is lost with the owner.
         silent_since: nothing may be pushed since then; infinite while delivery may be enabled.
@@ -78,10 +80,12 @@ class Box:
     may_be_cancelled: bool = False
     has_ended: bool = False
     interests: list[Interest] = field(default_factory=list)
+    asked: dict[EventKind, None] = field(default_factory=dict)
     seen: dict[EventKind, dict[int, None]] = field(default_factory=dict)
     highest: dict[tuple[EventKind, str], int] = field(default_factory=dict)
     again: int = 0
     suppressed: dict[EventKind, int] = field(default_factory=dict)
+    doubled: dict[EventKind, None] = field(default_factory=dict)
     failures: dict[str, None] = field(default_factory=dict)
     lost_before: float = 0.0
     silent_since: float = 0.0
@@ -201,6 +205,9 @@ class Taker(Party):
                 self.m, channel_of(source), timeout=self.simulation.timeout
             )
         duration = self.own["interest"]
+        if kind in box.asked:
+            box.doubled[kind] = None
+        box.asked[kind] = None
         promise = generator.register(event_id, {"box": box.name}, ListenerReference(MAILBOX, box.id), duration)
         found = self.settled(promise, self.simulation.timeout, "an interest")
         interest = Interest(kind, found.lease.id, found.sequence_number, duration == inf, lease=found.lease)
@@ -247,8 +254,10 @@ class Taker(Party):
         seen = box.seen.setdefault(kind, {})
         highest = box.highest.get((kind, way), 0)
         is_new = number not in seen
+        # two registrations for one kind each keep their order
+        is_ordered = not self.has_company and kind not in box.doubled
         self.note(f"{box.name}: {text} number {number} {way}" + ("" if is_new else " again"))
-        if is_new and number < highest and not self.has_company:
+        if is_new and number < highest and is_ordered:
             simulation.broken(f"{box.name}: {number} of {kind} arrived by {way} behind {highest}")
         box.highest[kind, way] = max(highest, number)
         seen[number] = None
@@ -330,7 +339,7 @@ class Taker(Party):
         if box is None:
             return
         left = inf if self.lease is None else self.lease.remaining
-        if left > 0 and not box.may_be_cancelled and not self.simulation.may_lose_renewals(box.expires):
+        if left > 0.01 and not box.may_be_cancelled and not self.simulation.may_lose_renewals(box.expires):
             self.simulation.broken(
                 f"{box.name}: {what} says that it has ended, {left:g} s before the end of its lease: {error}"
             )
@@ -425,8 +434,13 @@ class Taker(Party):
 
         def enable(box: Box) -> None:
             box.silent_since = inf
-            self.settled(self.registration.enable_delivery(self.target()), self.simulation.timeout, "enable_delivery")
-            self.is_enabled = True
+            self.is_enabled = True  # a target that is gone says so before the answer comes
+            try:
+                found = self.registration.enable_delivery(self.target())
+                self.settled(found, self.simulation.timeout, "enable_delivery")
+            except MessagingError:
+                self.is_enabled = False
+                raise
             self.iterator = None
 
         self.call("enable delivery", enable)
