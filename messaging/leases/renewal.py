@@ -397,8 +397,15 @@ class LeaseRenewalManager:
             entry.attempt = 0
             entry.delay = 0.0
             entry.error = None
+            for each in self._others(entry):  # the lease may end sooner now than they have planned for
+                each.plan()
+                each.schedule.move(each)
         elif is_definite(outcome) and not (is_whole and isinstance(outcome, ArgumentError)):
             if attempt > entry.succeeded:
+                if isinstance(outcome, UnknownLeaseError):
+                    for each in self._others(entry):  # they ask at once, and are told as well
+                        each.due, each.early = entry.lease.now, math.inf
+                        each.schedule.move(each)
                 self._drop(entry, outcome)
             return
         elif attempt != entry.attempt:
@@ -409,6 +416,16 @@ class LeaseRenewalManager:
             entry.delay = min(max(entry.delay * 2, _FIRST_DELAY), MAX_DELAY, max(entry.lease.remaining / 2, 0.05))
         entry.plan()
         entry.schedule.move(entry)
+
+    def _others(self, entry: RenewedLease) -> list[RenewedLease]:
+        """Return the entries of other owners for the lease of an entry that wait for no answer. With the lock."""
+        found = []
+        each = self._entries.get(entry.lease)
+        while each is not None:
+            if each is not entry and not each.attempt:
+                found.append(each)
+            each = each.next
+        return found
 
     def _tell(self) -> None:
         """Call the listeners. On a worker thread."""

@@ -455,6 +455,34 @@ def test_a_log_handler_may_use_the_manager(manager: LeaseRenewalManager, grantor
         logging.getLogger("messaging.leases.renewal").removeHandler(handler)
 
 
+def test_a_lease_that_one_owner_has_made_shorter_is_renewed_in_time_for_the_others(
+    virtual_clock: VirtualClock, manager: LeaseRenewalManager, grantor: Grantor
+) -> None:
+    lease = grantor.grant(3600.0)
+    grantor.outcome = lambda _lease, asked: 3600.0 if asked == Lease.ANY else asked
+    manager.renew_until(lease, owner="long")
+    manager.renew_until(lease, Lease.FOREVER, 20.0, owner="short")
+    manager.renew_now(lease)
+    eventually(lambda: lease.duration == 20.0)
+    manager.remove(lease, owner="short")
+    virtual_clock.advance(19.0)
+    eventually(lambda: lease.duration == 3600.0)
+
+
+def test_all_owners_of_a_lease_are_told_at_once_that_it_is_unknown(
+    virtual_clock: VirtualClock, manager: LeaseRenewalManager, grantor: Grantor
+) -> None:
+    lease = grantor.grant(3600.0)
+    told = {name: Told() for name in ("one", "two")}
+    for name, each in told.items():
+        manager.renew_until(lease, listener=each, owner=name)
+    grantor.outcome = lambda _lease, _asked: UnknownLeaseError("gone")
+    manager.renew_now(lease)
+    virtual_clock.advance(1.0)
+    for each in told.values():
+        each.failed.wait_for(1)
+
+
 def test_owners_of_one_lease_renew_it_each_for_itself(manager: LeaseRenewalManager, grantor: Grantor) -> None:
     lease = grantor.grant(100.0)
     one, two = object(), object()
