@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -64,6 +65,8 @@ _LEAVE_WITHIN: Final = 1.0
 _FRAMEWORK: Final = uuid4()
 #: namespace of the inboxes of members with a queue
 _INBOXES: Final = UUID("5d0c7c0e-3c0b-4f0f-9a43-0f6f4f6b4c1e")
+#: first and longest pause before subscriptions that the broker refused or ended are asked for again, seconds
+_RETRY: Final = (1.0, 60.0)
 #: longest wait for the confirmation of subscriptions, seconds
 _CONFIRM_TIMEOUT: Final = 10.0
 
@@ -289,6 +292,10 @@ class EventNode:
         #: resolves when this member is subscribed and has announced itself for the first time
         self.ready: Promise[None] = Promise(f"connecting {title}")
         self._is_closed = False
+        #: channels of announcements whose subscription the broker ended
+        self._failed: dict[str, None] = {}
+        #: when subscriptions are asked for again, monotonic seconds; and the pause before the time after that
+        self._retry_at, self._retry_pause = math.inf, _RETRY[0]
         self._closed: Promise[None] = Promise(f"closing {title}")
         self._joint: JointSubscription = instance.subscription.open_joint(self._take, queue=settings.queue)
         self._joint.on_failed = partial(self._control.post, self._channel_failed)
@@ -389,6 +396,7 @@ class EventNode:
     def _connected(self) -> None:
         if self._is_closed:
             return
+        self._retry_pause = _RETRY[0]
         try:
             self._membership.connected(clock.monotonic())
         finally:
@@ -405,10 +413,33 @@ class EventNode:
     def _tick(self) -> None:
         if self._is_closed:
             return
+        now = clock.monotonic()
         try:
-            self._membership.tick(clock.monotonic())
+            self._membership.tick(now)
         finally:
             self._control.post_later(self._membership.interval, self._tick)
+        if not (self._failed or self._wants.are_refused):
+            self._retry_at = math.inf
+        elif self._retry_at == math.inf:
+            self._retry_at = now + self._retry_pause
+        elif now >= self._retry_at and self._is_connected:
+            self._retry_at, self._retry_pause = math.inf, min(2 * self._retry_pause, _RETRY[1])
+            self._retry()
+
+    def _retry(self) -> None:
+        """Ask for the subscriptions again that the broker refused or ended: a member must not stay deaf."""
+        failed, self._failed = self._failed, {}
+        for channel in failed:
+            joined = self._joint.add(channel)
+            joined.listen(partial(self._control.post, self._rejoined, channel, joined))
+        self._wants.retry()
+
+    def _rejoined(self, channel: str, joined: Promise[None]) -> None:
+        error = joined.exception()
+        if error is not None:
+            self._channel_failed(channel, error)
+        elif not self._failed:
+            self._connected()  # announcements were missed
 
     def _confirm(self, event_id: str, sender: str) -> None:
         """Tell the sender of an event that every consumer here was notified. From any thread."""
@@ -416,8 +447,14 @@ class EventNode:
 
     def _channel_failed(self, channel: str, error: MessagingError) -> None:
         """Note that the broker ended a subscription."""
+        if self._is_closed or isinstance(error, ClosedError):
+            return
         if self.names.is_announcement(channel):
-            logger.error("%s: the announcements on %r do not arrive: %s", self.title, channel, error)
+            self._failed[channel] = None
+            logger.error(
+                "%s: the announcements on %r do not arrive: %s; subscribing again in %g s",
+                self.title, channel, error, self._retry_pause,
+            )  # fmt: skip
         else:
             self._wants.failed(channel, error)
 
@@ -460,9 +497,9 @@ class EventNode:
         return found is not None and not found.is_lost
 
     def heard_of(self, member: str) -> None:
-        """Have ``NodeService.member_lost`` called for the sender of an event, though it ended before this member began.
+        """Have ``NodeService.member_lost`` called for the sender of an event in the end, whether or not it is known.
 
-        From any thread.
+        It may have ended before this member began. From any thread.
         """
         found = self._membership.members.get(member)
         if found is None or not found.is_known:
@@ -496,6 +533,8 @@ class EventNode:
         """Return what keeps events of other members from this one, as texts for people; empty: nothing does."""
         if not self._is_connected:
             return [f"{self.title}: not connected to the event network {self.names.prefix!r}"]
+        if self._failed:
+            return [f"{self.title}: no announcements of the event network {self.names.prefix!r} arrive"]
         if not self._membership.is_settled:
             return [f"{self.title}: still learning the members of the event network {self.names.prefix!r}"]
         return []

@@ -133,8 +133,13 @@ class OwnInterests:
             self._adding.pop(each, None)
             self._joint.remove(each)
 
+    @property
+    def are_refused(self) -> bool:
+        """Return whether the broker refused or ended a subscription, which was not asked for again."""
+        return bool(self._refused)
+
     def retry(self) -> None:
-        """Subscribe to the refused patterns again: after a reconnect."""
+        """Subscribe to the refused patterns again: after a reconnect, and from time to time."""
         refused, self._refused = self._refused, {}
         for each in refused:
             self._add(each)

@@ -73,6 +73,10 @@ class Changes:
         self._queue.append(change)
         self.proceed()
 
+    def adds(self, channel: str) -> bool:
+        """Return whether a channel is about to be joined."""
+        return any(each.channel == channel and each.spec is not None for each in (*self._applying, *self._queue))
+
     def joined(self) -> None:
         """Note that the channels are joined on a new connection."""
         self.is_joined = True

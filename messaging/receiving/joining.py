@@ -78,6 +78,8 @@ class JoinedChannels(Joined):
 
     def leave(self, channel: str) -> None:
         """See ``Joined``."""
+        if self._changes.adds(channel):  # it was parted, and is joined again
+            return
         logger.info(
             "%s: %r was subscribed to by an earlier process; unsubscribing", self.connection.adapter.name, channel
         )
