@@ -25,6 +25,7 @@ from tests.simulation.plans import Plan, Step
 from tests.simulation.services.distributed_ledger import Consumer, Event, Ledger, SessionView, matches
 from tests.simulation.services.distributed_member import LASTING, SLACK, Member
 from tests.simulation.simulation import Keeper, Simulation, scheduling, span
+from tests.simulation.world.scheduler import BEGIN
 
 if TYPE_CHECKING:
     import random
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 ARRIVES: Final = 45.0
 #: time in which the queue of one connection may be missing after a fault of a channel, seconds
 REPAIR: Final = 30.0
+#: time after which a broker has noticed that a machine is gone: twice the longest heartbeat, and more, seconds
+GHOST: Final = 200.0
 #: time in which a process that comes back has to register its consumers, seconds
 BACK_WITHIN: Final = 25.0
 
@@ -101,9 +104,13 @@ class DistributedEvents(Simulation):
 
     def check_notified(self, event: Event) -> None:
         """Check that a notification was right to resolve."""
+        sender = self.admins.get(event.role)
+        now = {} if sender is None else self.view(sender)
         for each in self.ledger.consumers:
             if each.why or not self._reaches(event, each) or each.member in event.lost:
                 continue
+            if each.member != event.member and each.topics not in now.get(each.member, (False, ()))[1]:
+                continue  # it withdrew its interest: the broker ended its subscription
             if each.label.startswith("s-"):
                 if event.key not in each.got and not each.over:
                     continue  # a stream has it; its observer need not
@@ -125,6 +132,8 @@ class DistributedEvents(Simulation):
             if each.name == role and each.process.is_alive:
                 self.admins.pop(role, None)
                 self.ledger.killed(role)
+                if vanishes and self.protocol == "amqp" and self.plan.options["members"][role]["is_durable"]:
+                    self.ledger.ghosts[role] = self.world.scheduler.now + GHOST
         super().fault_kill(role, seconds, vanishes)
 
     def fault_restart_broker(self, seconds: float, is_kill: bool) -> None:
@@ -200,8 +209,8 @@ class DistributedEvents(Simulation):
                 for each in chain:
                     if self._reaches(event, each) and self._is_promised(event, each, chain):
                         found.append(
-                            f"{event.key} ({event.manner}, {event.state}, on {event.topic}, at {event.at - 10_000:.3f})"
-                            f" did not arrive at {each.name} ({each.topics}, until {each.off - 10_000:.3f} {each.why})"
+                            f"{event.key} ({event.manner}, {event.state}, on {event.topic}, at {event.at - BEGIN:.3f})"
+                            f" did not arrive at {each.name} ({each.topics}, until {each.off - BEGIN:.3f} {each.why})"
                         )
                         break
         return found
@@ -226,10 +235,12 @@ class DistributedEvents(Simulation):
             if self.breaks is not None and self.breaks.between(consumer.role, event.at - 1.0, until):
                 return False
             return not any(begin <= until and event.at <= end for begin, end in ledger.troubles)
+        if any(begin <= until and event.at <= end for begin, end in ledger.troubles):
+            return False  # a subscription that the broker ends is made again, and what arrives meanwhile is dropped
         if any(kill > event.at for kill in ledger.kills.get(consumer.role, ())):
             return False  # it may have been taken in by the process that was killed
-        is_restarted = self.protocol == "amqp" and any(restart > event.at for restart in ledger.restarts)
-        if is_restarted and event.manner != "persistent":
+        is_emptied = self.protocol == "amqp" and any(restart > event.at for restart in ledger.restarts)
+        if is_emptied and event.manner != "persistent":
             return False
         if any(each.why in ("left", "closed", "discarded") and each.off < until for each in chain):
             return False
@@ -245,8 +256,10 @@ class DistributedEvents(Simulation):
             session = ledger.sessions.get(view.session)
             if session is None or consumer.why:
                 continue
-            got = f"sent {[*session.sent]}, got {view.got}, its end {session.end!r}"
-            name = f"session {session.id} at {consumer.member}: {got}"
+            name = (
+                f"session {session.id} at {consumer.member}: sent {[*session.sent]}, got {view.got},"
+                f" its end {session.end!r}"
+            )
             if session.end and not view.end and self._hears_end(view):
                 found.append(f"{name} did not arrive")
             if view.end == "lost" and not session.end and self.plan.options["is_calm"]:
@@ -279,7 +292,9 @@ class DistributedEvents(Simulation):
         if self.breaks is None:
             return True
         if self.plan.options["members"][consumer.role]["is_durable"]:
-            return self.protocol != "amqp" or not any(each > session.opened for each in self.ledger.restarts)
+            return not self.ledger.troubles and (
+                self.protocol != "amqp" or not any(each > session.opened for each in self.ledger.restarts)
+            )
         return not self.breaks.between(consumer.role, session.opened, inf) and not self.ledger.troubles
 
     def _sources(self) -> list[str]:

@@ -175,6 +175,9 @@ class Ledger:
         self.restarts: list[float] = []
         self.troubles: list[tuple[float, float]] = []
         self.may_reorder = False
+        #: until when an AMQP broker may give events of a role to a connection of a machine that is gone; it returns
+        #: them to the queue, behind newer ones, when it notices that
+        self.ghosts: dict[str, float] = {}
         self._broken = broken
         self._now = now
 
@@ -226,12 +229,16 @@ class Ledger:
         kind = f"{event.publisher} {event.manner == 'once'}"
         highest = consumer.highest.get(kind, -1)
         consumer.highest[kind] = max(highest, event.number)
-        if event.number > highest or self.may_reorder:
-            return
-        # a killed process leaves events at the broker that are given back after newer ones
-        if event.at < self.up.get(consumer.member, 0.0) and consumer.role in self.kills:
+        if event.number > highest or self.may_overtake(consumer, event):
             return
         self._broken(f"{consumer.name} got {event.key} after {event.publisher}/{highest}")
+
+    def may_overtake(self, consumer: Consumer, event: Event) -> bool:
+        """Return whether newer events may have come before this one."""
+        if self.may_reorder or event.at < self.ghosts.get(consumer.role, 0.0):
+            return True
+        # a killed process leaves events at the broker that are given back after newer ones
+        return event.at < self.up.get(consumer.member, inf) and consumer.role in self.kills
 
 
 def matches(topics: str, topic: str) -> bool:

@@ -86,7 +86,9 @@ class SessionConsumer(DistributableEventConsumer[Any]):
         number = data["m"]
         if number in view.got:
             broken(f"{name} got {number} again")
-        if data["n"] <= view.highest.get(data["p"], -1):
+        ledger = member.simulation.ledger
+        event_of = ledger.events[f"{data['p']}/{data['n']}"]
+        if data["n"] <= view.highest.get(data["p"], -1) and not ledger.may_overtake(view.consumer, event_of):
             broken(f"{name} got {data['n']} of {data['p']} after {view.highest[data['p']]}")
         view.highest[data["p"]] = data["n"]
         session = member.simulation.ledger.sessions[view.session]
@@ -503,8 +505,8 @@ class Member(Role):
             self.simulation.check_notified(event)
             return
         event.state = "OutcomeUnknownError"
-        is_partial = isinstance(error, PartialNotificationError) and not error.missing
-        if is_partial and "answers of the members" not in str(error):
+        is_named = getattr(error, "missing", ()) or "answers of the members" in str(error)
+        if isinstance(error, PartialNotificationError) and not is_named:
             self.simulation.broken(f"the notification of {event.key} names nobody: {error}")
         self.simulation.check_failure(self, event, error)
 
