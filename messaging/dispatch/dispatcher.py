@@ -317,7 +317,7 @@ def when_all_done(lanes: Iterable[Lane], what: str) -> Promise[None]:
     """Return a promise that resolves when every item now in ``lanes`` has been processed or dropped."""
     promise: Promise[None] = Promise(what)
     # a closed lane is not waited for: its abandoned receiver may never return
-    several = [each for each in {*lanes} if (len(each) or each.is_scheduled) and not each.is_closed]
+    several = [each for each in dict.fromkeys(lanes) if (len(each) or each.is_scheduled) and not each.is_closed]
     if not several:
         promise.resolve(None)
         return promise

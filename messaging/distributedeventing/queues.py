@@ -154,9 +154,10 @@ class ConsumerQueue:
         """Drop the events that wait, and deliver nothing more; return how many events were dropped."""
         with self._lock:
             self._is_ended = True
+        self._lane.close()  # first: a barrier that comes meanwhile is dropped here, or finds the lane closed
+        with self._lock:
             dropped = [*self._events]
             self._events.clear()
-        self._lane.close()
         return _end_all(dropped)
 
     def _run(self, _: object) -> None:
