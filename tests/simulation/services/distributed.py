@@ -289,6 +289,8 @@ class DistributedEvents(Simulation):
         sender = self.admins.get(session.member.split(".")[0])
         if sender is None or sender.member != session.member:
             return True  # its process is gone, or its admin: that is noticed
+        if consumer.known > session.over:
+            return False
         if self.breaks is None:
             return True
         if self.plan.options["members"][consumer.role]["is_durable"]:
