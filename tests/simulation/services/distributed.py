@@ -87,6 +87,8 @@ class DistributedEvents(Simulation):
         for other in [*self.admins.values()]:
             if other.member not in before or not other.process.is_alive:
                 continue
+            if self.ledger.ghosts.get(other.name, 0.0) > self.world.scheduler.now:
+                continue  # the broker may have given the announcement to a machine that is gone
             known = self.view(other).get(member.member)
             for each in consumers:
                 if not each.why and (known is None or each.topics not in known[1]):
