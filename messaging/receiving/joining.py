@@ -145,7 +145,7 @@ class JoinedChannels(Joined):
 
     def _has_handle(self) -> None:
         """Tell a new handle of the abandoned channels, and of a pause."""
-        if self.handle is not self._informed:
+        if self.handle is not None and self.handle is not self._informed:  # it may have been closed meanwhile
             self._informed = self.handle
             self._intake.connected()
             if self.is_abandoned is not None:
