@@ -57,13 +57,17 @@ class Event:
         """Return the role of its member."""
         return self.member.split(".")[0]
 
+    def origin_is_own(self, role: str, life: int) -> bool:
+        """Return whether it was published in a process."""
+        return self.member.startswith(f"{role}.{life}.")
+
     @property
     def payload(self) -> dict[str, object]:
         """Return what is published."""
         return {"p": self.publisher, "n": self.number, "t": self.topic, "k": self.number % 3}
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False)
 class Consumer:
     """A consumer of one member.
 

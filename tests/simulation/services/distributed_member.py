@@ -26,7 +26,7 @@ from tests.simulation.world.world import PlannedError
 
 if TYPE_CHECKING:
     from messaging import Promise
-    from messaging.distributedeventing import EventPublisherSession, EventSubscription
+    from messaging.distributedeventing import EventPublisherSession, EventSubscription, NodeDTO
     from tests.simulation.services.distributed import DistributedEvents
 
 #: time that a promise may take beyond its deadline, virtual seconds: threads are held up for up to 20 s at each point
@@ -130,6 +130,10 @@ class Member(Role):
     def is_durable(self) -> bool:
         """Return whether the broker keeps its events while it is away."""
         return bool(self.form["is_durable"])
+
+    def node(self) -> NodeDTO | None:
+        """Return what it knows of the network."""
+        return self.admin.get_dto().node
 
     # --- opening and closing
 

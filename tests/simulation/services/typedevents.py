@@ -1,0 +1,238 @@
+"""Typed events: buses of several processes with handlers, history, monitors and replays, also durable ones.
+
+What is promised, and checked (``docs/events.md``, chapter 157):
+
+- a handler is called with each event of its topics that passes its filter, once, in the order of each thread that
+  published; with none after it was unregistered, was blocked, or its bus was closed; ``flush()`` waits for that;
+- a handler with ``history`` gets the newest past events first, the oldest of them first, and then every later event,
+  none twice;
+- an observer sees every event from its subscription on, once and in order; it completes with its bus. A replay is in
+  the order of the sequences; no sequence stands for two events, over all runs;
+- an event that was recorded longer than the window before its process was killed is replayed by the next one;
+- buses that are connected take each other's events once and in order, and lose none but those of lost connections.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from tests.simulation.fault_plans import Breaks, draw_faults
+from tests.simulation.plans import Plan, Step
+from tests.simulation.services.distributed import ARRIVES, BACK_WITHIN, DistributedEvents, form_of
+from tests.simulation.services.distributed_ledger import Consumer, Event, Ledger
+from tests.simulation.services.typed_bus import KEPT, BusProgram, Handler, Watch
+from tests.simulation.simulation import Keeper, scheduling, span
+
+if TYPE_CHECKING:
+    import random
+
+#: time that storing an event may take beyond its window, seconds
+STORES: Final = 30.0
+
+
+class TypedEvents(DistributedEvents):
+    """Buses that are connected."""
+
+    name = "typedevents"
+    has_exact_interests: ClassVar[bool] = False
+
+    def begin(self) -> None:
+        """See ``Simulation``."""
+        self.ledger = Ledger(self.broken, lambda: self.world.scheduler.now)
+        options = self.plan.options
+        self.ledger.may_reorder = options["may_reorder"]
+        self.has_disk_faults = options["has_disk_faults"]
+        self.admins: dict[str, Any] = {}
+        self.watches: list[Watch] = []
+        #: event by role and sequence
+        self.sequences: dict[tuple[str, int], str] = {}
+        self.breaks: Breaks | None = None
+        if self.service is not None:
+            self.breaks = Breaks(self.broker, self.world.scheduler)
+            self.service.broker = self.breaks
+        else:
+            self.roles.append(Keeper(self, "keeper"))
+        for name, form in options["members"].items():
+            self.roles.append(BusProgram(self, name, form))  # type: ignore[arg-type]
+
+    def check_sequence(self, role: str, sequence: int, key: str, *, is_recorded: bool) -> None:
+        """Check that a sequence stands for one event."""
+        if sequence and is_recorded:
+            known = self.sequences.setdefault((role, sequence), key)
+            if known != key:
+                self.broken(f"{role}: sequence {sequence} is that of {known}, and of {key}")
+
+    def is_at_rest(self) -> bool:
+        """See ``Simulation``."""
+        return self.is_time() and not self._strangers() and not self._missing() and not self._unseen()
+
+    def judge(self) -> None:
+        """See ``Simulation``."""
+        for text in (*self._strangers(), *self._missing(), *self._unseen(), *self._past()):
+            self.broken(text)
+        for member in [*self.admins.values()]:
+            dto = member.connection.get_dto()
+            if dto.dropped or dto.unfit or dto.failed:
+                self.broken(f"{member.member} dropped {dto.dropped}, unfit {dto.unfit}, failed {dto.failed} events")
+
+    def _is_promised(self, event: Event, consumer: Consumer, chain: list[Consumer]) -> bool:
+        ledger, last = self.ledger, chain[-1]
+        if consumer.member == event.member:
+            return event.state == "confirmed" and consumer.off > event.until + ARRIVES
+        if event.state != "confirmed":
+            return False
+        until = event.until + ARRIVES
+        if any(kill > event.at for kill in ledger.kills.get(event.role, ())):
+            return False  # it was on its way to the outbox
+        closings = [each.off for each in ledger.consumers if each.member == event.member and each.why == "closed"]
+        if any(each < until for each in closings):
+            return False  # closing waits for it for a few seconds only
+        if any(begin <= until and event.at <= end for begin, end in ledger.troubles):
+            return False
+        breaks = self.breaks
+        form = self.plan.options["members"][consumer.role]
+        if not form["is_durable"]:
+            if consumer.off < until or consumer.member not in event.whole:
+                return False
+            return breaks is None or not (
+                breaks.between(consumer.role, event.at - 1.0, until + ARRIVES)
+                or breaks.between(event.role, event.at - 1.0, until)
+            )
+        if any(kill > event.at for kill in ledger.kills.get(consumer.role, ())):
+            return False
+        if self.protocol == "amqp" and any(restart > event.at for restart in ledger.restarts):
+            return False
+        if any(each.why in ("left", "closed", "discarded") and each.off < until + ARRIVES for each in chain):
+            return False
+        return not any(each.on - each.began > BACK_WITHIN for each in chain) and last.why == ""
+
+    def _unseen(self) -> list[str]:
+        """Return the events that observers should have seen."""
+        found = []
+        for watch in self.watches:
+            program = next((each for each in self.admins.values() if each.member == watch.member), None)
+            if program is None or watch.is_disposed or watch.over:
+                continue
+            for event in self.ledger.events.values():
+                if event.member == watch.member and event.state == "confirmed" and event.at > watch.on:
+                    if event.key not in watch.got:
+                        found.append(f"{watch.name} has not seen {event.key}")
+                elif watch.is_replay and program.form["is_recorded"] and self._is_stored(event, program, watch):
+                    found.append(f"{watch.name} has not replayed {event.key} of {event.at - 10_000:.3f}")
+        return found
+
+    def _is_stored(self, event: Event, program: BusProgram, watch: Watch) -> bool:
+        """Return whether an event of an earlier run was on the disk, and was not seen."""
+        if self.has_disk_faults or event.role != program.name or event.topic != KEPT or event.key in watch.got:
+            return False
+        if event.state != "confirmed" or event.member == watch.member or event.until > watch.began:
+            return False
+        kills = [each for each in self.ledger.kills.get(program.name, ()) if each > event.at]
+        return (
+            event.stored < min([*kills, 1e12]) or not kills or event.until + program.form["window"] + STORES < kills[0]
+        )
+
+    def _past(self) -> list[str]:
+        """Check that handlers with history got the newest events, in order."""
+        found = []
+        for each in self.ledger.consumers:
+            if not isinstance(each, Handler) or each.why in ("killed", "closed"):
+                continue
+            if len(each.past) > each.history:
+                found.append(f"{each.name} got {len(each.past)} past events, and asked for {each.history}: {each.past}")
+            own = [key for key in each.past if self.ledger.events[key].member == each.member]
+            for publisher in dict.fromkeys(self.ledger.events[key].publisher for key in own):
+                before = [
+                    event.key
+                    for event in self.ledger.events.values()
+                    if event.publisher == publisher and event.until < each.began and each.wants(event)
+                    and event.topic == KEPT
+                ]  # fmt: skip
+                got = [key for key in own if self.ledger.events[key].publisher == publisher]
+                if before[len(before) - len(got) :] != got:
+                    found.append(f"{each.name} got the past events {got}, and the newest are {before[-len(got) :]}")
+        return found
+
+    # --- plans
+
+    @classmethod
+    def make_plan(cls, random: random.Random, protocol: str) -> Plan:
+        """See ``Simulation``."""
+        names = ["a", "b", "c"][: random.choice((2, 2, 3))]
+        heartbeat = random.choice((1.0, 2.0, 5.0))
+        linger = random.choice((3.0, 120.0, 3600.0))
+        members = {name: form_of(random, protocol, name, heartbeat, linger) for name in names}
+        for form in members.values():
+            form |= {
+                "kept": random.choice((3, 10, 1000)),
+                "is_recorded": random.random() < 0.6,
+                "window": random.choice((0.0, 0.2, 1.0)),
+                "shares": random.random() < 0.6,
+                "past": random.choice((None, None, 1)),
+            }
+        steps: list[Step] = []
+        for name in names:
+            steps += _steps(random, name)
+        faults = draw_faults(random, protocol, names)
+        chances = scheduling(random)
+        options = {
+            **chances,
+            "members": members,
+            "linger": linger,
+            "is_harsh": chances["hold_up"] > 0 and chances["longest"] > 0.2,
+            "may_reorder": any("nack" in fault.arguments for fault in faults),
+            "has_disk_faults": any(
+                fault.name in ("full_disk", "failing_sync") or fault.arguments.get("vanishes") for fault in faults
+            ),
+            "is_calm": False,
+        }
+        return Plan(options, tuple(steps), tuple(faults))
+
+
+_TOPICS: Final = ("ev/a", "ev/b", KEPT, KEPT, "ev/x/y")
+_FILTERS: Final = ("ev/*", "ev/+", "ev/a", KEPT, "ev/x/+")
+
+
+def _steps(random: random.Random, name: str) -> list[Step]:
+    """Return the steps of one program."""
+    steps: list[Step] = []
+
+    def add(step: str, **arguments: Any) -> None:
+        steps.append(Step(name, step, arguments))
+
+    for number in range(random.randint(12, 30)):
+        chosen = random.random()
+        topics = [random.choice(_TOPICS) for _ in range(random.choice((1, 1, 2, 3, 8, 15)))]
+        manner = random.choice(("untyped", "typed"))
+        if chosen < 0.25:
+            add("publish", topics=topics, manner=manner)
+        elif chosen < 0.36:
+            add("publish_aside", topics=topics, manner=manner, pause=span(random, 1e-4, 0.3))
+        elif chosen < 0.53:
+            add("pause", seconds=span(random, 1e-4, 3.0))
+        elif chosen < 0.66:
+            add(
+                "join", label=f"j{number}", topics=random.choice(_FILTERS), residue=random.choice((None, None, 2)),
+                manner=random.choice(("good", "coroutine", "typed", "raises")), history=random.choice((0, 0, 2, 20)),
+            )  # fmt: skip
+        elif chosen < 0.72:
+            add("leave", label=f"j{random.randrange(number + 1)}")
+        elif chosen < 0.80:
+            add("monitor", label=f"m{number}", history=random.choice((0, 0, 3)), is_replay=random.random() < 0.5)
+        elif chosen < 0.83:
+            add("unmonitor", label=f"m{random.randrange(number + 1)}")
+        elif chosen < 0.85:
+            add("announce")
+        elif chosen < 0.89:
+            add("flush")
+        elif chosen < 0.91:
+            add("flush_monitor")
+        elif chosen < 0.93:
+            add("slow", seconds=random.choice((0.0, span(random, 1e-3, 0.3))))
+        elif chosen < 0.96:
+            add("ask", count=random.choice((1, 5, 100)), timeout=random.choice((3.0, 10.0)))
+        elif chosen < 0.99:
+            add("reopen")
+        else:
+            add("reopen_all")
+    return steps
