@@ -41,7 +41,7 @@ def main() -> int:
         for seed in range(arguments.first, arguments.first + arguments.seeds)
         for name, kind in services().items()
         for protocol in kind.protocols
-        if (not arguments.service or name in arguments.service)
+        if (name in arguments.service if arguments.service else kind.is_complete)
         and (not arguments.protocol or protocol in arguments.protocol)
     ]
     if not cases:

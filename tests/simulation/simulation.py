@@ -147,6 +147,8 @@ class Simulation:
     name: ClassVar[str] = ""
     #: protocols that it runs on
     protocols: ClassVar[tuple[str, ...]] = PROTOCOLS
+    #: false: its ledger still takes permitted outcomes for broken promises, so it runs only if it is asked for by name
+    is_complete: ClassVar[bool] = True
     #: false: nothing is sent, so there is neither a broker nor a process that holds one
     has_broker: ClassVar[bool] = True
 
