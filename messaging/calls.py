@@ -155,9 +155,8 @@ def call(
 
     Returns:
         The promise of the result. It fails with the error of the operation (``ReplyError`` for a class that is not
-        known here), with ``ClosedError`` if the server was closed before it had answered, or as
-        :meth:`Messaging.request <messaging.Messaging.request>` does: with ``UnroutableError`` at once where no server
-        has subscribed, unless the protocol is MQTT 3.1.1.
+        known here), or as :meth:`Messaging.request <messaging.Messaging.request>` does: with ``UnroutableError`` at
+        once where no server has subscribed, unless the protocol is MQTT 3.1.1.
 
     Raises:
         InvalidEventError: an argument has no portable form.
@@ -173,8 +172,6 @@ def call(
         try:
             result = read_result(request.result(0).payload)
             promise.resolve(result if convert is None else convert(result))
-        except ReplyError as error:  # such as that of a server that was closed before it had answered
-            promise.reject(error_named(error.kind, error.reason))
         except MessagingError as error:
             promise.reject(error)
         except Exception as error:  # noqa: BLE001  # of `convert`, for a reply that is not as it must be

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from messaging import Messaging
-from messaging.calls import CallServer, call
 from messaging.errors import ClosedError, ListenerGoneError, MessagingError, UnknownLeaseError, UnknownTransactionError
 from messaging.execution import Promise
 from messaging.leases import GrantedLease, Landlord, Lease, LeaseEnd, RemoteGrantor
@@ -28,7 +27,6 @@ from messaging.remoteevent import (
 from messaging.remoteevent.remote_listener import STARTING
 from messaging.remoteevent.renewal_set import LeaseRenewalSet
 from messaging.remoteevent.transactions import RemoteTransactionManager, TransactionManager, TransactionServer
-from messaging.testing import waiting
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
@@ -180,21 +178,6 @@ def test_a_transaction_manager_that_closed_tells_no_participant_that_a_transacti
         known.abort()
         with pytest.raises(ClosedError):
             remote.create()
-
-
-def test_a_call_that_a_closing_instance_left_unanswered_fails_with_closed_error(connect: Connect, channel: str) -> None:
-    served, m = connect(), connect()
-    begun: waiting.Recorder[Promise[int]] = waiting.Recorder()
-
-    def wait(_arguments: object, _body: bytes) -> Promise[int]:
-        begun.append(Promise("answer a call"))
-        return begun[0]
-
-    CallServer(served, channel, {"wait": wait}).ready.result(PATIENCE)
-    answer = call(m, channel, "wait", timeout=PATIENCE)
-    begun.wait_for(1)
-    served.close()
-    assert type(answer.exception(PATIENCE)) is ClosedError
 
 
 def test_a_listener_server_that_has_just_started_says_that_a_listener_is_not_there_yet(
