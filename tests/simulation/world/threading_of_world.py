@@ -284,6 +284,12 @@ class MainThread(Thread):
         """Return True."""
         return True
 
+    def _reset_internal_locks(self, _: bool) -> None:
+        """Do nothing after a fork; until Python 3.12."""
+
+    def _after_fork(self, new_ident: int | None = None) -> None:
+        """Do nothing after a fork; since Python 3.13."""
+
 
 class Timer(Thread):
     """``threading.Timer``."""
@@ -364,7 +370,8 @@ def _clock_gettime(_: int) -> float:
 
 def install() -> None:
     """Replace the functions and classes of the standard library. Once, and for ever."""
-    threading._active[0] = threading.main_thread()  # type: ignore[attr-defined]  # what forks look for
+    threading._dangling.discard(threading.main_thread())  # type: ignore[attr-defined]  # what forks look for
+    threading._active[0] = _main  # type: ignore[attr-defined]
     replaced: dict[Any, dict[str, Any]] = {
         threading: {
             "Lock": Lock, "RLock": RLock, "_CRLock": None, "_PyRLock": RLock, "_allocate_lock": Lock, "local": Local,
