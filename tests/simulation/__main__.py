@@ -7,7 +7,8 @@ import os
 import sys
 from statistics import median
 
-from tests.simulation.runner import Case, Result, plan_of, run_all, run_forked, services, warm_up
+from tests.simulation.coverage import Coverage
+from tests.simulation.runner import Case, Result, import_all, plan_of, run_all, run_forked, services, warm_up
 from tests.simulation.shrink import shrink
 
 
@@ -22,6 +23,7 @@ def main() -> int:
     parser.add_argument("--case", action="append", help="run this case and print its history; may be repeated")
     parser.add_argument("--total", type=int, help="stop after so many runs")
     parser.add_argument("--plant", help="name of a fault to plant, see tests.simulation.proof")
+    parser.add_argument("--coverage", action="store_true", help="report which code of the product did not run")
     parser.add_argument("--digests", action="store_true", help="print the digest of each run")
     parser.add_argument("--quiet", action="store_true", help="print the history of a case only if it failed")
     parser.add_argument("--shrink", help="make this case smaller")
@@ -31,6 +33,7 @@ def main() -> int:
         from tests.simulation.planting import plant
 
         plant(arguments.plant)
+    coverage = Coverage(import_all) if arguments.coverage else None
     warm_up()
     if arguments.shrink:
         return _show(shrink(Case.parse(arguments.shrink), _say))
@@ -51,8 +54,12 @@ def main() -> int:
     begin = os.times().elapsed
     results: list[Result] = []
     failed: list[Result] = []
-    for result in run_all(cases, arguments.jobs):
+    running = run_all(cases, arguments.jobs, covers=arguments.coverage)
+    for result in running:
         results.append(result)
+        if coverage is not None:
+            coverage.add(result)
+            result.measured = ""
         if arguments.digests:
             _say(f"{result.case} {result.digest}")
         if result.failures:
@@ -60,8 +67,10 @@ def main() -> int:
             _say(f"FAILED {result.case}: {result.failures[0][:300]}")
             if len(failed) >= arguments.stop:
                 _say("stopped")
-                break
+                running.close()
     _summary(results, os.times().elapsed - begin)
+    if coverage is not None:
+        coverage.report(sys.stdout)
     return 1 if failed else 0
 
 
@@ -83,20 +92,45 @@ def _show(case: Case, *, is_quiet: bool = False) -> int:
 
 
 def _summary(results: list[Result], seconds: float) -> None:
+    """Say what ran, at which rate, and which faults happened, or never did."""
     faults: dict[str, int] = {}
+    by_kind: dict[tuple[str, str], list[Result]] = {}
     for result in results:
+        case = Case.parse(result.case)
+        by_kind.setdefault((case.service, case.protocol), []).append(result)
         for name, count in result.faults.items():
             faults[name] = faults.get(name, 0) + count
-    virtual = sum(result.seconds for result in results)
     _say(
         f"{len(results)} runs, {sum(bool(each.failures) for each in results)} failed, in {seconds:.1f} s:"
-        f" {60 * len(results) / seconds:,.0f} runs and {virtual / 60 / seconds:.1f} virtual hours a minute;"
-        f" median of {median(each.steps for each in results):g} steps,"
-        f" {median(sum(each.faults.values()) for each in results):g} faults,"
-        f" {median(each.switches for each in results):g} changes of threads"
+        f" {60 * len(results) / seconds:,.0f} runs and {_hours(results) * 60 / seconds:.1f} virtual hours a minute"
     )
+    _say(
+        f"{'service':<13}{'protocol':<9}{'runs':>7}{'failed':>7}{'hours':>8}   medians: {'steps':>5}{'faults':>7}"
+        f"{'changes':>8}   a minute of a processor: {'runs':>6}{'hours':>6}"
+    )
+    for (service, protocol), runs in sorted(by_kind.items()):
+        minutes = sum(each.cost for each in runs) / 60 or 1e-9
+        _say(
+            f"{service:<13}{protocol:<9}{len(runs):>7,}{sum(bool(each.failures) for each in runs):>7,}"
+            f"{_hours(runs):>8.1f}            {median(each.steps for each in runs):>5g}"
+            f"{median(sum(each.faults.values()) for each in runs):>7g}{median(each.switches for each in runs):>8g}"
+            f"                            {len(runs) / minutes:>6,.0f}{_hours(runs) / minutes:>6.1f}"
+        )
     for name, count in sorted(faults.items()):
-        _say(f"  {count:8,} {name}")
+        _say(f"{count:10,} {name}")
+    known = {
+        name.removeprefix("fault_")
+        for service in {service for service, _ in by_kind}
+        for name in dir(services()[service])
+        if name.startswith("fault_")
+    }
+    if unseen := sorted(known - faults.keys()):
+        _say(f"faults that did not happen: {', '.join(unseen)}")
+
+
+def _hours(results: list[Result]) -> float:
+    """Return the virtual time of some runs."""
+    return sum(each.seconds for each in results) / 3600
 
 
 def _say(text: str) -> None:

@@ -16,9 +16,11 @@ import random
 import select
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
+
+from tests.simulation import coverage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -82,6 +84,8 @@ class Result:
         steps: number of steps of the plan.
         faults: faults that were injected, by kind.
         history: if it failed, or was asked for.
+        cost: processor time, seconds.
+        measured: what :mod:`tests.simulation.coverage` has measured, if it was asked for.
     """
 
     case: str
@@ -92,6 +96,8 @@ class Result:
     steps: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     history: list[tuple[float, str, str]] = field(default_factory=list)
+    cost: float = 0.0
+    measured: str = ""
 
 
 @cache
@@ -123,6 +129,7 @@ def plan_of(case: Case) -> Plan:
 
 def run_here(case: Case, *, wants_history: bool = False) -> Result:
     """Run a case in this process, which is used up by it."""
+    begin = sum(os.times()[:2])
     plan = plan_of(case)
     seed = f"{case.service}/{case.protocol}/{case.seed}" + (f"/{case.world}" if case.world else "")
     simulation = services()[case.service](seed, case.protocol, plan)
@@ -144,17 +151,24 @@ def run_here(case: Case, *, wants_history: bool = False) -> Result:
         len(plan.steps),
         dict(world.faults),
         world.history if simulation.failures or wants_history else [],
+        sum(os.times()[:2]) - begin,
     )
 
 
-def warm_up() -> None:
-    """Import everything, and run each service once. The state of this process is that of each run to come."""
+def import_all() -> None:
+    """Install the world, and import the project and all services."""
     # in this order: the project finds what the world has put in place
     for module in (
         "tests.simulation.world.install",
         *(f"adapters.{name}.adapter" for name in ("amqp", "memory", "mqtt")),
     ):
         importlib.import_module(module)
+    services()
+
+
+def warm_up() -> None:
+    """Import everything, and run each service once. The state of this process is that of each run to come."""
+    import_all()
     for name, kind in services().items():
         for protocol in kind.protocols:
             result = run_here(Case(name, protocol, 0))
@@ -165,7 +179,7 @@ def warm_up() -> None:
     gc.freeze()
 
 
-def run_forked(case: Case, *, wants_history: bool = False) -> Result:
+def run_forked(case: Case, *, wants_history: bool = False, covers: bool = False) -> Result:
     """Run a case in a child process."""
     read, write = os.pipe()
     pid = os.fork()
@@ -173,20 +187,8 @@ def run_forked(case: Case, *, wants_history: bool = False) -> Result:
         try:
             faulthandler.dump_traceback_later(LIMIT, exit=True)
             os.close(read)
-            result = run_here(case, wants_history=wants_history)
-            text = json.dumps(
-                [
-                    result.failures,
-                    result.digest,
-                    result.seconds,
-                    result.switches,
-                    result.steps,
-                    result.faults,
-                    result.history,
-                ]
-            )
-            with os.fdopen(write, "w") as pipe:
-                pipe.write(text)
+            result = coverage.measure(case, wants_history) if covers else run_here(case, wants_history=wants_history)
+            _send(write, result)
         except BaseException:  # noqa: BLE001  # of whatever kind: the child must not go on as its parent
             sys.stderr.write(traceback.format_exc())
             sys.stderr.flush()
@@ -200,38 +202,26 @@ def run_forked(case: Case, *, wants_history: bool = False) -> Result:
     _, status = os.waitpid(pid, 0)
     if not data:
         return Result(str(case), [f"the run did not end, or broke: status {status}"])
-    failures, digest, seconds, switches, steps, faults, history = json.loads(data)
-    return Result(str(case), failures, digest, seconds, switches, steps, faults, [tuple(line) for line in history])
+    return Result(**json.loads(data))
 
 
-def run_all(cases: Iterable[Case], jobs: int) -> Iterator[Result]:
-    """Run cases in so many processes at a time, and yield their results as they come."""
+def run_all(cases: Iterable[Case], jobs: int, *, covers: bool = False) -> Iterator[Result]:
+    """Run cases in so many processes at a time, and yield their results as they come.
+
+    The processes end when all cases have run, or when the iterator is closed.
+    """
     listed = [*cases]
-    parts = [listed[number::jobs] for number in range(jobs)]
     pipes: dict[int, int] = {}
-    for part in parts:
+    for number in range(jobs):
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
                 os.close(read)
-                with os.fdopen(write, "w") as pipe:
-                    for case in part:
-                        result = run_forked(case)
-                        line = json.dumps(
-                            [
-                                result.case,
-                                result.failures,
-                                result.digest,
-                                result.seconds,
-                                result.switches,
-                                result.steps,
-                                result.faults,
-                                result.history,
-                            ]
-                        )
-                        pipe.write(line + "\n")
-                        pipe.flush()
+                for case in listed[number::jobs]:
+                    _send(write, run_forked(case, covers=covers))
+            except BrokenPipeError:
+                pass  # the results are not wanted any more
             except BaseException:  # noqa: BLE001  # as above
                 sys.stderr.write(traceback.format_exc())
             finally:
@@ -239,17 +229,27 @@ def run_all(cases: Iterable[Case], jobs: int) -> Iterator[Result]:
         os.close(write)
         pipes[read] = pid
     rest = dict.fromkeys(pipes, b"")
-    while pipes:
-        ready, _, _ = select.select([*pipes], [], [])
-        for pipe in ready:
-            chunk = os.read(pipe, 1 << 20)
-            if not chunk:
-                os.close(pipe)
-                os.waitpid(pipes.pop(pipe), 0)
-                continue
-            *lines, rest[pipe] = (rest[pipe] + chunk).split(b"\n")
-            for line in lines:
-                name, failures, digest, seconds, switches, steps, faults, history = json.loads(line)
-                yield Result(
-                    name, failures, digest, seconds, switches, steps, faults, [tuple(each) for each in history]
-                )
+    try:
+        while pipes:
+            ready, _, _ = select.select([*pipes], [], [])
+            for pipe in ready:
+                chunk = os.read(pipe, 1 << 20)
+                if not chunk:
+                    os.close(pipe)
+                    os.waitpid(pipes.pop(pipe), 0)
+                    continue
+                *lines, rest[pipe] = (rest[pipe] + chunk).split(b"\n")
+                for line in lines:
+                    yield Result(**json.loads(line))
+    finally:
+        for pipe in pipes:
+            os.close(pipe)
+        for pid in pipes.values():
+            os.waitpid(pid, 0)
+
+
+def _send(pipe: int, result: Result) -> None:
+    """Write a result as a line."""
+    data = memoryview(json.dumps(asdict(result)).encode() + b"\n")
+    while data:
+        data = data[os.write(pipe, data) :]

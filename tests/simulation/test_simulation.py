@@ -43,15 +43,39 @@ def test_cases_that_have_failed_keep_their_promises() -> None:
     check(simulate("--quiet", *(argument for case in KEPT for argument in ("--case", case))))
 
 
+def _digests(hash_seed: int) -> list[str]:
+    done = simulate("--seeds", "1", "--first", "50", "--digests", PYTHONHASHSEED=str(hash_seed))
+    check(done)
+    return sorted(line for line in done.stdout.splitlines() if "/50 " in line)
+
+
 @pytest.mark.timeout(300)
 def test_the_same_seed_gives_the_same_history_with_any_hash_seed() -> None:
-    digests = []
-    for seed in ("1", "2"):
-        done = simulate("--seeds", "1", "--first", "50", "--jobs", "1", "--digests", PYTHONHASHSEED=seed)
-        check(done)
-        digests.append([line for line in done.stdout.splitlines() if "/" in line.split(" ")[0]])
-    assert digests[0]
-    assert digests[0] == digests[1]
+    digests = _digests(1)
+    assert digests
+    assert digests == _digests(2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT)
+def test_the_same_seed_gives_the_same_history_ten_times() -> None:
+    assert len({tuple(_digests(number)) for number in range(10)}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT)
+def test_the_code_that_did_not_run_is_reported() -> None:
+    done = simulate("--service", "journal", "--seeds", "2", "--coverage")
+    check(done)
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.startswith("messaging/")}
+    share = {name: int(row[5].rstrip("%")) for name, row in rows.items()}
+    assert share["messaging/journal/journal.py"] > share["messaging/gateway/gateway.py"] > 0
+
+
+def test_faults_that_did_not_happen_are_named() -> None:
+    done = simulate("--service", "messages", "--protocol", "memory", "--seeds", "1", "--jobs", "1")
+    check(done)
+    assert "faults that did not happen: " in done.stdout
 
 
 def test_a_planted_fault_is_found() -> None:
