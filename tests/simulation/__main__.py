@@ -8,7 +8,7 @@ import sys
 from statistics import median
 
 from tests.simulation.coverage import Coverage
-from tests.simulation.runner import Case, Result, import_all, plan_of, run_all, run_forked, services, warm_up
+from tests.simulation.runner import Case, Result, Stems, import_all, plan_of, run_all, services
 from tests.simulation.shrink import shrink
 
 
@@ -34,11 +34,12 @@ def main() -> int:
 
         plant(arguments.plant)
     coverage = Coverage(import_all) if arguments.coverage else None
-    warm_up()
-    if arguments.shrink:
-        return _show(shrink(Case.parse(arguments.shrink), _say))
-    if arguments.case:
-        return max(_show(Case.parse(case), is_quiet=arguments.quiet) for case in arguments.case)
+    import_all()
+    with Stems() as stems:
+        if arguments.shrink:
+            return _show(stems, shrink(Case.parse(arguments.shrink), stems, _say))
+        if arguments.case:
+            return max(_show(stems, Case.parse(case), is_quiet=arguments.quiet) for case in arguments.case)
     cases = [
         Case(name, protocol, seed)
         for seed in range(arguments.first, arguments.first + arguments.seeds)
@@ -74,8 +75,8 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _show(case: Case, *, is_quiet: bool = False) -> int:
-    result = run_forked(case, wants_history=True)
+def _show(stems: Stems, case: Case, *, is_quiet: bool = False) -> int:
+    result = stems.run(case, wants_history=True)
     if is_quiet and not result.failures:
         return 0
     for step in plan_of(case).steps:

@@ -1,4 +1,4 @@
-"""Runs seeds: each in a child process, forked from one in which everything is imported and has run once.
+"""Runs seeds: each in a child process, forked from one that has run a program of its service and protocol.
 
 A child therefore begins in the same state whatever ran before, and leaves nothing behind.
 """
@@ -16,9 +16,10 @@ import random
 import select
 import sys
 import traceback
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from tests.simulation import coverage
 
@@ -166,47 +167,84 @@ def import_all() -> None:
     services()
 
 
-def warm_up() -> None:
-    """Import everything, and run each service once. The state of this process is that of each run to come."""
-    import_all()
-    for name, kind in services().items():
-        for protocol in kind.protocols:
-            result = run_here(Case(name, protocol, 0))
+class Stem:
+    """A process that has run the first program of a service and protocol, and is forked for each further one.
+
+    What the first run fills, such as caches, is the same for all that follow.
+
+    Args:
+        service, protocol: of all cases that it runs.
+    """
+
+    #: the ends of pipes to other stems of this process; who inherits them would keep those stems alive
+    _others: ClassVar[set[int]] = set()
+
+    def __init__(self, service: str, protocol: str) -> None:
+        wanted, self._requests = os.pipe()
+        self._results, write = os.pipe()
+        self._pid = os.fork()
+        if self._pid:
+            os.close(wanted)
+            os.close(write)
+            self._lines = os.fdopen(self._results, "r")
+            self._others.add(self._requests)
+            return
+        with _child():
+            for pipe in (self._requests, self._results, *self._others):
+                os.close(pipe)
+            faulthandler.dump_traceback_later(LIMIT, exit=True)
+            run_here(Case(service, protocol, 0))
+            faulthandler.cancel_dump_traceback_later()
             for handler in [*logging.getLogger().handlers]:
                 logging.getLogger().removeHandler(handler)
-            del result
-    gc.collect()
-    gc.freeze()
+            gc.collect()
+            gc.freeze()
+            with os.fdopen(wanted, "r") as requests:
+                for line in requests:
+                    case, wants_history, covers = json.loads(line)
+                    _fork_and_run(Case.parse(case), wants_history, covers, write)
 
-
-def run_forked(case: Case, *, wants_history: bool = False, covers: bool = False) -> Result:
-    """Run a case in a child process."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    def run(self, case: Case, *, wants_history: bool = False, covers: bool = False) -> Result:
+        """Run a case in a process of its own, and return its result."""
         try:
-            faulthandler.dump_traceback_later(LIMIT, exit=True)
-            os.close(read)
-            result = coverage.measure(case, wants_history) if covers else run_here(case, wants_history=wants_history)
-            _send(write, result)
-        except BaseException:  # noqa: BLE001  # of whatever kind: the child must not go on as its parent
-            sys.stderr.write(traceback.format_exc())
-            sys.stderr.flush()
-        finally:
-            os._exit(0)
-    os.close(write)
-    data = b""
-    while chunk := os.read(read, 1 << 20):
-        data += chunk
-    os.close(read)
-    _, status = os.waitpid(pid, 0)
-    if not data:
-        return Result(str(case), [f"the run did not end, or broke: status {status}"])
-    return Result(**json.loads(data))
+            _write(self._requests, [str(case), wants_history, covers])
+        except BrokenPipeError:
+            return Result(str(case), [f"no program of {case.service} on {case.protocol} can run"])
+        while (line := self._lines.readline()) and not line.startswith("{"):
+            pass  # of a run that broke off while it wrote
+        return Result(**json.loads(line)) if line else Result(str(case), ["the runs broke off"])
+
+    def close(self) -> None:
+        """End the process, after the run that goes on."""
+        self._others.remove(self._requests)
+        os.close(self._requests)
+        self._lines.close()
+        os.waitpid(self._pid, 0)
+
+
+class Stems:
+    """Runs cases of all services and protocols. A context manager: its processes end with it."""
+
+    def __init__(self) -> None:
+        self._stems: dict[tuple[str, str], Stem] = {}
+
+    def run(self, case: Case, *, wants_history: bool = False, covers: bool = False) -> Result:
+        """See :meth:`Stem.run`."""
+        kind = case.service, case.protocol
+        if kind not in self._stems:
+            self._stems[kind] = Stem(*kind)
+        return self._stems[kind].run(case, wants_history=wants_history, covers=covers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stem in self._stems.values():
+            stem.close()
 
 
 def run_all(cases: Iterable[Case], jobs: int, *, covers: bool = False) -> Iterator[Result]:
-    """Run cases in so many processes at a time, and yield their results as they come.
+    """Run so many cases at a time, and yield their results as they come.
 
     The processes end when all cases have run, or when the iterator is closed.
     """
@@ -216,16 +254,11 @@ def run_all(cases: Iterable[Case], jobs: int, *, covers: bool = False) -> Iterat
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            try:
-                os.close(read)
+            with _child(), Stems() as stems:
+                for pipe in [*pipes, read]:
+                    os.close(pipe)
                 for case in listed[number::jobs]:
-                    _send(write, run_forked(case, covers=covers))
-            except BrokenPipeError:
-                pass  # the results are not wanted any more
-            except BaseException:  # noqa: BLE001  # as above
-                sys.stderr.write(traceback.format_exc())
-            finally:
-                os._exit(0)
+                    _write(write, asdict(stems.run(case, covers=covers)))
         os.close(write)
         pipes[read] = pid
     rest = dict.fromkeys(pipes, b"")
@@ -248,8 +281,39 @@ def run_all(cases: Iterable[Case], jobs: int, *, covers: bool = False) -> Iterat
             os.waitpid(pid, 0)
 
 
-def _send(pipe: int, result: Result) -> None:
-    """Write a result as a line."""
-    data = memoryview(json.dumps(asdict(result)).encode() + b"\n")
+def _fork_and_run(case: Case, wants_history: bool, covers: bool, pipe: int) -> None:
+    """Run a case in a child process, which writes the result to ``pipe``."""
+    pid = os.fork()
+    if pid == 0:
+        with _child():
+            faulthandler.dump_traceback_later(LIMIT, exit=True)
+            result = coverage.measure(case, wants_history) if covers else run_here(case, wants_history=wants_history)
+            _write(pipe, asdict(result))
+            os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        os.write(pipe, b"\n")
+        _write(pipe, asdict(Result(str(case), [f"the run did not end, or broke: status {status}"])))
+
+
+@contextmanager
+def _child() -> Iterator[None]:
+    """End a process that was forked with the block, whatever happens: it must not go on as its parent."""
+    status = 1
+    try:
+        yield
+        status = 0
+    except BrokenPipeError:
+        pass  # nobody waits for the results any more
+    except BaseException:  # noqa: BLE001  # of whatever kind
+        sys.stderr.write(traceback.format_exc())
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _write(pipe: int, what: Any) -> None:
+    """Write something as a line of JSON."""
+    data = memoryview(json.dumps(what).encode() + b"\n")
     while data:
         data = data[os.write(pipe, data) :]

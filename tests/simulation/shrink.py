@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tests.simulation.runner import Case, plan_of, run_forked
+from tests.simulation.runner import Case, plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.simulation.runner import Stems
 
 #: other worlds in which a smaller plan is tried: with fewer steps, the same choices of threads mean something else
 _WORLDS: Final = 3
@@ -20,19 +22,20 @@ def kind_of(failure: str) -> str:
     return re.sub(r"\d+", "0", failure.partition(": ")[0])[:80]
 
 
-def shrink(case: Case, told: Callable[[str], object]) -> Case:
+def shrink(case: Case, stems: Stems, told: Callable[[str], object]) -> Case:
     """Return a case with as few steps and faults as can be left out one after the other.
 
     Args:
         case: a case that fails.
+        stems: run the cases.
         told: called with each smaller case.
     """
-    wanted = kind_of(run_forked(case).failures[0])
+    wanted = kind_of(stems.run(case).failures[0])
 
     def fails(tried: Case) -> Case | None:
         for world in (case.world, *range(1, _WORLDS)):
             found = replace(tried, world=world)
-            if any(kind_of(failure) == wanted for failure in run_forked(found).failures):
+            if any(kind_of(failure) == wanted for failure in stems.run(found).failures):
                 return found
         return None
 
