@@ -108,6 +108,7 @@ def _summary(results: list[Result], seconds: float) -> None:
     _say(
         f"{'service':<13}{'protocol':<9}{'runs':>7}{'failed':>7}{'hours':>8}   medians: {'steps':>5}{'faults':>7}"
         f"{'changes':>8}   a minute of a processor: {'runs':>6}{'hours':>6}"
+        f"   at most: {'MiB':>4}"
     )
     for (service, protocol), runs in sorted(by_kind.items()):
         minutes = sum(each.cost for each in runs) / 60 or 1e-9
@@ -116,6 +117,7 @@ def _summary(results: list[Result], seconds: float) -> None:
             f"{_hours(runs):>8.1f}            {median(each.steps for each in runs):>5g}"
             f"{median(sum(each.faults.values()) for each in runs):>7g}{median(each.switches for each in runs):>8g}"
             f"                            {len(runs) / minutes:>6,.0f}{_hours(runs) / minutes:>6.1f}"
+            f"            {max(each.memory for each in runs):>4.0f}"
         )
     for name, count in sorted(faults.items()):
         _say(f"{count:10,} {name}")

@@ -13,6 +13,7 @@ import logging
 import os
 import pkgutil
 import random
+import resource
 import select
 import sys
 import traceback
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 #: real seconds after which a run counts as one that hangs; its stack is written to standard error
 LIMIT: Final = 120
+#: memory by which the process of a run may grow, MiB
+MEMORY: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Result:
         faults: faults that were injected, by kind.
         history: if it failed, or was asked for.
         cost: processor time, seconds.
+        memory: by which the process grew, MiB.
         measured: what :mod:`tests.simulation.coverage` has measured, if it was asked for.
     """
 
@@ -98,6 +102,7 @@ class Result:
     faults: dict[str, int] = field(default_factory=dict)
     history: list[tuple[float, str, str]] = field(default_factory=list)
     cost: float = 0.0
+    memory: float = 0.0
     measured: str = ""
 
 
@@ -130,7 +135,7 @@ def plan_of(case: Case) -> Plan:
 
 def run_here(case: Case, *, wants_history: bool = False) -> Result:
     """Run a case in this process, which is used up by it."""
-    begin = sum(os.times()[:2])
+    begin, taken = sum(os.times()[:2]), _memory()
     plan = plan_of(case)
     seed = f"{case.service}/{case.protocol}/{case.seed}" + (f"/{case.world}" if case.world else "")
     simulation = services()[case.service](seed, case.protocol, plan)
@@ -143,6 +148,9 @@ def run_here(case: Case, *, wants_history: bool = False) -> Result:
         world.end()
     from tests.simulation.world.scheduler import BEGIN
 
+    grown = _memory() - taken
+    if grown > MEMORY:
+        simulation.broken(f"memory is not bounded: {grown:.0f} MiB")
     return Result(
         str(case),
         simulation.failures,
@@ -153,7 +161,14 @@ def run_here(case: Case, *, wants_history: bool = False) -> Result:
         dict(world.faults),
         world.history if simulation.failures or wants_history else [],
         sum(os.times()[:2]) - begin,
+        grown,
     )
+
+
+def _memory() -> float:
+    """Return the most memory that this process has had, MiB."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
 def import_all() -> None:
