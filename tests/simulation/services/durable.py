@@ -140,6 +140,8 @@ class Durable(Simulation):
             return
         if not options["has_inbox_path"] and (before.life != role.lives or options["may_forget"]):
             return  # "without it they are kept in memory, until the stream is closed"
+        if message in role.held:
+            return  # "the messages that a consumer with manual acknowledgement still holds" are released
         if before.life == role.lives:
             self.broken(f"{message} was handled again in the same process")
             return
@@ -235,8 +237,8 @@ class Durable(Simulation):
             "prefetch": prefetch,
             "most_ids": max(most_ids, prefetch),
             "has_inbox_path": random.random() < 0.8,
-            # "on MQTT and AMQP each confirmed message travels with an id"
-            "has_own_ids": protocol == "memory" or random.random() < 0.3,
+            # "on MQTT and AMQP each confirmed message travels with an id", "in MQTT 3.1.1 only if it has an envelope"
+            "has_own_ids": protocol in ("memory", "mqtt311") or random.random() < 0.3,
             "has_letter_outbox": random.random() < 0.5,
             "may_forget": bool({"reopen_stream", "reopen"} & done) or cls._ends_streams(faults),
             "may_reorder": cls._may_reorder(faults, done),

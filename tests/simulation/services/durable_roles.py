@@ -200,8 +200,37 @@ class DurableConsumer(Consumer):
                 clock.pause(0.5)
         self._subscribe()
 
+    def open(self) -> None:
+        """See ``Consumer``."""
+        #: the message that arrived last, and those that an iterator held while its stream was closed on another thread
+        self.current = ""
+        self.held: dict[str, None] = {}
+        self.is_leaving = False
+        super().open()
+
+    def do_reopen(self) -> None:
+        """See ``Consumer``."""
+        self._leave()
+        super().do_reopen()
+
+    def _close_streams(self) -> None:
+        self._leave()
+        super()._close_streams()
+
+    def _leave(self) -> None:
+        self.is_leaving = True
+        if self.simulation.plan.options["way"] in ("iterator", "manual"):
+            self.held[self.current] = None
+
+    def _subscribe(self) -> None:
+        super()._subscribe()
+        self.is_leaving = False
+
     def _arrived(self, payload: bytes) -> str:
         message = super()._arrived(payload)
+        self.current = message
+        if self.is_leaving:
+            self._leave()
         self.simulation.arrived(message)
         return message
 
