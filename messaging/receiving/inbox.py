@@ -44,7 +44,10 @@ class Inbox:
 
     Attributes:
         settled: see above.
+        on_stored: called on the loop with messages that were acknowledged, after their ids are stored.
     """
+
+    on_stored: Callable[[Sequence[Incoming]], object]
 
     def __init__(self, owner: Receiver, buffer: MessageBuffer, inboxes: Inboxes, settled: SettledIds) -> None:
         self._owner = owner
@@ -67,8 +70,9 @@ class Inbox:
         #: the loop will call ``_proceed``
         self._is_requested = False
         # --- the loop
-        #: acknowledgements that wait for their ids to be stored
+        #: acknowledgements that wait for their ids to be stored, and the messages that the consumer has acknowledged
         self._tokens: list[Any] = []
+        self._accepted: list[Incoming] = []
         self._is_storing = self._is_discarded = self._is_closed = False
         #: set when one of these may have changed
         self._changed = asyncio.Event()
@@ -166,6 +170,7 @@ class Inbox:
         """Note that messages are settled, and acknowledge them at the broker after their ids are stored."""
         for incoming in accepted:
             self.finish(incoming, acknowledged=True)
+        self._accepted += accepted
         self._acknowledge([each.token for each in accepted if each.token is not None and not self._auto])
 
     def _acknowledge(self, tokens: list[Any]) -> None:
@@ -176,20 +181,23 @@ class Inbox:
 
     def _store(self) -> None:
         tokens, self._tokens = self._tokens, []
+        accepted, self._accepted = self._accepted, []
         unstored = [self._unstored.popleft() for _ in range(len(self._unstored))]
         if unstored:
             self._is_storing = True
-            self._submit(partial(self.settled.store, unstored), partial(self._stored, tokens))
-        elif tokens:
-            self._send(tokens)
+            self._submit(partial(self.settled.store, unstored), partial(self._stored, tokens, accepted))
+        else:
+            self._send(tokens, accepted)
 
-    def _stored(self, tokens: list[Any]) -> None:
+    def _stored(self, tokens: list[Any], accepted: list[Incoming]) -> None:
         self._is_storing = False
-        self._send(tokens)
+        self._send(tokens, accepted)
         self._store()
         self._changed.set()
 
-    def _send(self, tokens: list[Any]) -> None:
+    def _send(self, tokens: list[Any], accepted: list[Incoming]) -> None:
+        if accepted:
+            self.on_stored(accepted)
         if tokens and not self._owner.connection.states.is_closed:
             self._owner.adapter.acknowledge(tokens)
 

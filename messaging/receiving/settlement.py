@@ -7,7 +7,7 @@ consumer has no more messages to take, and are sent together.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from messaging.execution import clock
@@ -107,6 +107,9 @@ class Settlement:
         self._owner = owner
         #: is told every verdict, with ``deduplicate``
         self.inbox = inbox
+        if inbox is not None:
+            # not before: a consumer that dies may have handled ``prefetch`` messages whose ids are not stored
+            inbox.on_stored = self._count_stored
         self._connection = owner.connection
         self._call_later = clock.timers_of(owner.connection.engine.loop)
         self._adapter = owner.adapter
@@ -289,9 +292,9 @@ class Settlement:
         self.flush_requested = False
         if self._acknowledged:
             accepted = self._collect(self._acknowledged)
-            credit.settled += len(accepted) if credit.held is None else sum(map(credit.forget, accepted))
             self._counters.acknowledged += len(accepted)
             if self.inbox is None:
+                self._count_settled(accepted)
                 self._adapter.acknowledge([incoming.token for incoming in accepted])
             else:
                 self.inbox.acknowledge(accepted)
@@ -330,6 +333,15 @@ class Settlement:
                 incoming.settler = None
                 found.append(incoming)
         return found
+
+    def _count_settled(self, accepted: Sequence[Incoming]) -> None:
+        credit = self._credit
+        credit.settled += len(accepted) if credit.held is None else sum(map(credit.forget, accepted))
+
+    def _count_stored(self, accepted: Sequence[Incoming]) -> None:
+        self._count_settled(accepted)
+        if self._buffer.messages:
+            self._owner.proceed()
 
     def _return_credit(self) -> None:
         # only now may the next one be taken: the message that was put back goes first

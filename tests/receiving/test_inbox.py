@@ -16,7 +16,7 @@ import pytest
 
 import messaging
 from messaging import MessageStream, Messaging
-from messaging.errors import JournalFullError, SubscriptionRefusedError
+from messaging.errors import DeadlineError, JournalFullError, SubscriptionRefusedError
 from messaging.execution import clock
 from messaging.journal import State
 from messaging.model import ReceivedMessage
@@ -113,6 +113,22 @@ def test_a_duplicate_is_settled_after_its_id(broker: FakeBroker, connect: Connec
     disk.works.set()
     broker.wait_acknowledged(2)
     assert broker.acknowledged == tokens[:2]
+
+
+def test_at_most_prefetch_messages_are_handed_out_whose_ids_are_not_stored(
+    broker: FakeBroker, connect: Connect, tmp_path: Path, disk: Disk
+) -> None:
+    stream = manual(connect(broker, inbox_path=tmp_path), deduplicate=True, prefetch=2)
+    disk.works.clear()
+    deliver(broker, "a", "b", "c")
+    for _ in range(2):
+        assert acknowledge(stream.receive(PATIENCE))
+    disk.begun.wait_for(1)
+    settle_loop()
+    with pytest.raises(DeadlineError):
+        stream.receive(0)
+    disk.works.set()
+    assert stream.receive(PATIENCE).payload == b"c"
 
 
 def test_the_id_of_a_message_whose_connection_was_lost_is_stored_before_its_redelivery_is_acknowledged(
