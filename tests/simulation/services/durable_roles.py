@@ -1,4 +1,4 @@
-"""The programs of the service ``durable``: publishers with an outbox on the disk, and a consumer with an inbox there."""
+"""The programs of the service ``durable``: publishers with an outbox on the disk, and a consumer with an inbox."""
 
 from __future__ import annotations
 
