@@ -168,6 +168,7 @@ class Subscriptions:
             return
         self._opening[subscription] = asyncio.current_task()
         try:
+            await self._await_former(subscription)
             await self._subscribe_once_or_again(subscription)
         except MessagingError as error:
             self._active.pop(subscription, None)
@@ -180,6 +181,27 @@ class Subscriptions:
             subscription.fail(failure)
         finally:
             del self._opening[subscription]
+
+    async def _await_former(self, subscription: Subscribed) -> None:
+        """Wait until closed subscriptions to the same queue get nothing more, for at most the close timeout.
+
+        What the broker gives them meanwhile returns to the queue behind messages that this one got. Ended streams may
+        finish a message first, and are not waited for.
+        """
+        queue = subscription.spec.options.queue
+        if queue is None:
+            return
+        former = [
+            task
+            for each, task in (*self._opening.items(), *self.endings.tasks.items())
+            if task is not None
+            and each not in self._active
+            and each.spec.options.queue == queue
+            and (each in self._opening or not each.is_stream)
+            and each.heir is None
+        ]
+        if former:
+            await clock.wait(former, timeout=self._settings.close_timeout)
 
     async def _subscribe_once_or_again(self, subscription: Subscribed) -> None:
         """Subscribe, and repeat it if the connection changed before the broker answered.

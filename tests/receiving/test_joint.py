@@ -315,6 +315,37 @@ def test_a_joint_that_is_closed_while_it_subscribes_again_ends_its_late_subscrip
     assert "failed to unsubscribe" not in caplog.text
 
 
+def test_a_joint_of_a_queue_waits_for_a_closed_one_that_still_subscribes(broker: FakeBroker, m: Messaging) -> None:
+    former = Taken(m, "a", queue="q")
+    broker.gates["subscribe"].close()
+    opened = broker.opened
+    broker.lose()
+    broker.wait_open(opened + 1)
+    eventually(lambda: broker.gates["subscribe"].waiting == 1)
+    former.joint.close()
+    later = m.subscription.open_joint(print, queue="q")
+    joined = later.add("a")
+    settle_loop()
+    assert broker.gates["subscribe"].waiting == 1, "two consumers of one queue would mix up its order"
+    broker.gates["subscribe"].open()
+    joined.result(PATIENCE)
+    assert len(broker.live) == 1
+
+
+def test_a_joint_of_a_queue_waits_for_a_closed_one_that_still_unsubscribes(broker: FakeBroker, m: Messaging) -> None:
+    former = Taken(m, "a", queue="q")
+    broker.gates["unsubscribe"].close()
+    former.joint.close()
+    eventually(lambda: broker.gates["unsubscribe"].waiting == 1)
+    joined = m.subscription.open_joint(print, queue="q").add("a")
+    other = m.subscription.open_joint(print, queue="other").add("a")
+    other.result(PATIENCE)
+    settle_loop()
+    assert not joined.done()
+    broker.gates["unsubscribe"].open()
+    joined.result(PATIENCE)
+
+
 def test_closing_the_instance_while_it_is_disconnected_settles_every_promise(broker: FakeBroker, m: Messaging) -> None:
     taken = Taken(m, "a")
     broker.go_down()
