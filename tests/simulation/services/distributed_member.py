@@ -505,7 +505,13 @@ class Member(Role):
         event.notified = "yes" if error is None else type(error).__name__
         self.note(f"{event.key} notified: {event.notified} {error or ''}")
         if error is None:
-            event.confirmed = self.world.scheduler.now
+            # it waits for living members only ("Note that a member is lost: it is not waited for"): that the broker has
+            # the event for the others, its message says
+            message = getattr(promise, "message", None)
+            if message is None:
+                event.confirmed = self.world.scheduler.now
+            else:
+                message.add_done_callback(lambda done: self._sent(event, done))
             self.simulation.check_notified(event)
             return
         event.state = "OutcomeUnknownError"
@@ -513,6 +519,10 @@ class Member(Role):
         if isinstance(error, PartialNotificationError) and not is_named:
             self.simulation.broken(f"the notification of {event.key} names nobody: {error}")
         self.simulation.check_failure(self, event, error)
+
+    def _sent(self, event: Event, message: Promise[None]) -> None:
+        if message.exception(0) is None:
+            event.confirmed = self.world.scheduler.now
 
     def do_wait(self) -> None:
         """Step: wait for the outcomes of all events."""
