@@ -322,14 +322,16 @@ class BusConnection(NodeService):
         self._lock = threading.RLock()  # guards the following; reentrant for signal handlers
         self._closing: Promise[None] | None = None
         late = self._inbound.begin_with_past() if reach is not None and self._inbound.topics else None
+        #: answers the requests of other members; ``None`` if the history is not shared
+        self._past: PastSender | None = None
+        #: requests that arrive before it is made: the node is a member at once
+        self._early_requests: list[Announcement] | None = [] if shares_history else None
         self._node = EventNode(
             bus.title, bus.name, self, instance, TYPED_EVENTS, Interest("*", grammar=TYPED), network,
             shares_history=shares_history,
         )  # fmt: skip
-        #: answers the requests of other members; ``None`` if the history is not shared
-        self._past: PastSender | None = None
         if shares_history:
-            self._past = PastSender(
+            past = PastSender(
                 bus.title,
                 bus.past,
                 self._node,
@@ -338,6 +340,11 @@ class BusConnection(NodeService):
                 outbound_policy,
                 network.max_event_bytes,
             )
+            with self._lock:
+                self._past = past
+                early, self._early_requests = self._early_requests or (), None
+            for request in early:
+                past.ask(request)
         self.ready: Promise[None] = self._node.ready
         if reach is None or late is None:
             self.caught_up: Promise[None] = Promise(f"receiving the past events for {bus.title}")
@@ -394,8 +401,12 @@ class BusConnection(NodeService):
 
     def replay_asked(self, request: Announcement) -> None:
         """See ``NodeService``."""
-        if self._past is not None:
-            self._past.ask(request)
+        with self._lock:
+            past = self._past
+            if past is None and self._early_requests is not None:
+                self._early_requests.append(request)
+        if past is not None:
+            past.ask(request)
 
     def replay(
         self,

@@ -6,7 +6,9 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 import messaging
 from messaging.errors import ArgumentError, MessagingError, PartialNotificationError
 from messaging.eventdata import WireEvent, decode, encode
-from messaging.eventnetwork import EventNetwork
+from messaging.eventnetwork import EventNetwork, EventNode
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
@@ -231,6 +233,35 @@ def test_without_another_member_the_stream_is_empty_and_completes(plant: Plant) 
     found = replayed(alone)
     assert found == []
     assert found.error is None
+
+
+def test_a_request_that_arrives_while_the_bus_connects_is_answered(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, asking = plant.bus(shares=False)
+    held = threading.Event()
+
+    def held_node(*arguments: Any, **options: Any) -> EventNode:
+        node = EventNode(*arguments, **options)
+        assert held.wait(PATIENCE)
+        return node
+
+    monkeypatch.setattr("messaging.typedevent.network.EventNode", held_node)
+    bus = plant.stack.enter_context(TypedEventBus(ServiceRegistry(), history=KEPT))
+    count(bus, range(3))
+    instance = plant.instance()
+    with ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(lambda: bus.connect(instance, "*", shares_history=True, network=NETWORK))
+        until_known(asking, 1)
+        eventually(lambda: asking.get_dto().node.is_settled)
+        found = started(asking)
+        asking.announced().result(PATIENCE)  # announcements are read in order: the request, too
+        held.set()
+        connecting.result(PATIENCE)
+    found.wait_ended()
+    assert found.error is None
+    assert found.numbers == [0, 1, 2]
+    assert "AttributeError" not in caplog.text
 
 
 def test_policies_and_directions_apply_as_for_live_events(plant: Plant) -> None:
@@ -516,7 +547,7 @@ def test_a_request_of_a_stranger_is_answered_within_its_bounds(plant: Plant) -> 
 
 ANSWERING = """
 import os, signal, sys, messaging
-from messaging.eventnetwork import EventNetwork
+from messaging.eventnetwork import EventNetwork, EventNode
 from messaging.services import ServiceRegistry
 from messaging.typedevent import RangePolicy, TypedEventBus
 
