@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tests.simulation.services.typedevents import TypedEvents
 
 SLACK: Final = 60.0
+#: time in which an event arrives that nothing disturbs, seconds
+ARRIVES: Final = 45.0
 #: topics of which the buses keep events
 KEPT: Final = "ev/kept"
 #: exceptions in a row after which a handler is blocked
@@ -45,9 +47,15 @@ class Payload:
 
 @dataclass(eq=False)
 class Handler(Consumer):
-    """A handler. ``history``: how many past events it asked for; ``past``: those that it got, in their order."""
+    """A handler.
+
+    Attributes:
+        history: how many past events it asked for.
+        before: the events of its bus that were published when its registration began; ``past``: those that it got.
+    """
 
     history: int = 0
+    before: dict[str, None] = field(default_factory=dict)
     past: list[str] = field(default_factory=list)
 
     def wants(self, event: Event) -> bool:
@@ -71,6 +79,16 @@ class Watch:
     over: list[str] = field(default_factory=list)
     is_disposed: bool = False
     highest: dict[str, int] = field(default_factory=dict)
+    #: of a replay: sequence of the first event that it asked for; and the first number that it got of each publisher
+    since: int = 0
+    first: dict[str, int] = field(default_factory=dict)
+    #: since when it sees all events: "while past events are left on the disk, events of topics that are not recorded
+    #: are left out" (``TypedEventMonitor.replay``)
+    is_whole: float = inf
+
+    def must_see(self, event: Event) -> bool:
+        """Return whether it should see an event of its bus."""
+        return event.at > self.on and (event.topic == KEPT or event.at > self.is_whole)
 
 
 class BusProgram(Role):
@@ -226,6 +244,8 @@ class BusProgram(Role):
         now = self.world.scheduler.now
         made = Handler(self.member, label, topics, now if began is None else began, residue)
         made.history = history
+        known = self.simulation.ledger.events.values()
+        made.before = {each.key: None for each in known if each.member == self.member and each.until < inf}
         self.simulation.ledger.consumers.append(made)
         failures = [0]
 
@@ -236,7 +256,7 @@ class BusProgram(Role):
                 return ""
             if topic != event.topic:
                 self.simulation.broken(f"{made.name} got {event.key} on {topic}, which was published on {event.topic}")
-            if event.until < made.began and event.member == made.member:
+            if event.key in made.before:
                 made.past.append(event.key)
             return event.key
 
@@ -365,7 +385,7 @@ class BusProgram(Role):
         """Step: observe all events; with ``is_replay`` those that are stored, and then all."""
         if label in self.watches:
             return
-        watch = Watch(f"{self.member} {label}", self.member, inf, is_replay)
+        watch = Watch(f"{self.member} {label}", self.member, inf, is_replay, since=history if is_replay else 0)
         simulation = self.simulation
 
         def saw(seen: Any) -> None:
@@ -381,6 +401,10 @@ class BusProgram(Role):
             if key in watch.got and not is_back:
                 simulation.broken(f"{watch.name} saw {key} again")
             watch.got[key] = seen.sequence
+            if event.topic != KEPT:
+                watch.is_whole = min(watch.is_whole, self.world.scheduler.now)
+            elif seen.sequence:
+                watch.first.setdefault(event.publisher, event.number)
             if is_replay and seen.sequence:
                 if seen.sequence <= watch.last:
                     simulation.broken(f"{watch.name} saw sequence {seen.sequence} after {watch.last}")
@@ -398,6 +422,8 @@ class BusProgram(Role):
             saw, lambda error: self._ended(watch, f"failed: {error!r}"), lambda: self._ended(watch, "completed")
         )
         watch.on = self.world.scheduler.now
+        is_from_disk = is_replay and self.form["is_recorded"]
+        watch.is_whole = min(watch.is_whole, watch.on + (ARRIVES if is_from_disk else 0.0))
         simulation.watches.append(watch)
         self.watches[label] = disposable, watch
 
@@ -423,11 +449,14 @@ class BusProgram(Role):
         if error is not None:
             self.simulation.broken(f"{self.member}: monitor.flush() failed with {error}")
             return
+        now = self.world.scheduler.now
         for event in self.simulation.ledger.events.values():
             if event.member == self.member and event.until < begin:
                 for watch in watches:
-                    if watch.on < event.at and event.key not in watch.got and not watch.over:
+                    if watch.must_see(event) and event.key not in watch.got and not watch.over:
                         self.simulation.broken(f"{watch.name} has not seen {event.key} after flush()")
+        for watch in watches:
+            watch.is_whole = min(watch.is_whole, now)
 
     def do_ask(self, count: int, timeout: float) -> None:
         """Step: ask the other buses for past events."""

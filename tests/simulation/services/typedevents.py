@@ -65,7 +65,7 @@ class TypedEvents(DistributedEvents):
 
     def is_at_rest(self) -> bool:
         """See ``Simulation``."""
-        return self.is_time() and not self._strangers() and not self._missing() and not self._unseen()
+        return self.is_time() and not [*self._strangers(), *self._missing(), *self._unseen(), *self._past()]
 
     def judge(self) -> None:
         """See ``Simulation``."""
@@ -116,7 +116,7 @@ class TypedEvents(DistributedEvents):
                 continue
             for event in self.ledger.events.values():
                 if event.member == watch.member and event.state == "confirmed" and event.at > watch.on:
-                    if event.key not in watch.got:
+                    if event.key not in watch.got and watch.must_see(event):
                         found.append(f"{watch.name} has not seen {event.key}")
                 elif watch.is_replay and program.form["is_recorded"] and self._is_stored(event, program, watch):
                     found.append(f"{watch.name} has not replayed {event.key} of {event.at - 10_000:.3f}")
@@ -128,6 +128,10 @@ class TypedEvents(DistributedEvents):
             return False
         if event.state != "confirmed" or event.member == watch.member or event.until > watch.began:
             return False
+        known = [number for (role, number), key in self.sequences.items() if role == program.name and key == event.key]
+        is_asked_for = any(number >= watch.since for number in known) or watch.since <= 1
+        if not is_asked_for and event.number < watch.first.get(event.publisher, event.number + 1):
+            return False  # its sequence is not known, and may be before the first one that was asked for
         kills = [each for each in self.ledger.kills.get(program.name, ()) if each > event.at]
         return (
             event.stored < min([*kills, 1e12]) or not kills or event.until + program.form["window"] + STORES < kills[0]
@@ -141,18 +145,29 @@ class TypedEvents(DistributedEvents):
                 continue
             if len(each.past) > each.history:
                 found.append(f"{each.name} got {len(each.past)} past events, and asked for {each.history}: {each.past}")
-            own = [key for key in each.past if self.ledger.events[key].member == each.member]
-            for publisher in dict.fromkeys(self.ledger.events[key].publisher for key in own):
-                before = [
-                    event.key
-                    for event in self.ledger.events.values()
-                    if event.publisher == publisher and event.until < each.began and each.wants(event)
-                    and event.topic == KEPT
-                ]  # fmt: skip
-                got = [key for key in own if self.ledger.events[key].publisher == publisher]
-                if before[len(before) - len(got) :] != got:
-                    found.append(f"{each.name} got the past events {got}, and the newest are {before[-len(got) :]}")
+            before: dict[str, list[str]] = {}
+            for event in map(self.ledger.events.__getitem__, each.before):
+                if event.topic == KEPT and each.wants(event):
+                    before.setdefault(event.publisher, []).append(event.key)
+            for publisher in dict.fromkeys(self.ledger.events[key].publisher for key in each.past):
+                known = before[publisher]
+                got = [key for key in each.past if self.ledger.events[key].publisher == publisher]
+                # a handler that left, or was blocked, may have left before the newer ones
+                end = known.index(got[-1]) + 1 if each.why else len(known)
+                if known[max(0, end - len(got)) : end] != got:
+                    found.append(f"{each.name} got the past events {got}, and the newest are {known[-len(got) :]}")
+            least = self._least_past(each, sum(map(len, before.values())))
+            if len(each.past) < least:
+                found.append(f"{each.name} got {len(each.past)} past events: {each.past}, and there were {least}")
         return found
+
+    def _least_past(self, handler: Handler, published: int) -> int:
+        """Return how many events of its own bus a handler had to get first, of those that were published before."""
+        if handler.why or handler.residue is not None:
+            return 0
+        others = sum(self.ledger.events[key].member != handler.member for key in handler.got)  # they may be past, too
+        kept = self.plan.options["members"][handler.role]["kept"]
+        return min(handler.history, kept, published) - others
 
     # --- plans
 
