@@ -241,6 +241,14 @@ class Ledger:
         """Return whether newer events may have come before this one."""
         if self.may_reorder or event.at < self.ghosts.get(consumer.role, 0.0):
             return True
+        # "Copies are recognized for the life" of the receiver: the former one took the event, and its sender, whose
+        # confirmation was lost, published it again behind newer ones
+        is_copy = any(
+            each.role == consumer.role and each.member != consumer.member and event.key in each.got
+            for each in self.consumers
+        )
+        if is_copy:
+            return True
         # a killed process leaves events at the broker that are given back after newer ones
         return event.at < self.up.get(consumer.member, inf) and consumer.role in self.kills
 

@@ -14,6 +14,7 @@ What is promised, and checked (``docs/events.md``, chapter 157):
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tests.simulation.fault_plans import Breaks, draw_faults
@@ -25,9 +26,29 @@ from tests.simulation.simulation import Keeper, scheduling, span
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
 #: time that storing an event may take beyond its window, seconds
 STORES: Final = 30.0
+
+
+class BusLedger(Ledger):
+    """The ledger of typed event buses.
+
+    Attributes:
+        late: members that ask for the past events of others when they connect.
+    """
+
+    def __init__(self, broken: Callable[[str], object], now: Callable[[], float], late: frozenset[str]) -> None:
+        super().__init__(broken, now)
+        self.late = late
+
+    def may_overtake(self, consumer: Consumer, event: Event) -> bool:
+        """See ``Ledger``: "live events wait for the past ones", which are only the newest that the others keep."""
+        is_late = consumer.role in self.late and isinstance(consumer, Handler) and consumer.history > 0
+        if is_late and event.member != consumer.member and event.at < self.up.get(consumer.member, inf):
+            return True
+        return super().may_overtake(consumer, event)
 
 
 class TypedEvents(DistributedEvents):
@@ -39,8 +60,9 @@ class TypedEvents(DistributedEvents):
 
     def begin(self) -> None:
         """See ``Simulation``."""
-        self.ledger = Ledger(self.broken, lambda: self.world.scheduler.now)
         options = self.plan.options
+        late = frozenset(name for name, form in options["members"].items() if form["past"] is not None)
+        self.ledger = BusLedger(self.broken, lambda: self.world.scheduler.now, late)
         self.ledger.may_reorder = options["may_reorder"]
         self.has_disk_faults = options["has_disk_faults"]
         self.admins: dict[str, Any] = {}
