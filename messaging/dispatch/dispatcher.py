@@ -61,7 +61,8 @@ class Dispatcher(Generic[H, R]):
         change: returns the call that applies new properties to a handler, to be made with the lock. Raises if they are
             invalid.
         route: makes the route of a topic from the unblocked handlers that match it and may subscribe to it, the
-            preferred first. Called without the lock.
+            preferred first, each with the terms by which it does: an update may give it others meanwhile. Called
+            without the lock.
         policy: grants publishing and subscribing; without a policy all principals may do both.
         grammar: of the topics, and of the topic filters of the handlers.
 
@@ -78,7 +79,7 @@ class Dispatcher(Generic[H, R]):
         announced: Mapping[str, Any],
         make: Callable[[ServiceReference, str, ServiceProperties], H | None],
         change: Callable[[H, ServiceProperties], Callable[[], object]],
-        route: Callable[[str, list[H]], R],
+        route: Callable[[str, list[tuple[H, Any]]], R],
         policy: TopicPolicy | None = None,
         grammar: TopicGrammar[Any] = TYPED_EVENTS,
     ) -> None:
@@ -259,13 +260,13 @@ class Dispatcher(Generic[H, R]):
         if found is not None:
             return found
         with self.lock:  # not in the middle of an update: a handler may have the topic by another filter then
-            found_by_topic = self._trie.match(topic)
+            matching = [(each, each.terms) for each in self._trie.match(topic)]
         handlers = [
-            each
-            for each in found_by_topic
-            if each.blocked is None and self.may(each.terms.principal, TopicPermission.SUBSCRIBE, topic)
+            (each, terms)
+            for each, terms in matching
+            if each.blocked is None and self.may(terms.principal, TopicPermission.SUBSCRIBE, topic)
         ]
-        handlers.sort(key=lambda each: each.order)
+        handlers.sort(key=lambda each: each[0].order)
         made = self._route(topic, handlers)
         routes[topic] = made
         return made

@@ -150,6 +150,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
     def offer(
         self,
         event: DispatchedEvent,
+        terms: ConsumerTerms,
         notification: Notification | None = None,
         later: dict[ConsumerQueue, int] | None = None,
     ) -> bool:
@@ -157,10 +158,10 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
 
         Args:
             event: the event.
+            terms: by which the consumer was found for its topic.
             notification: waits for its delivery.
             later: counts the data events of each queue, whose delivery the caller begins later.
         """
-        terms = self.terms
         if event.is_late and terms.is_session_aware:
             self._dropped += 1
             return False

@@ -103,8 +103,8 @@ class AdminNetwork(NodeService):
         notification = self._confirming(arrival, topic)
         dispatcher = self._dispatcher
         route = dispatcher.routes.get(topic)
-        for consumer in dispatcher.route(topic) if route is None else route:
-            consumer.offer(event, notification, self._later)
+        for consumer, terms in dispatcher.route(topic) if route is None else route:
+            consumer.offer(event, terms, notification, self._later)
         if notification is not None:
             notification.release(DISPATCH)
 
@@ -130,7 +130,7 @@ class AdminNetwork(NodeService):
         """Answer an event that came before, or by another way, when the consumers here have processed it."""
         notification = self._confirming(arrival, topic)
         if notification is not None:
-            for consumer in self._dispatcher.route(topic):
+            for consumer, _ in self._dispatcher.route(topic):
                 for each in consumer.objects():
                     each.queue.when_done(notification.expect_part(consumer.name))
             notification.release(DISPATCH)
@@ -139,8 +139,8 @@ class AdminNetwork(NodeService):
         """End the sessions of a member that is gone, with an error event (5.1.2)."""
         for session, topic in self._sessions.lose(member).items():
             error = EventSessionLostError(f"the process that sent the session on {topic!r} is gone")
-            for consumer in self._dispatcher.route(topic):
-                consumer.offer(DispatchedEvent(topic, "error", None, session=session, failure=error))
+            for consumer, terms in self._dispatcher.route(topic):
+                consumer.offer(DispatchedEvent(topic, "error", None, session=session, failure=error), terms)
 
 
 def _interests_of(consumer: EventConsumer) -> list[Interest]:

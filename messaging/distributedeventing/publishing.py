@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from messaging.distributedeventing.consumers import EventConsumer
     from messaging.distributedeventing.policies import NetworkPolicy
     from messaging.distributedeventing.qos import DeliveryQos, QosReader
+    from messaging.distributedeventing.terms import ConsumerTerms
     from messaging.eventnetwork import EventNode
 
 logger = SafeLog(__name__)
 
-#: the route of a topic: its consumers, the preferred first
-Route = tuple["EventConsumer", ...]
+#: the route of a topic: its consumers with the terms by which they match, the preferred first
+Route = tuple[tuple["EventConsumer", "ConsumerTerms"], ...]
 
 _MICROSECONDS: Final = 1_000_000
 #: this process, as the origin of events
@@ -210,8 +211,8 @@ class Publishing:
                 not lifecycle.is_open and not is_end
             ):  # checked after add(): from there on, close() waits for this thread
                 lifecycle.refuse_closed()
-            for consumer in route:
-                consumer.offer(event, notification)
+            for consumer, terms in route:
+                consumer.offer(event, terms, notification)
             self._on_published(topic)
             node, sent = self.node, None
             if node is not None and (qos.is_persistent or node.sender.may_send(topic)):

@@ -64,20 +64,24 @@ class TopicRoute:
     """Cached routing of one topic. Immutable.
 
     Args:
-        handlers: handlers that match the topic, the preferred first.
+        handlers: handlers that match the topic, with the terms by which they do, the preferred first.
     """
 
-    __slots__ = ("_is_filtered", "handlers", "may_be_coroutines")
+    __slots__ = ("_filters", "handlers", "may_be_coroutines")
 
-    def __init__(self, handlers: list[AdminHandler]) -> None:
-        self.handlers = handlers
+    def __init__(self, handlers: list[tuple[AdminHandler, AdminTerms]]) -> None:
+        self.handlers = [each for each, _ in handlers]
         #: whether one is a coroutine function, or is not made yet and may be one
-        self.may_be_coroutines = any(each.function.is_coroutine is not False for each in handlers)
-        self._is_filtered = any(each.terms.filter is not None for each in handlers)
+        self.may_be_coroutines = any(each.function.is_coroutine is not False for each in self.handlers)
+        is_filtered = any(terms.filter is not None for _, terms in handlers)
+        #: the handlers with their filters, if there are any
+        self._filters = [(each, terms.filter) for each, terms in handlers] if is_filtered else []
 
     def handlers_for(self, event: Event) -> list[AdminHandler]:
         """Return the handlers whose filters ``event`` passes; the list must not be mutated."""
-        return [each for each in self.handlers if each.accepts(event)] if self._is_filtered else self.handlers
+        if not self._filters:
+            return self.handlers
+        return [each for each, wanted in self._filters if wanted is None or each.accepts(event, wanted)]
 
 
 @dataclass(frozen=True, slots=True)

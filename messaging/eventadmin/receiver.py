@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher, Tolerance
     from messaging.eventadmin.posting import PostedQueue
     from messaging.execution import Lane, Pool
-    from messaging.services import ServiceReference
+    from messaging.services import LdapFilter, ServiceReference
 
 logger = SafeLog(__name__)
 
@@ -165,11 +165,10 @@ class AdminHandler(DispatchHandler[Event]):
         """Return how the log names ``event``."""
         return f"the event {event.topic!r}"
 
-    def accepts(self, event: Event) -> bool:
-        """Return whether ``event`` passes its filter; a filter that raises lets nothing pass."""
-        wanted = self.terms.filter  # read once: an update may remove it meanwhile
+    def accepts(self, event: Event, wanted: LdapFilter) -> bool:
+        """Return whether ``event`` passes a filter that it has or had; a filter that raises lets nothing pass."""
         try:
-            return wanted is None or event.matches(wanted)
+            return event.matches(wanted)
         except Exception:
             logger.exception("%s: its filter failed on %s", self.name, self.describe(event))
             return False

@@ -27,6 +27,7 @@ from messaging.dispatch import (
     HandlerDTO,
     Lifecycle,
     Principal,
+    Terms,
     Tolerance,
     TopicPermission,
     TopicPolicy,
@@ -348,7 +349,7 @@ class TypedEventBus(EventService):
             dispatcher.refuse_closed()
             route = dispatcher.route(event.topic)
 
-    def _make_route(self, topic: str, handlers: list[Receiver]) -> TopicRoute:
+    def _make_route(self, topic: str, handlers: list[tuple[Receiver, Terms]]) -> TopicRoute:
         taps = [each for each in self.monitor.taps if each.may_see(topic)]
         connections = tuple(each for each in self._network.connections if each.sends(topic))
         with self._dispatcher.lock:

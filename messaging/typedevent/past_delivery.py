@@ -45,7 +45,7 @@ class PastDelivery:
         return (
             any(each.matches(topic) for each in receiver.topics)
             and self._dispatcher.may(receiver.terms.principal, TopicPermission.SUBSCRIBE, topic)
-            and receiver.accepts(event)
+            and receiver.accepts(event, receiver.terms)
         )
 
     def lanes_for(self, number: int, event: PublishedEvent) -> list[Lane]:

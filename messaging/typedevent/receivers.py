@@ -221,7 +221,9 @@ class Receiver(LaneHandler[PublishedEvent]):
         def go_on() -> None:
             first: list[PublishedEvent] = []
             try:
-                first = [each.owned() for each in newest(self.terms.history, filter(self.accepts, past))]
+                terms = self.terms
+                wanted = (each for each in past if self.accepts(each, terms))
+                first = [each.owned() for each in newest(terms.history, wanted)]
                 self.replayed = len(first)
             finally:  # also on an interrupt
                 lane.release(first)
@@ -230,9 +232,9 @@ class Receiver(LaneHandler[PublishedEvent]):
 
     # --- events
 
-    def accepts(self, event: PublishedEvent) -> bool:
-        """Return whether an event passes the filter (157.4.5). Runs on the publishing thread."""
-        wanted = self.terms.filter  # read once: an update may remove it
+    def accepts(self, event: PublishedEvent, terms: Terms) -> bool:
+        """Return whether an event passes the filter of its terms (157.4.5). Runs on the publishing thread."""
+        wanted = terms.filter
         if wanted is None:
             return True
         try:
@@ -288,7 +290,7 @@ class TopicRoute:
     """Cached routing of one topic: receivers, history policy, observers. Immutable.
 
     Args:
-        handlers: receivers that match the topic, those for unhandled events included.
+        handlers: receivers that match the topic, with the terms by which they do, those for unhandled events included.
         policy: the history policy of the topic.
         taps: subscriptions to the monitor that may see the topic.
         connections: connections to networks that may have to send its events.
@@ -310,18 +312,18 @@ class TopicRoute:
 
     def __init__(
         self,
-        handlers: list[Receiver],
+        handlers: list[tuple[Receiver, Terms]],
         policy: RangePolicy,
         taps: list[Tap],
         connections: tuple[Outlet, ...] = (),
         store: EventStore | None = None,
     ) -> None:
-        regular = [each for each in handlers if each.kind != UNHANDLED and not each.is_relay]
+        regular = [each for each in handlers if each[0].kind != UNHANDLED and not each[0].is_relay]
         #: lanes of the receivers without a filter
-        self.lanes: list[Lane] = [each.lane for each in regular if each.terms.filter is None]
-        self.filtered = [each for each in regular if each.terms.filter is not None]
-        self.unhandled = [each for each in handlers if each.kind == UNHANDLED]
-        self.relays = [each for each in handlers if each.is_relay]
+        self.lanes: list[Lane] = [each.lane for each, terms in regular if terms.filter is None]
+        self.filtered = [each for each in regular if each[1].filter is not None]
+        self.unhandled = [each for each in handlers if each[0].kind == UNHANDLED]
+        self.relays = [each for each in handlers if each[0].is_relay]
         self.policy = policy
         self.taps = taps
         self.connections = connections
@@ -336,9 +338,9 @@ class TopicRoute:
         if self.is_fixed:
             return lanes
         if self.filtered:
-            lanes = lanes + [each.lane for each in self.filtered if each.accepts(event)]
+            lanes = lanes + [each.lane for each, terms in self.filtered if each.accepts(event, terms)]
         if not lanes:
-            lanes = [each.lane for each in self.unhandled if each.accepts(event)]
+            lanes = [each.lane for each, terms in self.unhandled if each.accepts(event, terms)]
         if self.relays:
-            lanes = lanes + [each.lane for each in self.relays if each.accepts(event)]
+            lanes = lanes + [each.lane for each, terms in self.relays if each.accepts(event, terms)]
         return lanes

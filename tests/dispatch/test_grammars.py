@@ -246,7 +246,7 @@ def dispatcher_of(services: ServiceRegistry, **options: Any) -> Dispatcher[Consu
         announced={},
         make=make,
         change=change,
-        route=lambda _, handlers: [each.name for each in handlers],
+        route=lambda _, handlers: [each.name for each, _ in handlers],
         **options,
     )
 

@@ -206,6 +206,16 @@ def test_events_posted_during_an_update_reach_the_handler(hub: Hub) -> None:
     assert len(recorder.topics) == 300
 
 
+def test_a_filter_counts_for_the_topics_that_it_was_registered_with(hub: Hub) -> None:
+    """The event meets the registration before an update or the one after it, never the topics of one with the other."""
+    recorder = Recorder()
+    registration = hub.handle(recorder, "a", filter="(n=2)")
+    route = hub.admin._dispatcher.route("a")
+    registration.update({"event.topics": "b"})  # by another thread, while this one publishes
+    assert route.handlers_for(Event("a", {"n": 0})) == []
+    assert len(route.handlers_for(Event("a", {"n": 2}))) == 1
+
+
 def test_handlers_come_and_go(services: ServiceRegistry, hubs: Hubs) -> None:
     """RFC 97 5.1.3: the admin tracks them, and finds those that were there first."""
     first, recorder = record(services), Recorder()

@@ -16,6 +16,7 @@ from messaging.testing import waiting
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually
 from messaging.typedevent import RangePolicy, TypedEventHandler, UntypedEventHandler
+from messaging.typedevent.event import PublishedEvent
 from tests.dispatch.helpers import meanwhile
 from tests.threads import in_background
 from tests.typedevent.conftest import Bus, Gate, Recorder, in_threads, named, own_bus
@@ -113,6 +114,15 @@ def test_routing_sees_an_update_completely_or_not_at_all(bus: Bus) -> None:
     join()
     bus.drain()
     assert handler.topics == ["a/b"]
+
+
+@table("kind", ["untyped", "unhandled"])
+def test_a_filter_counts_for_the_topics_that_it_was_registered_with(bus: Bus, kind: str) -> None:
+    """As above: an event never meets the topics of one registration with the filter of the other."""
+    handler = getattr(Recorder(), kind)(bus, "a", filter="(n=2)")
+    route = bus._dispatcher.route("a")
+    handler.registration.update(named("b"))  # by another thread, while this one publishes
+    assert [len(route.lanes_for(PublishedEvent("a", {"n": n}))) for n in (0, 2)] == [0, 1]
 
 
 def test_an_update_that_is_wrong_ends_the_handler_and_one_that_is_right_begins_it_again(
