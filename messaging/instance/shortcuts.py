@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 
@@ -444,8 +443,11 @@ class Shortcuts:
     def _wait_until(self, ready: Promise[None]) -> None:
         """Wait for the broker's confirmation, on a plain thread and for as long as the instance's timeout."""
         if may_block():
-            with contextlib.suppress(DeadlineError):
+            try:
                 ready.result(self._settings.timeout)
+            except DeadlineError:
+                if ready.done():  # meanwhile
+                    ready.result(0)
 
     @property
     def handlers(self) -> tuple[HandlerRegistration, ...]:

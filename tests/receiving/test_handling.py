@@ -10,13 +10,36 @@ from typing import Any
 
 import pytest
 
-from messaging import AcknowledgeType, Message, Messaging
+from messaging import AcknowledgeType, Message, Messaging, Promise
+from messaging.errors import DeadlineError, SubscriptionRefusedError
 from messaging.testing.conformance.helpers import ack_state, in_form
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread
 from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import Connect
 from tests.raising import raising_log
+
+
+def test_a_refusal_that_comes_at_the_timeout_is_raised(
+    connect: Connect, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = connect(broker, timeout=0.01)
+    broker.errors["subscribe"].append(SubscriptionRefusedError("not allowed"))
+    gate = broker.gates["subscribe"]
+    gate.close()
+    result = Promise.result
+
+    def result_and_refusal(self: Promise[Any], timeout: float | None = None) -> Any:
+        try:
+            return result(self, timeout)
+        except DeadlineError:
+            gate.open()
+            eventually(self.done, "the refusal")
+            raise
+
+    monkeypatch.setattr(Promise, "result", result_and_refusal)
+    with pytest.raises(SubscriptionRefusedError, match="not allowed"):
+        m.on("a", print)
 
 
 @table("is_async", [False, True])
