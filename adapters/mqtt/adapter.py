@@ -28,7 +28,6 @@ from messaging.errors import (
     InvalidExtensionError,
     MissingExtraError,
     RedirectedError,
-    SubscriptionRefusedError,
 )
 from messaging.execution import clock
 from messaging.model import Features, channels
@@ -302,12 +301,21 @@ class MqttAdapter(Adapter):
         self._inbound.abandon(handle)
 
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink, joint: Joint | None = None) -> Stream:
-        """See ``Adapter.subscribe``; or subscribe as a part of ``joint``."""
+        """See ``Adapter.subscribe``; or subscribe as a part of ``joint``.
+
+        A connection without an answer within ``timeout`` is lost: the next one subscribes.
+        """
+        await self._subscriptions.check_sharing(self._target, spec)  # on a connection of its own, with its own limits
+        link = self.link
         try:
             async with clock.timeout(self.settings.timeout):
                 return await self._subscriptions.subscribe(self._target, spec, sink, joint)
         except TimeoutError:
-            raise SubscriptionRefusedError(f"{self._target} did not answer: {self._shown(spec)}") from None
+            why = f"no answer to {self._shown(spec)} within {self.settings.timeout:g} s"
+            error = ConnectionLostError(f"connection to {self._target} lost: {why}")
+            if link is not None:
+                link.lose(error)
+            raise error from None
 
     async def unsubscribe(self, handle: Stream | Joint) -> None:
         """See ``Adapter.unsubscribe``."""

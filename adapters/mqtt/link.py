@@ -258,6 +258,10 @@ class Link:
         finally:
             self._dispose()
 
+    def lose(self, error: ConnectionLostError) -> None:
+        """End the connection at once, and report ``error``."""
+        self._end(error)
+
     def _end(self, error: BrokerError, cause: BaseException | None = None) -> None:
         if self.closed:
             return

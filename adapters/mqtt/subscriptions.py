@@ -101,8 +101,6 @@ class Subscriptions:
             joint: the joint subscription that it becomes part of.
         """
         queue, custom = spec.options.queue, spec.options.custom
-        if queue is not None and not self._owner.settings.v5:
-            await self._require_sharing(target)
         link, connack = self._link, self._connack
         if link is None or connack is None:
             raise ConnectionLostError(f"no connection to {target}")
@@ -162,8 +160,10 @@ class Subscriptions:
         route.confirmed = route.confirmed or qos == route.qos
         return stream
 
-    async def _require_sharing(self, target: Target) -> None:
+    async def check_sharing(self, target: Target, spec: SubscriptionSpec) -> None:
         """Refuse a queue if the broker has no shared subscriptions; see :mod:`.sharing`."""
+        if spec.options.queue is None or self._owner.settings.v5:
+            return
         try:
             await self._sharing.require(target)
         except SubscriptionRefusedError:
