@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from adapters.spark.columns import batch_of
 from adapters.spark.errors import JournalFullError
 from adapters.spark.journal import Journal, Source
 from adapters.spark.journal.log import LogWriter, read
 from adapters.spark.options import ReadOptions
 from adapters.spark.read import receiver
 from adapters.spark.read.receiver import Receiver
-from messaging import MessagingError
+from messaging import Message, MessageContext, MessagingError
 from messaging.errors import SubscriptionRefusedError
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
@@ -177,6 +178,23 @@ def test_a_process_that_is_gone_is_no_reason_to_store_twice(
     running = run(broker.url, channel="a")
     assert running.stored(15) == [*numbers(9), b"8", *numbers(5, 10)]
     assert running.receiver.redeliveries.dropped == 10
+
+
+def test_a_redelivery_is_recognized_after_its_row_was_deleted(tmp_path: Path) -> None:
+    options = ReadOptions.of({"url": "mqtt://anywhere", "channel": "a", "journalPath": str(tmp_path)})
+    journal = Journal.open(str(tmp_path), Source("mqtt://anywhere", ["a"], None, "1", 1), segment_bytes=1)
+    (log,) = journal.logs
+    receiver = Receiver(options, "group", log)
+    for number in range(3):
+        log.append(batch_of([Message(b"text", MessageContext("a", extensions={"packetId": number + 1}))], 0, number, 0))
+    receiver.commit(2)
+    assert log.begin == 2
+    again = [
+        Message(b"text", MessageContext("a", extensions={"packetId": number, "redelivered": True}))
+        for number in (1, 2, 3, 4)
+    ]
+    assert receiver.redeliveries.without_stored(again) == again[3:]
+    journal.close()
 
 
 def test_a_broker_that_is_restarted(durable_broker: Mosquitto, run: Callable[..., Running]) -> None:

@@ -224,10 +224,18 @@ class LogWriter(log.LogWriter, Log):
 
     def tail(self, rows: int) -> pa.Table:
         """Return the last ``rows`` rows, or all if there are fewer."""
+        return self.rows(self.end - rows, self.end)
+
+    def rows(self, first: int, until: int) -> pa.Table:
+        """Return the rows from ``first`` to ``until``, as far as they are not deleted.
+
+        Raises:
+            MessagingError: they cannot be read.
+        """
         while True:
-            end, begin = self.end, self.begin
+            begin = self.begin
             try:
-                spans = self.spans(max(begin, end - rows), end)
+                spans = self.spans(max(begin, first), until)
                 return pa.Table.from_batches(read(self.folder, spans), JOURNAL)
             except DataLossError:
                 if self.begin == begin:

@@ -217,12 +217,12 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
                 self._group_lock = lock_group(source.url, group)
             if lost or (positions and opened.meta.query is None):
                 opened.continue_query(seen)
+            self._receivers = [Receiver(options, group, log) for log in opened.logs]
             if positions:  # what is processed makes room before the first message arrives
                 begins = self._begins(positions[0], opened)
                 self._require_read(opened, begins)
-                for log in opened.logs:
-                    log.commit(begins[log.partition])
-            self._receivers = [Receiver(options, group, log) for log in opened.logs]
+                for receiver in self._receivers:
+                    receiver.commit(begins[receiver.partition])
             for receiver in self._receivers:
                 receiver.start()
         except BaseException:

@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import messaging
@@ -212,6 +213,8 @@ class Receiver:
         Raises:
             JournalError: something cannot be deleted. The next commit tries again.
         """
+        if self._options.deduplicate:
+            self.redeliveries.remember(offset)
         self._log.commit(offset)
         self._needs_room = False  # the writing thread looks again
         self._changed.wake()
@@ -375,7 +378,10 @@ class Receiver:
 
 
 class Redeliveries:
-    """Finds messages that a broker delivers again although one of the last ``window`` rows has them. For one thread."""
+    """Finds messages that a broker delivers again although one of the last ``window`` rows has them.
+
+    For one thread, which writes; :meth:`remember` is for any.
+    """
 
     def __init__(self, log: LogWriter, window: int) -> None:
         #: messages that were not stored again
@@ -384,6 +390,38 @@ class Redeliveries:
         self._window = window
         #: while messages are redelivered: the identities of the last rows, the oldest first
         self._known: dict[Identity, None] | None = None
+        # guarded by the lock
+        self._lock = threading.RLock()
+        #: of the last rows that may have been deleted: an offset behind some of them, and their identities
+        self._deleted: deque[tuple[int, set[Identity]]] = deque()
+        #: the offset before which rows are in it
+        self._remembered = 0
+
+    def remember(self, offset: int) -> None:
+        """Keep the identities of the rows before ``offset``, which are about to be deleted.
+
+        The broker may not have got the acknowledgements of rows that are processed already.
+        """
+        with self._lock:
+            end = self._log.end
+            first = max(self._log.begin, end - self._window, self._remembered)
+            try:
+                rows = self._log.rows(first, min(offset, end))
+            except MessagingError as error:
+                logger.warning("redeliveries of rows from %d to %d are not recognized: %s", first, offset, error)
+                return
+            self._remembered = max(self._remembered, min(offset, end))
+            if rows.num_rows:
+                self._deleted.append((self._remembered, {_digested(each) for each in identities(rows)}))
+            while self._deleted and self._deleted[0][0] <= end - self._window:
+                self._deleted.popleft()
+
+    def _is_stored(self, identity: Identity) -> bool:
+        if self._known is not None and identity in self._known:
+            return True
+        with self._lock:
+            digested = _digested(identity)
+            return any(digested in several for _, several in self._deleted)
 
     def without_stored(self, batch: list[Message]) -> list[Message]:
         """Return the messages of ``batch`` that the journal does not have yet."""
@@ -395,7 +433,8 @@ class Redeliveries:
         fresh = []
         for message in batch:
             identity = identity_of(message)
-            if identity is not None and identity in self._known and message.context.extensions.get("redelivered"):
+            is_again = identity is not None and message.context.extensions.get("redelivered")
+            if identity is not None and is_again and self._is_stored(identity):
                 self.dropped += 1
                 continue
             if identity is not None:
@@ -404,3 +443,9 @@ class Redeliveries:
                     del self._known[next(iter(self._known))]
             fresh.append(message)
         return fresh
+
+
+def _digested(identity: Identity) -> Identity:
+    """Return ``identity`` with a digest in the place of the payload."""
+    known, channel, payload = identity
+    return known, channel, blake2b(payload, digest_size=16).digest()
