@@ -56,6 +56,9 @@ class Role:
         is_ready: it has begun, so the next role may begin; stays true.
     """
 
+    #: how often it rests, and looks whether all roles close, seconds
+    pace: ClassVar[float] = _LOOK
+
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.simulation = simulation
         self.world = simulation.world
@@ -112,7 +115,7 @@ class Role:
             self._is_busy = False
         while not self.simulation.is_closing:
             self.rest()
-            clock.pause(_LOOK)
+            clock.pause(self.pace)
         self.close()
         self.is_closed = True
 

@@ -106,7 +106,8 @@ class Requests(Simulation):
 
     def ask(self, role: Role, name: str, channel: str, verb: str, **terms: Any) -> Ask:
         """Enter a request that ``role`` is about to make."""
-        ask = self.ledger.asks[name] = Ask(name, role.name, channel, verb, **terms)
+        ask = Ask(name, role.name, channel, verb, **terms)
+        self.ledger.add(ask)
         ask.due = self.world.scheduler.now + ask.timeout + SLACK
         role.note(f"{name} to {channel}: {verb}")
         return ask

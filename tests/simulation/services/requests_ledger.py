@@ -138,8 +138,16 @@ class Ledger:
     def __init__(self) -> None:
         self.asks: dict[str, Ask] = {}
         self.served: list[Served] = []
+        #: the requests that had no outcome when that was asked last
+        self._waiting: list[Ask] = []
+
+    def add(self, ask: Ask) -> None:
+        """Enter a request."""
+        self.asks[ask.name] = ask
+        self._waiting.append(ask)
 
     @property
     def waiting(self) -> list[Ask]:
         """The requests without an outcome."""
-        return [ask for ask in self.asks.values() if not ask.state]
+        self._waiting = [ask for ask in self._waiting if not ask.state]
+        return self._waiting

@@ -23,6 +23,7 @@ class Requester(Role):
     """Makes requests that are numbered through all its lives."""
 
     simulation: Requests
+    pace = 1.0  # there is nothing to do meanwhile
 
     def open(self) -> None:
         """Connect."""

@@ -36,6 +36,7 @@ class Responder(Role):
     """Answers requests on the channels of the plan."""
 
     simulation: Requests
+    pace = 1.0  # there is nothing to do meanwhile
 
     def open(self) -> None:
         """Connect, and register a handler for each channel."""
