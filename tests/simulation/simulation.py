@@ -18,7 +18,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import messaging
-from messaging.execution import clock
+from adapters.memory.broker import join
+from messaging.execution import clock, engine
 from tests.simulation.brokers.amqp import AmqpBroker
 from tests.simulation.brokers.amqp.faults import AmqpFaults
 from tests.simulation.brokers.mqtt.broker import MqttBroker
@@ -354,6 +355,11 @@ class Simulation:
 
     def fault_cut(self, role: str | None) -> None:
         """Fault: reset the connections of a role, or all."""
+        if self.protocol == "memory":
+            for each in self.roles:
+                m = getattr(each, "m", None)
+                if role in (None, each.name) and each.is_open and m is not None:
+                    each.process.start(lambda name=m.name: engine().call(_drop, name), "drop")  # type: ignore[misc]
         for link in self._links(role):
             link.cut()
 
@@ -463,6 +469,13 @@ class Simulation:
 
 def _nothing() -> None:
     """Do nothing: time passes."""
+
+
+def _drop(name: str) -> None:
+    """Have the broker of ``memory://`` drop the connection of an instance. On the engine's loop."""
+    broker = join("simulation")
+    broker.release()
+    broker.disconnect(name)
 
 
 # --- plans

@@ -455,7 +455,9 @@ class Messages(Simulation):
                 {"role": random.choice(roles), "offset": random.choice((-3600.0, -5.0, 5.0, 86_400.0))},
             ),
         ]
-        if protocol != "memory":
+        if protocol == "memory":
+            makers += [lambda: ("cut", {"role": random.choice(roles)})] * 4
+        else:
             kinds = AMQP_FAULTS if protocol == "amqp" else MQTT_FAULTS
             makers = [
                 *makers,
