@@ -212,6 +212,45 @@ def test_a_participant_without_a_name_is_reachable_until_it_knows_the_outcome(
     eventually(lambda: len(remote.servers) == 0)
 
 
+def test_participants_without_a_name_of_several_processes_are_told_apart(
+    remote: RemoteTransactionManager, m: Messaging
+) -> None:
+    participant = Participant()
+    transaction = remote.create(60.0)
+    transaction.join(participant)
+    with RemoteTransactionManager(m, CHANNEL) as other:
+        other.transaction(transaction.id).join(participant)  # the same object: its address can be that of another one
+        transaction.commit(10)
+    assert sorted(participant.operations) == ["commit", "commit", "prepare", "prepare"]
+
+
+def test_a_participant_without_a_name_is_reachable_until_its_manager_knows_that_it_knows_the_outcome(
+    m: Messaging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision is on the disk, the confirmation of one of two participants is not when the manager ends."""
+    monkeypatch.setattr("messaging.remoteevent.transactions.reach.GRACE", 0.2)
+    good, bad = Participant(), Participant()
+    bad.failures["commit"] = 1_000_000
+    with RemoteTransactionManager(m, CHANNEL) as remote:
+        with (
+            TransactionManager(tmp_path / "t", messaging=m, retry=FAST) as manager,
+            ready(TransactionServer(m, CHANNEL, manager)),
+        ):
+            transaction = remote.create(60.0)
+            transaction.join(good)
+            transaction.join(bad, name="bad")
+            transaction.commit()
+            assert good.operations == ["prepare", "commit"]
+        with (
+            TransactionManager(tmp_path / "t", messaging=m, time_limit=3, retry=FAST) as manager,
+            ready(TransactionServer(m, CHANNEL, manager)),
+        ):
+            eventually(lambda: good.operations == ["prepare", "commit", "commit"])
+            bad.failures.clear()
+            eventually(lambda: not manager.transactions())
+            eventually(lambda: len(remote.servers) == 1)
+
+
 def test_a_participant_that_cannot_join_is_not_reachable(remote: RemoteTransactionManager) -> None:
     transaction = remote.create(60.0)
     transaction.abort(10)

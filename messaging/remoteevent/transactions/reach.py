@@ -1,7 +1,9 @@
 """Participants of this process that managers of other processes reach: a server for each.
 
 A participant with a name is served until the way to its manager is closed: it may take part in further transactions.
-One without a name takes part in one transaction. Its server is closed when the participant knows the outcome.
+One without a name takes part in one transaction. Its server is closed when the participant knows the outcome, and the
+manager says that it does not tell it again: a manager whose process was killed before it had noted the answer tells the
+participants of the transaction once more, until each has answered.
 
 **Threads.** Any thread may use the object. Its lock guards the servers.
 """
@@ -22,7 +24,7 @@ from messaging.remoteevent.transactions.two_phases import after
 if TYPE_CHECKING:
     from messaging.instance import Messaging
 
-#: how long a participant that knows the outcome stays reachable, seconds: if its answer is lost it is told again
+#: time between the questions whether the manager tells a participant again that knows the outcome, seconds
 GRACE: Final = 60.0
 
 
@@ -31,13 +33,16 @@ class Reach:
 
     Args:
         messaging: an instance with requests.
+        unfinished: asks the manager for the transactions of a participant that are not completed; gets its name and
+            channel.
     """
 
-    def __init__(self, messaging: Messaging) -> None:
+    def __init__(self, messaging: Messaging, unfinished: Callable[[str, str], Promise[list[str]]]) -> None:
         self._messaging = messaging
+        self._unfinished = unfinished
         self._lock = threading.Lock()  # guards the following
         self._named: dict[str, ParticipantServer] = {}
-        #: of participants without a name, by id of the transaction and generated name
+        #: of participants without a name, by id of the transaction and channel
         self._unnamed: dict[tuple[str, str], _Unnamed] = {}
 
     def __len__(self) -> int:
@@ -60,20 +65,19 @@ class Reach:
             before.close()
         return made.channel
 
-    def unnamed(self, transaction_id: str, name: str, participant: Any) -> str:
+    def unnamed(self, transaction_id: str, participant: Any) -> str:
         """Return the channel of a participant of one transaction. Raises as :meth:`named`."""
         if isinstance(participant, RemoteParticipant):
             return participant.channel
-        key = transaction_id, name
         with self._lock:
-            found = self._unnamed.get(key)
-        if found is not None:
-            return found.server.channel
-        told = _Told(participant, lambda: self._note_told(key))
-        made = _Unnamed(self._serve(told), told)
+            for (of, channel), each in self._unnamed.items():
+                if of == transaction_id and each.told.participant is participant:
+                    return channel
+        told = _Told(participant, lambda: self._note_told(transaction_id, made.channel))
+        made = self._serve(told)
         with self._lock:
-            self._unnamed[key] = made
-        return made.server.channel
+            self._unnamed[transaction_id, made.channel] = _Unnamed(made, told)
+        return made.channel
 
     def _serve(self, participant: Any) -> ParticipantServer:
         refuse_in_loop("the server of a participant", "serve it by a ParticipantServer, and give its channel")
@@ -85,20 +89,50 @@ class Reach:
             raise
         return made
 
-    def abandon(self, transaction_id: str, name: str) -> None:
+    def abandon(self, transaction_id: str, channel: str) -> None:
         """Close the server of a participant that has not joined."""
-        self._close((transaction_id, name))
+        self._close((transaction_id, channel))
 
-    def end(self, transaction_id: str) -> None:
-        """Close the servers of the participants of a transaction that has ended, and of which they know the outcome."""
+    def end(self, transaction_id: str, *, is_complete: bool) -> None:
+        """Close the servers of the participants of a transaction that has ended, and of which they know the outcome.
+
+        Args:
+            transaction_id: of the transaction.
+            is_complete: the manager tells the participants no more; otherwise it is asked.
+        """
         with self._lock:
             keys = [key for key, each in self._unnamed.items() if key[0] == transaction_id and each.told.is_told]
         for key in keys:
-            self._close(key)
+            if is_complete:
+                self._close(key)
+            else:
+                self._ask(key, lambda: None)  # :meth:`_release` goes on
 
-    def _note_told(self, key: tuple[str, str]) -> None:
+    def _note_told(self, transaction_id: str, channel: str) -> None:
         """Close a server some time after its participant was told the outcome. On a worker thread, or on the loop."""
-        after(GRACE, lambda: workers().submit(lambda: self._close(key)))
+        self._release((transaction_id, channel))
+
+    def _release(self, key: tuple[str, str]) -> None:
+        """Ask the manager from time to time, until the server can be closed."""
+        after(GRACE, lambda: workers().submit(lambda: self._ask(key, lambda: self._release(key))))
+
+    def _ask(self, key: tuple[str, str], otherwise: Callable[[], object]) -> None:
+        """Close a server if the manager does not tell its participant again. On a worker thread."""
+        transaction_id, channel = key
+        with self._lock:
+            found = self._unnamed.get(key)
+        if found is None:
+            return
+        answer = self._unfinished(unnamed(found.told.participant, channel), channel)
+        answer.looked_at = True
+
+        def settle() -> None:
+            if answer.exception(0) is None and transaction_id not in answer.result(0):
+                workers().submit(lambda: self._close(key))
+            else:
+                otherwise()
+
+        answer.listen(settle)
 
     def _close(self, key: tuple[str, str]) -> None:
         with self._lock:
@@ -113,6 +147,11 @@ class Reach:
             self._named, self._unnamed = {}, {}
         for each in servers:
             each.close()
+
+
+def unnamed(participant: Any, channel: str) -> str:
+    """Return the name under which a participant without one joins: no other participant of any process has it."""
+    return f"{type(participant).__name__} at {channel[-900:]}"
 
 
 class _Unnamed:
@@ -134,7 +173,7 @@ class _Told:
     """
 
     def __init__(self, participant: Any, note: Callable[[], object]) -> None:
-        self._participant = participant
+        self.participant = participant
         self._note = note
         self.is_told = False
 
@@ -152,7 +191,7 @@ class _Told:
 
     def _call(self, operation: str, transaction_id: str) -> Any:
         try:
-            found = getattr(self._participant, operation)(transaction_id)
+            found = getattr(self.participant, operation)(transaction_id)
         except UnknownTransactionError:
             self._answered(operation, None)
             raise

@@ -49,7 +49,7 @@ from messaging.model import check_name
 from messaging.remoteevent.transactions.callbacks import EndCallbacks
 from messaging.remoteevent.transactions.manager import TIME_LIMIT, TransactionManager
 from messaging.remoteevent.transactions.participant import TransactionState
-from messaging.remoteevent.transactions.reach import Reach
+from messaging.remoteevent.transactions.reach import Reach, unnamed
 from messaging.remoteevent.transactions.remote_participant import RemoteParticipant
 from messaging.remoteevent.transactions.transaction import check_join, check_participant_name, check_timeout
 from messaging.text import tolerant
@@ -201,7 +201,7 @@ class RemoteTransactionManager:
         if self._timeout <= 0:
             raise ArgumentError(f"timeout must be above 0 seconds, not {timeout!r:.80}")
         #: the servers of the participants of this process. For transactions
-        self.servers = Reach(messaging)
+        self.servers = Reach(messaging, self._unfinished)
 
     def create(self, duration: float = Lease.ANY) -> RemoteTransaction:
         """Create a transaction, and wait for the answer; see ``TransactionManager.create``.
@@ -251,12 +251,15 @@ class RemoteTransactionManager:
             WouldBlockError: the thread runs an event loop, and no ``channel`` is given. Nothing was done.
         """
         check_participant_name(name)
-        arguments = {"name": name, "channel": channel or self.reach(name, participant)}
-        return self.call("recover", arguments)
+        return self._unfinished(name, channel or self.reach(name, participant))
 
     def reach(self, name: str, participant: Any) -> str:
         """Return a channel of a participant of this process, which is served until :meth:`close`."""
         return self.servers.named(name, participant)
+
+    def _unfinished(self, name: str, channel: str) -> Promise[list[str]]:
+        """Ask for the transactions of a participant that are not completed."""
+        return self.call("recover", {"name": name, "channel": channel})
 
     def call(
         self,
@@ -320,7 +323,7 @@ class RemoteTransaction:
             name, crash_count: see there.
             reference: channel on which a :class:`ParticipantServer` of the application serves the participant;
                 ``None``: one is made. It is closed with the manager; without a name, when the participant knows the
-                outcome of the transaction.
+                outcome of the transaction, and the manager does not tell it again.
 
         Raises:
             ArgumentError, CannotJoinError: see there.
@@ -328,21 +331,22 @@ class RemoteTransaction:
             MessagingError: as requests do.
             WouldBlockError: the thread runs an event loop.
         """
-        found, count = check_join(participant, name, crash_count)
+        _, count = check_join(participant, name, crash_count)
         refuse_in_loop("the answer of the manager", "join on a worker thread")
         servers = self._manager.servers
         if reference is not None:
             channel = reference
         elif name is not None:
-            channel = servers.named(found, participant)
+            channel = servers.named(name, participant)
         else:
-            channel = servers.unnamed(self.id, found, participant)
+            channel = servers.unnamed(self.id, participant)
+        found = unnamed(participant, channel) if name is None else name
         arguments = {"transaction": self.id, "name": found, "crash_count": count, "channel": channel}
         asked_at = lease_time()
         try:
             found_lease = self._manager.call("join", arguments).result()
         except (CannotJoinError, UnknownTransactionError, ArgumentError, BoundReachedError):
-            servers.abandon(self.id, found)
+            servers.abandon(self.id, channel)
             raise
         if isinstance(found_lease, dict):  # managers of earlier versions return nothing
             self._ends = asked_at + seconds_of(found_lease.get("remaining"))
@@ -374,8 +378,10 @@ class RemoteTransaction:
         def settle() -> None:
             error = answer.exception(0)
             if error is None:
-                self._note(wanted)
-                if answer.result(0) is not True:
+                is_told = answer.result(0) is True
+                # without a limit the answer comes when each participant was told once
+                self._note(wanted, is_complete=is_told and limit is not None)
+                if not is_told:
                     promise.reject(
                         DeadlineError(
                             f"transaction {self.id} is {wanted.name.lower()}, and not confirmed by all participants "
@@ -390,7 +396,7 @@ class RemoteTransaction:
             elif isinstance(error, CannotAbortError):
                 self._note(TransactionState.COMMITTED)
             elif isinstance(error, UnknownTransactionError):
-                workers().submit(lambda: self._manager.servers.end(self.id))
+                workers().submit(lambda: self._manager.servers.end(self.id, is_complete=True))
             promise.reject(error)
 
         answer.listen(settle)
@@ -403,11 +409,11 @@ class RemoteTransaction:
         """
         self._callbacks.add(callback)
 
-    def _note(self, state: TransactionState) -> None:
-        """Note the outcome. On the loop of the engine."""
+    def _note(self, state: TransactionState, *, is_complete: bool = False) -> None:
+        """Note the outcome, and whether all participants have confirmed it. On the loop of the engine."""
         self.state = state
         self._callbacks.run(state)
-        workers().submit(lambda: self._manager.servers.end(self.id))
+        workers().submit(lambda: self._manager.servers.end(self.id, is_complete=is_complete))
 
     @tolerant
     def __repr__(self) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import (
     ArgumentError,
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from messaging.leases import Lease
     from messaging.remoteevent.transactions.two_phases import TwoPhases
 
+#: of participants without a name
+_numbers: Final = itertools.count(1)
 _COMMITTED, _ABORTED = TransactionState.COMMITTED, TransactionState.ABORTED
 
 
@@ -210,7 +213,7 @@ def check_join(participant: object, name: object, crash_count: object) -> tuple[
     if isinstance(crash_count, bool) or not isinstance(crash_count, int) or not -(2**63) <= crash_count < 2**63:
         raise ArgumentError(f"crash_count must be an int of 64 bits, not {crash_count!r:.80}")
     if name is None:
-        return f"{type(participant).__name__} {id(participant):x}", crash_count
+        return f"{type(participant).__name__} {next(_numbers)}", crash_count
     return check_participant_name(name), crash_count
 
 
