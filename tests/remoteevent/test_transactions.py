@@ -453,16 +453,20 @@ def test_a_participant_that_was_not_asked_yet_is_asked_where_it_has_joined(manag
     assert (one.operations, again.operations) == (["prepare"], [])
 
 
-def test_the_place_of_a_participant_that_is_there_again_is_stored(tmp_path: Path) -> None:
-    """The next run tells it the outcome there: it does not ask a second time."""
-    failing = Recorder()
+@table("has_confirmed", [False, True])
+def test_the_place_of_a_participant_that_is_there_again_is_stored(tmp_path: Path, has_confirmed: bool) -> None:
+    """The next run tells it the outcome there, also if it has confirmed before: it does not ask a second time."""
+    failing, participant = Recorder(), Recorder()
     failing.failures["commit"] = 1000
+    participant.failures["commit"] = 0 if has_confirmed else 1000
     with TransactionManager(tmp_path, retry=FAST) as manager:
         transaction = manager.create(60)
-        transaction.join(failing, name="one", reference="before")
-        with pytest.raises(DeadlineError):
-            transaction.commit(0.0)
-        manager.recover("one", failing, reference="after")
+        transaction.join(participant, name="one", reference="before")
+        transaction.join(failing, name="two", reference="there")
+        transaction.commit()
+        assert manager.recover("one", participant, reference="after") == [transaction.id]
+        if has_confirmed:
+            assert participant.operations == ["prepare", "commit"]
     with closing(Decisions(tmp_path)) as decisions:
-        [(_, state, [enlisted])] = decisions.load()
-    assert (state, enlisted.reference) == (TransactionState.COMMITTED, "after")
+        [(_, state, enlisted)] = decisions.load()
+    assert (state, [each.reference for each in enlisted]) == (TransactionState.COMMITTED, ["after", "there"])

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import UnknownTransactionError
+from messaging.errors import ClosedError, MessagingError, UnknownTransactionError
 from messaging.execution import Promise, refuse_in_loop, workers
 from messaging.remoteevent.transactions.participant import Vote
 from messaging.remoteevent.transactions.remote_participant import ParticipantServer, RemoteParticipant
@@ -123,7 +123,14 @@ class Reach:
             found = self._unnamed.get(key)
         if found is None:
             return
-        answer = self._unfinished(unnamed(found.told.participant, channel), channel)
+        try:
+            answer = self._unfinished(unnamed(found.told.participant, channel), channel)
+        except ClosedError:  # the instance is closed
+            self._close(key)
+            return
+        except MessagingError:
+            otherwise()
+            return
         answer.looked_at = True
 
         def settle() -> None:

@@ -326,15 +326,18 @@ class TwoPhases:
     # --- recovery
 
     def recover(self, name: str, participant: Any, reference: str | None) -> bool:
-        """Tell the outcome to a participant that is there again; return whether it takes part."""
+        """Tell the outcome to a participant that is there again; return whether it takes part.
+
+        Also one that has confirmed: until the transaction is completed, the next run would tell it again.
+        """
         with self._lock:
-            found = [each for each in self._participants if each.name == name and not each.is_done]
+            found = [each for each in self._participants if each.name == name and not self._is_finished]
             for each in found:
                 if not self._is_to_be_asked(each):
+                    self._is_moved = self._is_moved or each.reference != reference
                     each.participant = participant
                     each.reference = reference
                     each.retry_at = 0.0
-                    self._is_moved = True
             if found and self._state is _COMMITTED:
                 self._store_again()
         self.proceed()
