@@ -44,14 +44,18 @@ from tests.simulation.world.world import PlannedError
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
     from messaging.remoteevent.event import EventKind
+    from messaging.remoteevent.transactions import TransactionInfo
 
 CHANNEL: Final = "transactions"
 #: how long a client waits for the generators, virtual seconds
 _PROMPT: Final = 20.0
 #: events of a transaction that a registration inside may still get after its end, virtual seconds
 _AFTER: Final = 60.0
+#: how the names begin that participants without a name get
+_UNNAMED: Final = "Account "
 
 
 @dataclass(slots=True)
@@ -82,6 +86,7 @@ class Known:
         texts: its events, of all generators.
         votes: how its own participants vote, by their names.
         is_lost: a participant without a name was killed: nobody else can tell its outcome.
+        is_gone: returns whether the participants without a name are: each is closed with the manager of its client.
         ended_at: when the outcome was known, virtual seconds.
     """
 
@@ -91,6 +96,7 @@ class Known:
     texts: list[str] = field(default_factory=list)
     votes: dict[str, str] = field(default_factory=dict)
     is_lost: bool = False
+    is_gone: Callable[[], bool] = lambda: False
     ended_at: float = inf
 
 
@@ -151,6 +157,7 @@ class Client(Party):
         """Begin in a new process: the participants with names go on."""
         self.calls: dict[str, dict[str, list[str]]] = getattr(self, "calls", {})
         self.number: int = getattr(self, "number", 0)
+        self.life: int = getattr(self, "life", 0) + 1
         self.ongoing: dict[str, Known] = getattr(self, "ongoing", {})
         for known in self.ongoing.values():
             known.is_lost = known.is_lost or any("unnamed" in name for name in known.votes)
@@ -203,6 +210,8 @@ class Client(Party):
     ) -> None:  # fmt: skip
         transaction = self.manager.create(duration)
         known = self.simulation.known[transaction.id] = self.ongoing[transaction.id] = Known(transaction.id)
+        life = self.life
+        known.is_gone = lambda: self.life > life
         self.note(f"created {known.id}")
         given = []
         for generator, kind, count in orders:
@@ -298,7 +307,7 @@ class RemoteClient(Client):
     def close(self) -> None:
         """Close everything."""
         self.manager.close()
-        self.m.close()
+        self.disconnect()
 
 
 class Manager(Client):
@@ -336,7 +345,7 @@ class Manager(Client):
         self.manager.close()
         if not server_first:
             self.server.close()
-        self.m.close()
+        self.disconnect()
 
     def close(self) -> None:
         """Close everything."""
@@ -526,6 +535,19 @@ class Transacting(Simulation):
     def _accounts(self) -> list[Account]:
         return [each for client in (self.manager, *self.clients) for each in client.accounts.values()]
 
+    def _awaited(self, kept: TransactionInfo) -> bool:
+        """Return whether a transaction that the manager keeps has to be completed.
+
+        A participant without a name is closed with the manager of its client (``RemoteTransaction.join``), and does not
+        outlive its process (``Transaction.join``): then it is told without end.
+        """
+        known = self.known.get(kept.id)
+        if known is None:
+            return True
+        if known.is_lost:
+            return False
+        return not known.is_gone() or any(not each.startswith(_UNNAMED) for each in kept.waiting_for)
+
     def _problems(self) -> list[str]:
         """Return what is not as it has to be at rest."""
         found: list[str] = []
@@ -549,7 +571,7 @@ class Transacting(Simulation):
         found += [
             f"the manager keeps {each.id}, which waits for {each.waiting_for}"
             for each in self.manager.manager.transactions()
-            if each.id not in self.known or not self.known[each.id].is_lost
+            if self._awaited(each)
         ]
         found += [
             f"{each.name} keeps a transaction" for each in self.generators if each.generator.participant.is_active
