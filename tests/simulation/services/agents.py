@@ -167,7 +167,7 @@ class Hop(Party):
             self.landlord.close()
         if not server_first:
             self.server.close()
-        self.m.close()
+        self.disconnect()
 
     def close(self) -> None:
         """Close everything."""
@@ -275,7 +275,7 @@ class End(Party):
     def close(self) -> None:
         """Close everything."""
         self.server.close()
-        self.m.close()
+        self.disconnect()
 
 
 def simulation_channel(name: str) -> str:

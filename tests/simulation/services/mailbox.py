@@ -108,7 +108,7 @@ class Owner(Taker):
         if self.server is not None:
             self.server.close()
         self.mailbox.close()
-        self.m.close()
+        self.disconnect()
 
 
 class Mailbox(Taker):
@@ -190,7 +190,7 @@ class Mailbox(Taker):
         self.mailbox.close()
         if not server_first:
             self.server.close()
-        self.m.close()
+        self.disconnect()
 
     def close(self) -> None:
         """Close everything."""

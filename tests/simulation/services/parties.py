@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import BrokerError, ClosedError, DeadlineError, MessagingError
+from messaging.errors import BrokerError, ClosedError, DeadlineError, MessagingError, ReplyError
 from messaging.execution import Promise, clock
 from messaging.leases import Landlord, Lease
 from messaging.remoteevent import EventGenerator, EventServer, RemoteEvent, RetryPolicy
@@ -81,14 +82,44 @@ def is_trouble(error: BaseException) -> bool:
 
 
 class Party(Role):
-    """A program of remote events. It has one instance."""
+    """A program of remote events. It has one instance.
+
+    Attributes:
+        m: the instance.
+        is_closing: the instance is being closed.
+        closed_at: when the last one was closed, virtual seconds.
+    """
+
+    m: messaging.Messaging
+    is_closing = False
+    closed_at = -inf
 
     def connect(self) -> messaging.Messaging:
         """Return a new instance, with the settings of the plan."""
+        self.is_closing = False
         settings = dict(self.simulation.plan.options.get("settings", {}))
         if self.simulation.protocol == "mqtt311":
             settings["envelope"] = True
         return self.simulation.connect(self, retry_connect=True, **settings)
+
+    def disconnect(self) -> None:
+        """Close the instance, and remember when."""
+        self.is_closing = True
+        self.m.close()
+        self.is_closing = False
+        self.closed_at = self.world.scheduler.now
+
+    def _is_fault_of_closing(self, error: MessagingError) -> bool:
+        """Return whether a call was left unanswered by an instance that was closed meanwhile.
+
+        "An instance that closes waits up to half of its `close_timeout`, and reports a fault (`ClosedError`) then"
+        (``docs/reply-to.md``).
+        """
+        if not isinstance(error, ReplyError) or error.kind != ClosedError.__name__:
+            return False
+        limit: float = self.simulation.timeout + SLACK  # type: ignore[attr-defined]
+        others = [each for each in self.simulation.roles if isinstance(each, Party) and each is not self]
+        return any(each.closed_at > self.world.scheduler.now - limit or each.is_closing for each in others)
 
     def settled(self, found: Any, limit: float, what: str) -> Any:
         """Return the result of a promise, which must be there in time; return any other value as it is."""
@@ -116,7 +147,7 @@ class Party(Role):
     def failed(self, what: str, error: MessagingError) -> None:
         """Judge the failure of a call."""
         self.note(f"{what}: {type(error).__name__}: {error}"[:200])
-        if not is_trouble(error):
+        if not is_trouble(error) and not self._is_fault_of_closing(error):
             self.simulation.broken(f"{self.name}: {what} failed with {type(error).__name__}: {error}"[:400])
 
     def insist(self, what: str, function: Callable[[], Any]) -> None:
@@ -231,7 +262,7 @@ class Generator(Party):
         if not server_first and self.server is not None:
             self.server.close()
         self.landlord.close()
-        self.m.close()
+        self.disconnect()
 
     def close(self) -> None:
         """Close everything."""
