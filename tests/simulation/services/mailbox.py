@@ -231,12 +231,10 @@ class Mailboxes(Simulation):
         """See ``Simulation``."""
         now = self.world.scheduler.now
         self.resting_since = min(self.resting_since, now)
-        if not self.ledger.is_settled():
-            return False
-        if any(self._missing(taker) for taker in self.takers):
-            return False
         settling: float = self.plan.options["settling"]
-        return now >= self.resting_since + settling
+        if now < self.resting_since + settling or not self.ledger.is_settled():
+            return False
+        return not any(self._missing(taker) for taker in self.takers)
 
     def _missing(self, taker: Taker) -> list[str]:
         """Return what has to reach an owner, and has not."""

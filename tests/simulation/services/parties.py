@@ -62,14 +62,18 @@ class Ledger:
     #: number of the last event of each kind that was confirmed
     last: dict[EventKind, int] = field(default_factory=dict)
     texts: dict[tuple[EventKind, int], str] = field(default_factory=dict)
+    #: number, text and moment of each event that was confirmed, by kind
+    _confirmed: dict[EventKind, list[tuple[int, str, float]]] = field(default_factory=dict)
+
+    def confirm(self, text: str, number: int, at: float) -> None:
+        """Note the number of an event, and when it was confirmed."""
+        sent = self.sent[text]
+        sent.state, sent.number, sent.at = "confirmed", number, at
+        self._confirmed.setdefault(sent.kind, []).append((number, text, at))
 
     def confirmed_after(self, kind: EventKind, number: int, since: float = 0.0) -> list[tuple[int, str]]:
         """Return number and text of the events of a kind that were confirmed, behind a number and a moment."""
-        return [
-            (each.number, text)
-            for text, each in self.sent.items()
-            if each.kind == kind and each.state == "confirmed" and each.number > number and each.at >= since
-        ]
+        return [(each, text) for each, text, at in self._confirmed.get(kind, ()) if each > number and at >= since]
 
     def is_settled(self) -> bool:
         """Return whether each event has an outcome."""
@@ -227,7 +231,7 @@ class Generator(Party):
         """Note the number of an event."""
         ledger: Ledger = self.simulation.ledger  # type: ignore[attr-defined]
         sent = ledger.sent[text]
-        sent.state, sent.number, sent.at = "confirmed", number, self.world.scheduler.now
+        ledger.confirm(text, number, self.world.scheduler.now)
         self.note(f"{text} is number {number} of {sent.kind[1]}")
         if number <= ledger.last.get(sent.kind, 0):
             self.simulation.broken(f"{text} has the number {number}, after {ledger.last[sent.kind]} of {sent.kind}")
