@@ -239,7 +239,6 @@ class Leasing(Simulation):
     """A landlord and holders."""
 
     name = "leases"
-    is_complete = False
 
     def begin(self) -> None:
         """See ``Simulation``."""
