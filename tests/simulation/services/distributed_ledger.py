@@ -215,7 +215,7 @@ class Ledger:
             self._broken(f"{consumer.name} got an event that was not published: {payload}")
             return None
         key = event.key
-        if key in consumer.got:
+        if key in consumer.got and not self.may_repeat(consumer, event):
             self._broken(f"{consumer.name} got {key} again, first after {now - consumer.got[key]:.3f} s")
         consumer.got[key] = now
         if not consumer.wants(event):
@@ -233,9 +233,13 @@ class Ledger:
         kind = f"{event.publisher} {event.manner == 'once'}"
         highest = consumer.highest.get(kind, -1)
         consumer.highest[kind] = max(highest, event.number)
-        if event.number > highest or self.may_overtake(consumer, event):
+        if event.number > highest or self.may_overtake(consumer, event) or self.may_repeat(consumer, event):
             return
         self._broken(f"{consumer.name} got {event.key} after {event.publisher}/{highest}")
+
+    def may_repeat(self, consumer: Consumer, event: Event) -> bool:
+        """Return whether a consumer may get an event again."""
+        return False
 
     def may_overtake(self, consumer: Consumer, event: Event) -> bool:
         """Return whether newer events may have come before this one."""

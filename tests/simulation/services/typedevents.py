@@ -37,11 +37,23 @@ class BusLedger(Ledger):
 
     Attributes:
         late: members that ask for the past events of others when they connect.
+        recorded: members with a durable history.
     """
 
-    def __init__(self, broken: Callable[[str], object], now: Callable[[], float], late: frozenset[str]) -> None:
+    def __init__(
+        self, broken: Callable[[str], object], now: Callable[[], float], late: frozenset[str], recorded: frozenset[str]
+    ) -> None:
         super().__init__(broken, now)
         self.late = late
+        self.recorded = recorded
+
+    def may_repeat(self, consumer: Consumer, event: Event) -> bool:
+        """See ``Ledger``: "a bus that starts again may get an event that … an earlier run had taken, or published"."""
+        if consumer.role not in self.recorded or not isinstance(consumer, Handler) or not consumer.history:
+            return False
+        former = (each for each in self.consumers if each.role == consumer.role and each.member != consumer.member)
+        is_own = event.role == consumer.role and event.member != consumer.member
+        return is_own or any(event.key in each.got for each in former)
 
     def may_overtake(self, consumer: Consumer, event: Event) -> bool:
         """See ``Ledger``: "live events wait for the past ones", which are only the newest that the others keep."""
@@ -55,14 +67,14 @@ class TypedEvents(DistributedEvents):
     """Buses that are connected."""
 
     name = "typedevents"
-    is_complete = False
     has_exact_interests: ClassVar[bool] = False
 
     def begin(self) -> None:
         """See ``Simulation``."""
         options = self.plan.options
         late = frozenset(name for name, form in options["members"].items() if form["past"] is not None)
-        self.ledger = BusLedger(self.broken, lambda: self.world.scheduler.now, late)
+        recorded = frozenset(name for name, form in options["members"].items() if form["is_recorded"])
+        self.ledger = BusLedger(self.broken, lambda: self.world.scheduler.now, late, recorded)
         self.ledger.may_reorder = options["may_reorder"]
         self.has_disk_faults = options["has_disk_faults"]
         self.admins: dict[str, Any] = {}
