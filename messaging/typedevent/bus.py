@@ -27,7 +27,6 @@ from messaging.dispatch import (
     HandlerDTO,
     Lifecycle,
     Principal,
-    Terms,
     Tolerance,
     TopicPermission,
     TopicPolicy,
@@ -51,7 +50,7 @@ from messaging.typedevent.monitor import TypedEventMonitor
 from messaging.typedevent.network import LIMIT, BusConnection, ConnectedBus
 from messaging.typedevent.past import OwnPast
 from messaging.typedevent.past_delivery import PastDelivery
-from messaging.typedevent.receivers import Receiver, TopicRoute
+from messaging.typedevent.receivers import EventTerms, Receiver, TopicRoute
 from messaging.typedevent.registration import HandlerRegistrar, next_bus_id, registered
 from messaging.typedevent.store import EventStore
 
@@ -200,6 +199,7 @@ class TypedEventBus(EventService):
             self.name,
             wanted=self._wanted,
             publish=self._publish_remote,
+            publish_copy=self._publish_copy,
             publish_past=self._publish_past,
             flush=self.flush,
             changed=self._changed,
@@ -349,7 +349,7 @@ class TypedEventBus(EventService):
             dispatcher.refuse_closed()
             route = dispatcher.route(event.topic)
 
-    def _make_route(self, topic: str, handlers: list[tuple[Receiver, Terms]]) -> TopicRoute:
+    def _make_route(self, topic: str, handlers: list[tuple[Receiver, EventTerms]]) -> TopicRoute:
         taps = [each for each in self.monitor.taps if each.may_see(topic)]
         connections = tuple(each for each in self._network.connections if each.sends(topic))
         with self._dispatcher.lock:
@@ -569,6 +569,34 @@ class TypedEventBus(EventService):
         time: float,
     ) -> None:
         self.publish(topic, data, principal, True, False, passed, origin, time)
+
+    def _publish_copy(
+        self,
+        topic: str,
+        data: dict[str, Any],
+        principal: Principal,
+        passed: tuple[object, ...],
+        origin: UUID | None,
+        time: float,
+    ) -> None:
+        """Deliver an event that is recorded as a past one, and has come live, too."""
+        dispatcher = self._dispatcher
+        if principal is not None or dispatcher.policy is not None:
+            dispatcher.check(principal, TopicPermission.PUBLISH, topic)
+        event = PublishedEvent(topic, data)
+        event.passed, event.origin, event.time = passed, origin, time
+        route = dispatcher.route(topic)
+        thread = get_ident()
+        self._publishing.add(thread)
+        try:
+            self.lifecycle.refuse_closed()
+            for connection in route.connections:
+                connection.offer(event)
+            for lane in route.lanes_for_copy(event):
+                if lane.has_room():
+                    lane.put(event)
+        finally:
+            self._publishing.discard(thread)
 
     def _publish_past(self, events: list[PublishedEvent], principal: Principal) -> None:
         """Record past events of other processes, and deliver them to handlers that want past events."""

@@ -23,7 +23,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, get_args
 from uuid import UUID
 
-from messaging.dispatch import TYPED_EVENTS, TopicFilter, TopicPermission, TopicPolicy, check_count, parse_filter
+from messaging.bounded import BoundedCache
+from messaging.dispatch import (
+    TYPED_EVENTS,
+    Principal,
+    TopicFilter,
+    TopicPermission,
+    TopicPolicy,
+    check_count,
+    parse_filter,
+)
 from messaging.errors import (
     ArgumentError,
     DecodeError,
@@ -59,7 +68,6 @@ if TYPE_CHECKING:
 
     from reactivex import Observable
 
-    from messaging.dispatch import Principal
     from messaging.instance import Messaging
     from messaging.services import ServiceRegistry
     from messaging.typedevent.monitor import MonitorEvent
@@ -75,6 +83,12 @@ _MICROSECONDS: Final = 1_000_000
 _FRAMEWORK: Final = str(framework_uuid())
 #: origin of a remote event whose sender gave none
 _UNKNOWN_FRAMEWORK: Final = UUID(int=0)
+#: most keys of past events that are remembered until the events come live
+_PAST_ONLY: Final = 100_000
+_ABSENT: Final = object()
+
+#: publishes an event of another process: topic, data, principal, the services that it came through, origin and time
+_Publish = Callable[[str, dict[str, Any], Principal, tuple[object, ...], UUID | None, float], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +114,8 @@ class ConnectedBus:
         title: of the bus, for the log.
         name: of the bus.
         wanted: returns the topic filters of the bus, each with its LDAP filter: handlers, monitors, history.
-        publish: publishes an event of another process: topic, data, principal, the services that it came through,
-            origin and time.
+        publish: publishes an event of another process.
+        publish_copy: publishes one that was published as a past event before.
         flush: returns a promise that resolves when the handlers have processed the events published so far.
         changed: has routes made anew.
         refuse_closed: raises ``ClosedError`` if the bus is closed.
@@ -116,7 +130,8 @@ class ConnectedBus:
         name: str,
         *,
         wanted: Callable[[], Iterable[tuple[str, str | None]]],
-        publish: Callable[[str, dict[str, Any], Principal, tuple[object, ...], UUID | None, float], object],
+        publish: _Publish,
+        publish_copy: _Publish,
         flush: Callable[[], Promise[None]],
         changed: Callable[[], object],
         refuse_closed: Callable[[], object],
@@ -131,10 +146,13 @@ class ConnectedBus:
         self.name = name
         self.wanted = wanted
         self.publish = publish
+        self.publish_copy = publish_copy
         self.flush = flush
         self.changed = changed
         self.refuse_closed = refuse_closed
         self.seen = SeenEvents()
+        #: keys of events that came as past ones: handlers without a history get those that come live, too
+        self.past_only: BoundedCache[str, None] = BoundedCache(_PAST_ONLY)
         self._lock = threading.Lock()  # guards the following, which is replaced as a whole
         self.connections: tuple[BusConnection, ...] = ()
 
@@ -220,16 +238,20 @@ class _Inbound:
     def _publish(self, arrival: Arrival) -> None:
         """Publish an event that passed the checks, unless it arrived before. Its sender is answered in any case."""
         wire, hop = arrival.event, arrival.hop
+        bus = self._bus
+        publish = bus.publish
         try:
-            if (key := hop.key) is not None and not self._bus.seen.is_new(key):
-                self.duplicates += 1
-                return
+            if (key := hop.key) is not None and not bus.seen.is_new(key):
+                if bus.past_only.pop(key, _ABSENT) is _ABSENT:
+                    self.duplicates += 1
+                    return
+                publish = bus.publish_copy
             data = wire.value()
             if type(data) is not dict:
                 raise DecodeError(f"its data is a {type(data).__name__}: the events of a typed event bus are maps")
             origin = hop.framework or _UNKNOWN_FRAMEWORK
             published = 0.0 if hop.time is None else hop.time / _MICROSECONDS
-            self._bus.publish(wire.topic, data, self._principal, (hop,), origin, published)
+            publish(wire.topic, data, self._principal, (hop,), origin, published)
         finally:
             self._confirm(arrival)
 
@@ -246,7 +268,8 @@ class _Inbound:
             start = None if since is None else since()
             try:
                 for each in bus.past.newest(self.topics, start, MAX_PAST):
-                    bus.seen.is_new(bus.past.key_of(each))  # others may have recorded it, too
+                    if bus.seen.is_new(key := bus.past.key_of(each)):  # others may have recorded it, too
+                        bus.past_only[key] = None
                 node.replays.ask(past_request(bus.title, self.topics, start, limit, PAST_TIMEOUT, late.done))
                 return
             except MessagingError as raised:
@@ -257,9 +280,11 @@ class _Inbound:
         """Return the past event that arrived, ``None`` if the bus has it."""
         hop = arrival.hop
         read = read_past(arrival, self.policy)
-        if (key := hop.key) is not None and not self._bus.seen.is_new(key):
-            self.duplicates += 1
-            return None
+        if (key := hop.key) is not None:
+            if not self._bus.seen.is_new(key):
+                self.duplicates += 1
+                return None
+            self._bus.past_only[key] = None
         event = PublishedEvent(read.topic, checked_copy(read.event_data))
         event.passed = (hop,)
         event.origin = read.origin or _UNKNOWN_FRAMEWORK

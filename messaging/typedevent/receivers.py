@@ -232,7 +232,7 @@ class Receiver(LaneHandler[PublishedEvent]):
 
     # --- events
 
-    def accepts(self, event: PublishedEvent, terms: Terms) -> bool:
+    def accepts(self, event: PublishedEvent, terms: EventTerms) -> bool:
         """Return whether an event passes the filter of its terms (157.4.5). Runs on the publishing thread."""
         wanted = terms.filter
         if wanted is None:
@@ -304,6 +304,7 @@ class TopicRoute:
         "is_recorded",
         "lanes",
         "policy",
+        "regular",
         "relays",
         "store",
         "taps",
@@ -312,13 +313,13 @@ class TopicRoute:
 
     def __init__(
         self,
-        handlers: list[tuple[Receiver, Terms]],
+        handlers: list[tuple[Receiver, EventTerms]],
         policy: RangePolicy,
         taps: list[Tap],
         connections: tuple[Outlet, ...] = (),
         store: EventStore | None = None,
     ) -> None:
-        regular = [each for each in handlers if each[0].kind != UNHANDLED and not each[0].is_relay]
+        self.regular = regular = [each for each in handlers if each[0].kind != UNHANDLED and not each[0].is_relay]
         #: lanes of the receivers without a filter
         self.lanes: list[Lane] = [each.lane for each, terms in regular if terms.filter is None]
         self.filtered = [each for each in regular if each[1].filter is not None]
@@ -331,6 +332,14 @@ class TopicRoute:
         self.is_recorded = bool(taps) or policy.maximum > 0 or store is not None
         #: whether all events go to the same lanes
         self.is_fixed = bool(self.lanes) and not (self.filtered or self.relays)
+
+    def lanes_for_copy(self, event: PublishedEvent) -> list[Lane]:
+        """Return the lanes that ``event`` goes to if it came as a past event before: handlers with a history had it."""
+        wanted = [(each, terms) for each, terms in self.regular if each.accepts(event, terms)]
+        if not wanted:
+            return self.lanes_for(event)
+        relays = [each.lane for each, terms in self.relays if each.accepts(event, terms)]
+        return [each.lane for each, terms in wanted if not terms.history] + relays
 
     def lanes_for(self, event: PublishedEvent) -> list[Lane]:
         """Return the lanes that ``event`` goes to; without any, those for unhandled events (157.4.4)."""

@@ -47,7 +47,6 @@ class Durable(Simulation):
     """Publishers with an outbox, and a consumer with an inbox."""
 
     name = "durable"
-    is_complete = False
 
     def begin(self) -> None:
         """See ``Simulation``."""
