@@ -81,9 +81,11 @@ TYPED_BUS = (
             Edit(
                 "messaging/typedevent/network.py",
                 """\
-            if (key := hop.key) is not None and not self._bus.seen.is_new(key):
-                self.duplicates += 1
-                return
+            if (key := hop.key) is not None and not bus.seen.is_new(key):
+                if bus.past_only.pop(key, _ABSENT) is _ABSENT:
+                    self.duplicates += 1
+                    return
+                publish = bus.publish_copy
 """,
                 "",
             ),
@@ -157,7 +159,8 @@ TYPED_BUS = (
                 "messaging/typedevent/network.py",
                 """\
                 for each in bus.past.newest(self.topics, start, MAX_PAST):
-                    bus.seen.is_new(bus.past.key_of(each))  # others may have recorded it, too
+                    if bus.seen.is_new(key := bus.past.key_of(each)):  # others may have recorded it, too
+                        bus.past_only[key] = None
 """,
                 "",
             ),

@@ -308,7 +308,7 @@ INBOX = (
             Edit(
                 "messaging/receiving/inbox.py",
                 "                tokens.append(incoming.token)\n        self._acknowledge(tokens)\n",
-                "                tokens.append(incoming.token)\n        self._send(tokens)\n",
+                "                tokens.append(incoming.token)\n        self._send(tokens, [])\n",
             ),
         ),
         "tests/receiving/test_inbox.py::test_a_duplicate_is_settled_after_its_id",
@@ -321,10 +321,11 @@ INBOX = (
             Edit(
                 "messaging/receiving/inbox.py",
                 "            self._is_storing = True\n"
-                "            self._submit(partial(self.settled.store, unstored), partial(self._stored, tokens))",
+                "            self._submit(partial(self.settled.store, unstored),"
+                " partial(self._stored, tokens, accepted))",
                 "            self._is_storing = True\n"
-                "            self._send(tokens)\n"
-                "            self._submit(partial(self.settled.store, unstored), partial(self._stored, []))",
+                "            self._send(tokens, accepted)\n"
+                "            self._submit(partial(self.settled.store, unstored), partial(self._stored, [], []))",
             ),
         ),
         "tests/receiving/test_inbox.py::test_a_duplicate_is_settled_after_its_id",
