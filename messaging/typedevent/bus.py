@@ -199,7 +199,6 @@ class TypedEventBus(EventService):
             self.name,
             wanted=self._wanted,
             publish=self._publish_remote,
-            publish_copy=self._publish_copy,
             publish_past=self._publish_past,
             flush=self.flush,
             changed=self._changed,
@@ -567,23 +566,16 @@ class TypedEventBus(EventService):
         passed: tuple[object, ...],
         origin: UUID | None,
         time: float,
+        is_copy: bool,
     ) -> None:
-        self.publish(topic, data, principal, True, False, passed, origin, time)
-
-    def _publish_copy(
-        self,
-        topic: str,
-        data: dict[str, Any],
-        principal: Principal,
-        passed: tuple[object, ...],
-        origin: UUID | None,
-        time: float,
-    ) -> None:
-        """Deliver an event that is recorded as a past one, and has come live, too."""
+        """Publish an event of another process; a copy is recorded as a past event already."""
+        if not is_copy:
+            self.publish(topic, data, principal, True, False, passed, origin, time)
+            return
         dispatcher = self._dispatcher
         if principal is not None or dispatcher.policy is not None:
             dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        event = PublishedEvent(topic, data)
+        event = PublishedEvent(topic, _copied(data, True))
         event.passed, event.origin, event.time = passed, origin, time
         route = dispatcher.route(topic)
         thread = get_ident()

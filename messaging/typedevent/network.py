@@ -24,15 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, get_args
 from uuid import UUID
 
 from messaging.bounded import BoundedCache
-from messaging.dispatch import (
-    TYPED_EVENTS,
-    Principal,
-    TopicFilter,
-    TopicPermission,
-    TopicPolicy,
-    check_count,
-    parse_filter,
-)
+from messaging.dispatch import TYPED_EVENTS, TopicFilter, TopicPermission, TopicPolicy, check_count, parse_filter
 from messaging.errors import (
     ArgumentError,
     DecodeError,
@@ -68,6 +60,7 @@ if TYPE_CHECKING:
 
     from reactivex import Observable
 
+    from messaging.dispatch import Principal
     from messaging.instance import Messaging
     from messaging.services import ServiceRegistry
     from messaging.typedevent.monitor import MonitorEvent
@@ -86,9 +79,6 @@ _UNKNOWN_FRAMEWORK: Final = UUID(int=0)
 #: most keys of past events that are remembered until the events come live
 _PAST_ONLY: Final = 100_000
 _ABSENT: Final = object()
-
-#: publishes an event of another process: topic, data, principal, the services that it came through, origin and time
-_Publish = Callable[[str, dict[str, Any], Principal, tuple[object, ...], UUID | None, float], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +104,8 @@ class ConnectedBus:
         title: of the bus, for the log.
         name: of the bus.
         wanted: returns the topic filters of the bus, each with its LDAP filter: handlers, monitors, history.
-        publish: publishes an event of another process.
-        publish_copy: publishes one that was published as a past event before.
+        publish: publishes an event of another process: topic, data, principal, the services that it came through,
+            origin, time, and whether it was published as a past event before.
         flush: returns a promise that resolves when the handlers have processed the events published so far.
         changed: has routes made anew.
         refuse_closed: raises ``ClosedError`` if the bus is closed.
@@ -130,8 +120,7 @@ class ConnectedBus:
         name: str,
         *,
         wanted: Callable[[], Iterable[tuple[str, str | None]]],
-        publish: _Publish,
-        publish_copy: _Publish,
+        publish: Callable[[str, dict[str, Any], Principal, tuple[object, ...], UUID | None, float, bool], object],
         flush: Callable[[], Promise[None]],
         changed: Callable[[], object],
         refuse_closed: Callable[[], object],
@@ -146,7 +135,6 @@ class ConnectedBus:
         self.name = name
         self.wanted = wanted
         self.publish = publish
-        self.publish_copy = publish_copy
         self.flush = flush
         self.changed = changed
         self.refuse_closed = refuse_closed
@@ -239,19 +227,19 @@ class _Inbound:
         """Publish an event that passed the checks, unless it arrived before. Its sender is answered in any case."""
         wire, hop = arrival.event, arrival.hop
         bus = self._bus
-        publish = bus.publish
+        is_copy = False
         try:
             if (key := hop.key) is not None and not bus.seen.is_new(key):
                 if bus.past_only.pop(key, _ABSENT) is _ABSENT:
                     self.duplicates += 1
                     return
-                publish = bus.publish_copy
+                is_copy = True
             data = wire.value()
             if type(data) is not dict:
                 raise DecodeError(f"its data is a {type(data).__name__}: the events of a typed event bus are maps")
             origin = hop.framework or _UNKNOWN_FRAMEWORK
             published = 0.0 if hop.time is None else hop.time / _MICROSECONDS
-            publish(wire.topic, data, self._principal, (hop,), origin, published)
+            bus.publish(wire.topic, data, self._principal, (hop,), origin, published, is_copy)
         finally:
             self._confirm(arrival)
 

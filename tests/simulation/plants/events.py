@@ -85,7 +85,7 @@ TYPED_BUS = (
                 if bus.past_only.pop(key, _ABSENT) is _ABSENT:
                     self.duplicates += 1
                     return
-                publish = bus.publish_copy
+                is_copy = True
 """,
                 "",
             ),
