@@ -46,8 +46,8 @@ test: .venv/.dev
 
 test-slow: .venv/.dev
 	@.ci/setup brokers
-	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest $(PARALLEL) -m "slow and not alone" $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest -m "slow and alone" $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: PYTEST_ARGS select none of them
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest $(PARALLEL) --timeout 300 -m "slow and not alone" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --timeout 300 -m "slow and alone" $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: PYTEST_ARGS select none of them
 
 test-stress: .venv/.dev
 	@.ci/setup brokers

@@ -41,6 +41,7 @@ with spark_session("telemetry", Path(sys.argv[1])) as spark:
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # a Spark of its own, beside that of the other tests
 def test_a_submitted_job_runs_on_the_master_it_was_submitted_with(tmp_path: Path) -> None:
     require_java()
     job = tmp_path / "job.py"
@@ -51,7 +52,7 @@ def test_a_submitted_job_runs_on_the_master_it_was_submitted_with(tmp_path: Path
     settings += ["--conf", "spark.ui.enabled=false", "--conf", "spark.driver.bindAddress=127.0.0.1"]
     done = subprocess.run(
         [submit, "--master", "local[1, 7]", *settings, str(job), str(tmp_path / "own")],
-        env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False,
+        env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert "found|local[1, 7]|telemetry|UTC" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
