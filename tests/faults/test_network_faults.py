@@ -78,6 +78,7 @@ def watched() -> Iterator[Callable[[], float]]:
 # --- broken
 
 
+@pytest.mark.slow  # simulated worlds hold the same promise
 @pytest.mark.parametrize("profile", [MQTT5, MQTT311, MQTT5_QOS2, MQTT311_QOS2, AMQP, AMQP_TRANSIENT], ids=str)
 def test_nothing_is_lost_when_connections_are_reset(any_broker: Broker, profile: Profile, tmp_path: Path) -> None:
     """At both ends, at one of them, and on MQTT at the client's without the broker hearing of it."""
@@ -211,6 +212,7 @@ def test_a_half_open_connection_is_noticed_in_time(
         assert max(took.values()) <= limit + late(), took
 
 
+@pytest.mark.slow  # simulated worlds hold the same promise
 @pytest.mark.parametrize("profile", [MQTT5, MQTT311_QOS2, AMQP], ids=str)
 def test_nothing_is_lost_over_a_half_open_connection(any_broker: Broker, profile: Profile, tmp_path: Path) -> None:
     def noticed() -> int:
@@ -241,6 +243,7 @@ def test_nothing_is_lost_over_a_half_open_connection(any_broker: Broker, profile
 # --- slow
 
 
+@pytest.mark.slow  # simulated worlds hold the same promise
 @once_each
 def test_frames_may_arrive_byte_by_byte(any_broker: Broker, profile: Profile, tmp_path: Path) -> None:
     with Scene(profile, any_broker, tmp_path, publishers=1, window=4, batch=2) as scene:
@@ -287,6 +290,7 @@ def test_a_slow_consumer_delays_no_other_and_receives_everything(
         assert scene.finish().duplicates == 0
 
 
+@pytest.mark.slow  # simulated worlds hold the same promise
 @once_each
 def test_a_slow_network_delays_and_loses_nothing(any_broker: Broker, profile: Profile, tmp_path: Path) -> None:
     with Scene(profile, any_broker, tmp_path) as scene:
