@@ -112,7 +112,7 @@ class Inbound:
             streams = [each for each in streams if each.outlet.takes(each, publish.topic)]
         decoded = self._codec.decode(publish)
         if decoded is not None:
-            self._deliver(publish.topic, decoded, receipt, streams)
+            self._deliver(publish.topic, decoded, receipt, streams, self.leftovers.beside(publish))
         elif receipt is not None:
             self.answers.settled(receipt)
 
@@ -130,7 +130,15 @@ class Inbound:
         else:
             raise ProtocolError(f"topic alias {alias} stands for nothing yet", packets.TOPIC_ALIAS_INVALID)
 
-    def _deliver(self, topic: str, decoded: Decoded, receipt: Receipt | None, streams: Sequence[Stream]) -> None:
+    def _deliver(
+        self,
+        topic: str,
+        decoded: Decoded,
+        receipt: Receipt | None,
+        streams: Sequence[Stream],
+        absent: Sequence[Stream] = (),
+    ) -> None:
+        """Deliver a message to ``streams``, and keep it for the next ones of the filters of ``absent`` streams."""
         payload, content_type, content_encoding, correlation_id, reply_to, extensions = decoded
         copies = 0
         for stream in streams:
@@ -153,7 +161,9 @@ class Inbound:
             )
         if receipt is not None:
             receipt.copies = copies
-            if not copies:
+            if absent:
+                self.leftovers.keep_for(receipt, absent)
+            if not receipt.copies:
                 self.answers.settled(receipt)
 
     def hand_over(self) -> None:

@@ -21,7 +21,7 @@ from adapters.mqtt.streams import Token
 from messaging.execution import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from adapters.mqtt.answers import Answers
     from adapters.mqtt.packets import Publish
@@ -107,10 +107,27 @@ class Leftovers:
             self._unclaimed[receipt.id] = publish, receipt
             self._answers.pass_over(receipt)
             return True
-        receipt.copies = len(streams)
+        receipt.copies = 0
+        self.keep_for(receipt, streams)
+        return True
+
+    def beside(self, publish: Publish) -> Sequence[Stream]:
+        """Return the ended streams that a message with receivers has to be kept for as well.
+
+        MQTT 3.1.1 does not say for which of the filters that overlap a message is.
+        """
+        if not publish.qos or publish.retain or not (self._router.has_kept or self._departing):
+            return ()
+        found = self._router.kept_beside(publish)
+        if not publish.properties.subscriptions:
+            found += [each for each in self._departing if each.settles and each.route.matches(publish.topic)]
+        return found
+
+    def keep_for(self, receipt: Receipt, streams: Sequence[Stream]) -> None:
+        """Keep a copy of a message for the next stream of the filter of each of ``streams``."""
+        receipt.copies += len(streams)
         self._left |= {Token(receipt, stream): None for stream in streams}
         self._watch()
-        return True
 
     # --- claiming
 

@@ -94,6 +94,7 @@ class Router:
 
     Attributes:
         has_joints: whether there is, or was, a joint subscription.
+        has_kept: whether a subscription is, or was, kept without a stream.
     """
 
     def __init__(self, persistent: bool) -> None:
@@ -112,6 +113,7 @@ class Router:
         self._told: set[frozenset[str]] = set()
         self._streams = 0
         self.has_joints = False
+        self.has_kept = False
         #: whether this connection has resumed a session
         self._is_resumed = False
         self._copies = _Copies()
@@ -209,6 +211,19 @@ class Router:
         route = stream.route
         route.streams.remove(stream)
         route.is_kept, route.detached = True, stream
+        self.has_kept = True
+
+    def kept_beside(self, publish: Publish) -> list[Stream]:
+        """Return the detached streams of the kept routes that a message with receivers is for as well."""
+        routes = self._matching(publish.topic)
+        known = {self._identified[each][0] for each in publish.properties.subscriptions if each in self._identified}
+        if known and not (self._is_resumed and len(known) == 1 and known <= {*self._alike(routes)}):
+            routes = [route for route in routes if route in known]
+        return [
+            route.detached
+            for route in routes
+            if route.detached is not None and not route.streams and (known or not route.is_shared)
+        ]
 
     def kept(self, topic: str) -> list[Stream]:
         """Return the detached streams of the kept routes that match a channel and have no stream now."""
@@ -291,12 +306,17 @@ class Router:
 
     def _once(self, publish: Publish, route: Route, routes: Sequence[Route]) -> list[Stream]:
         """Return the streams of all ``routes`` for the first copy of a message, ``COVERED`` for the further ones."""
-        alike = [each for each in routes if each.qos and not (each.is_shared or each.no_local)]
+        alike = self._alike(routes)
         if not publish.qos or route not in alike or len(alike) == 1:
             return route.receivers()
         if self._copies.is_further(publish, route, alike):
             return COVERED
         return [stream for each in alike for stream in each.receivers()]
+
+    @staticmethod
+    def _alike(routes: Sequence[Route]) -> list[Route]:
+        """Return the routes of which a restored session may get one copy of a message in all."""
+        return [each for each in routes if each.qos and not (each.is_shared or each.no_local)]
 
     def add_heir(self, joint: Joint) -> None:
         """Have ``joint`` take the messages of channels that it says are abandoned."""

@@ -269,6 +269,28 @@ def test_messages_for_the_kept_subscription_of_a_closed_stream_wait_for_the_next
         assert receive(stream, 1) == [b"3"]
 
 
+@table("is_resumed", [False, True])
+@both_versions
+def test_messages_for_a_kept_subscription_wait_although_another_stream_takes_them(
+    connect: Connect, version: str, is_resumed: bool
+) -> None:
+    """A broker that has resumed a session may send one copy of a message for all its filters."""
+    other, settings = connect(), lasting(version)
+    if is_resumed:
+        with connect(**settings) as m, m.subscribe("a/+", keep_subscription=True):
+            pass
+    m = connect(**settings)
+    with m.subscribe("a/+", keep_subscription=True):
+        pass
+    with m.subscribe("a/b", keep_subscription=True) as another:
+        publish(other, "a/b", [b"1", b"2"], qos=1)
+        assert receive(another, 2) == [b"1", b"2"]
+        with m.subscribe("a/+", keep_subscription=True) as stream:
+            assert receive(stream, 2) == [b"1", b"2"]
+            publish(other, "a/b", [b"3"], qos=1)
+            assert (receive(stream, 1), receive(another, 1)) == ([b"3"], [b"3"])
+
+
 @both_versions
 def test_a_kept_subscription_is_ended_by_a_stream_that_does_not_keep_it(connect: Connect, version: str) -> None:
     settings = lasting(version)
