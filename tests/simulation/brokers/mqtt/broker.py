@@ -123,6 +123,10 @@ class MqttBroker:
         self._halt()
         self.host.note("mqtt broker: killed")
 
+    def forget(self) -> None:
+        """Lose everything that was saved. Only while the broker does not run."""
+        self._disk = Disk()
+
     def start(self) -> None:
         """Start from the last saved state. Nothing happens if the broker runs."""
         if self.is_running:
