@@ -414,11 +414,11 @@ class Streams(Simulation):
         "A program that starts anew does not know what the one before it had subscribed to: a message that comes before
         all its streams are open goes to those that are" (``docs/guarantees.md``).
         """
-        return (
-            self.is_mqtt
-            and sent.at <= slot.restarted
-            and any(other is not slot and _matches(other.pattern, sent.channel) for other in self.slots)
-        )
+        if not any(other is not slot and _matches(other.pattern, sent.channel) for other in self.slots):
+            return False
+        # messages of MQTT 3.1.1 that waited at the broker do not tell that they were for a stream that is closed
+        is_former = self.protocol == "mqtt311" and not slot.keeps and sent.at < slot.since
+        return is_former or (self.is_mqtt and sent.at <= slot.restarted)
 
     def _may_lose(self) -> bool:
         """Whether streams that are not kept miss messages: "the queue of the subscription ends with it"."""
