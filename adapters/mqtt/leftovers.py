@@ -116,11 +116,13 @@ class Leftovers:
 
         MQTT 3.1.1 does not say for which of the filters that overlap a message is.
         """
-        if not publish.qos or publish.retain or not (self._router.has_kept or self._departing):
+        router = self._router
+        if not publish.qos or publish.retain or not (router.has_kept or router.orphans or self._departing):
             return ()
-        found = self._router.kept_beside(publish)
+        found = router.kept_beside(publish)
         if not publish.properties.subscriptions:
-            found += [each for each in self._departing if each.settles and each.route.matches(publish.topic)]
+            ended = [*self._departing, *router.orphans.values()]
+            found += [each for each in ended if each.settles and each.route.matches(publish.topic)]
         return found
 
     def keep_for(self, receipt: Receipt, streams: Sequence[Stream]) -> None:
@@ -159,6 +161,13 @@ class Leftovers:
             )  # fmt: skip
             for _, receipt in unclaimed.values():
                 self._answers.settled(receipt)
+
+    def drop(self, stream: Stream) -> None:
+        """Acknowledge and drop the messages of an ended stream, whose subscription ends."""
+        for token in [each for each in self._left if each.stream is stream]:
+            del self._left[token]
+            stream.unsettled[token] = None
+            self._answers.settle(token)
 
     def note_dropped(self, topic: str) -> None:
         """Log that a message without a stream is dropped: a warning for the first one of an earlier subscription.

@@ -119,8 +119,9 @@ class Router:
         self._copies = _Copies()
         #: joint subscriptions that take the messages of abandoned channels
         self._heirs: list[Joint] = []
-        #: filters whose last stream ended without a connection: to be unsubscribed unless a stream takes them over
-        self.orphans: dict[str, None] = {}
+        #: by filter: the last streams that ended without a connection. The filters are to be unsubscribed unless other
+        #: streams take them over
+        self.orphans: dict[str, Stream] = {}
 
     def connected(self, *, is_resumed: bool) -> None:
         """Note a new connection."""

@@ -87,8 +87,9 @@ class Subscriptions:
     def end_orphans(self) -> None:
         """End the subscriptions whose last stream ended without a connection, and that no stream has taken over."""
         if self._link is not None:
-            for orphan in self._router.orphans:
+            for orphan, stream in self._router.orphans.items():
                 self._link.requests.unsubscribe_soon(orphan, self._outbound.uses)
+                self._inbound.leftovers.drop(stream)
             self._router.orphans.clear()
 
     async def subscribe(self, target: Target, spec: SubscriptionSpec, sink: Sink, joint: Joint | None = None) -> Stream:
@@ -194,7 +195,7 @@ class Subscriptions:
             if self._link is not None:
                 self._link.requests.unsubscribe_soon(stream.route.filter, self._outbound.uses)
             else:
-                self._router.orphans[stream.route.filter] = None
+                self._router.orphans[stream.route.filter] = stream
 
     async def part(self, joint: Joint, pattern: str) -> None:
         """See ``SubscribesJointly``. The stream takes messages until the broker has answered."""
@@ -243,7 +244,7 @@ class Subscriptions:
             with leftovers.departing(stream) if self._persistent else contextlib.nullcontext():
                 await self._link.requests.unsubscribe(route.filter, self._outbound.uses)
         else:
-            self._router.orphans[route.filter] = None
+            self._router.orphans[route.filter] = stream
 
     def _end(self, stream: Stream) -> None:
         """Leave the unsettled messages of a stream to the session's next one; without a session, settle them."""

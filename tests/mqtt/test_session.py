@@ -514,6 +514,29 @@ async def test_a_stream_that_takes_an_ended_subscription_over_leaves_no_gap(monk
         await connection.expect(packets.PUBACK)
 
 
+@table("is_taken_over", [True, False])
+async def test_a_message_for_an_ended_subscription_waits_although_another_stream_takes_it(
+    is_taken_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without subscription identifiers a broker sends one copy for all filters that overlap."""
+    monkeypatch.setattr(subscriptions, "ORPHAN_TIMEOUT", 30.0 if is_taken_over else 0.1)
+    async with session(**PERSISTENT) as (core, peer, connection):
+        another, _ = await subscribed(core, connection, "t/+", qos="1")
+        _, ended = await subscribed(core, connection, "t/1", qos="1")
+        connection.abort()
+        await core.lost()
+        await core.adapter.unsubscribe(ended)
+        connection, _ = await accept(core, peer, present=True)
+        connection.deliver("t/1", b"1", 1, 1)
+        core.acknowledge(*(await another.count(1)))
+        if is_taken_over:
+            sink, _ = await subscribed(core, connection, "t/1", qos="1")  # nothing is acknowledged before it
+            core.acknowledge(*(await sink.count(1)))
+        else:
+            await connection.expect(0xA0)
+        await connection.expect(packets.PUBACK)
+
+
 @table("how", ["connection lost", "no answer", "cancelled"])
 async def test_an_attempt_to_subscribe_leaves_the_session_what_it_has(how: str) -> None:
     """The subscription may be that of an earlier process, and the next attempt comes soon."""
