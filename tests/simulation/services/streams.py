@@ -466,6 +466,8 @@ class Streams(Simulation):
         for number, slot in enumerate(self.slots):
             last: dict[str, int] = {}
             for name in slot.arrived:
+                if self.sent[name].at < slot.since:
+                    continue  # of before its subscription: the broker resent it for another filter
                 publisher, _, at = name.partition(":")
                 if int(at) < last.get(publisher, -1):
                     self.broken(f"{name} came to stream {number} behind {publisher}:{last[publisher]}")
