@@ -316,6 +316,8 @@ class Simulation:
             for made in role.process.objects.values():
                 if tasks := [repr(each) for each in getattr(made, "_tasks", ())]:
                     yield f"tasks on the engine of {role.name}: {tasks}"[:500]
+        for process, path in world.disk.left_open():  # a lock is held by an open file
+            yield f"a file that {process} has left open: {path}"
 
     # --- faults
 

@@ -14,7 +14,6 @@ What is promised, and checked (``docs/durability.md``, ``docs/guarantees.md``):
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.simulation.fault_plans import CHANNEL_FAULTS, draw_faults
@@ -26,21 +25,12 @@ from tests.simulation.simulation import Keeper, Role, Simulation, scheduling, sp
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
 
     from messaging import MessagingError
     from tests.simulation.services.durable_ledger import Handled, Sent
 
 #: faults of the disk, after which calls may fail
 DISK_FAULTS: Final = frozenset({"full_disk", "failing_sync", "failing_write"})
-
-
-def _is_open(descriptor: int, number: int) -> bool:
-    """Return whether a descriptor is still that of the file with this number: file objects close theirs unseen."""
-    try:
-        return os.fstat(descriptor).st_ino == number
-    except OSError:
-        return False
 
 
 class Durable(Simulation):
@@ -105,17 +95,6 @@ class Durable(Simulation):
     def may_be_full(self) -> bool:
         """Return whether an outbox may have had no room."""
         return self.has_disk_faults or "outbox_disk_bytes" in self.plan.options["publisher"]
-
-    def _leftovers(self) -> Iterator[str]:
-        yield from super()._leftovers()
-        for descriptor, opened in self.world.disk.files.items():
-            if opened.process.is_alive and _is_open(descriptor, opened.number):
-                path = opened.path.replace(str(self.world.disk.folder), "disk")
-                yield f"a file that {opened.process} has left open: {path or 'removed'}"
-        for database, process in self.world.disk.databases.items():
-            if process.is_alive:
-                path = str(getattr(database, "path", "")).replace(str(self.world.disk.folder), "disk")
-                yield f"a database that {process} has left open: {path}"
 
     # --- what the roles see
 

@@ -126,6 +126,18 @@ class Disk:
         """Count a fault."""
         self.counts[kind] = self.counts.get(kind, 0) + 1
 
+    def left_open(self) -> Iterator[tuple[Any, str]]:
+        """Yield what living processes have open: the process, and the path of the file or the database."""
+        for descriptor, opened in self.files.items():
+            if opened.process is None or not opened.process.is_alive:
+                continue
+            with contextlib.suppress(OSError):  # a file object has closed it, unseen
+                if os.fstat(descriptor).st_ino == opened.number:
+                    yield opened.process, opened.path.replace(self._root, "disk") or "removed"
+        for database, process in self.databases.items():
+            if process.is_alive:
+                yield process, str(getattr(database, "path", "")).replace(self._root, "disk")
+
     # --- room
 
     def fill(self, left: int = 0) -> None:
