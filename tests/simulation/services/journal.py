@@ -301,7 +301,7 @@ class Writer(Role):
         for offset in ledger.between(first, until):
             if offset in ledger.cursors[name] or ledger.is_excused(offset):
                 continue
-            if offset < begin and ledger.is_released(offset):
+            if offset < max(begin, ledger.dropped_until) and ledger.is_released(offset):
                 continue
             self.simulation.broken(f"the cursor {name} has passed {ledger.at[offset]} at {offset}")
 
@@ -541,6 +541,9 @@ class JournalAlone(Simulation):
             if each.process.is_alive and (vanishes or each.name == role):
                 if each is self.writer:
                     self.has_died = True
+                    if vanishes and each.is_open:
+                        # a crash may take back the removal of a segment, and keep the positions stored after it
+                        self.ledger.dropped_until = max(self.ledger.dropped_until, self.writer.journal.begin)
                     self.ledger.died(has_crashed=vanishes)
                 super().fault_kill(each.name, seconds, vanishes)
 

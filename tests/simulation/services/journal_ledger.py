@@ -114,6 +114,8 @@ class Ledger:
         self.cursors: dict[str, Acknowledged] = {}
         #: records before it may have been deleted
         self.released = 0
+        #: records before it were deleted by a run whose machine has crashed: they may be there again
+        self.dropped_until = 0
         #: whether any record may have been deleted: a cursor is made that may not be kept
         self.is_releasing = False
         #: dead letters by their reasons: whether they are certain to be there
