@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from messaging.errors import (
     ClosedError,
-    DeadlineError,
     MessagingError,
     OutboxFullError,
     OutcomeUnknownError,
@@ -331,10 +330,7 @@ class DurableOutbox:
         return self._sending.retry(entry)
 
     def fail(self, entry: Publication, error: MessagingError) -> None:
-        """Keep a message that the broker refused as a dead letter; one of a closed instance stays in the journal.
-
-        A message whose time to live is over fails with ``DeadlineError``. It is no dead letter.
-        """
+        """Keep a message that the broker refused as a dead letter; one of a closed instance stays in the journal."""
         if entry.settled:
             return
         if not entry.is_stored:  # its publisher was interrupted
@@ -347,12 +343,16 @@ class DurableOutbox:
             return
         plan, payload = entry.plan, entry.payload
         self._sending.fail(entry, error)
-        if isinstance(error, DeadlineError):
-            logger.warning("%s: %s", self._name, error)
-            self._release(_offset(entry), len(payload))
-            return
         record = Record(_offset(entry), clock.wall(), plan.channel, payload, plan.record.properties, entry.message_id)
         self._dead_letters.add(record, error)
+
+    def fail_expired(self, entry: Publication, error: MessagingError) -> None:
+        """See ``Publications``. It is no dead letter."""
+        if not entry.settled:
+            size = len(entry.payload)
+            self._sending.fail(entry, error)
+            logger.warning("%s: %s", self._name, error)
+            self._release(_offset(entry), size)
 
     # --- deadlines and closing
 

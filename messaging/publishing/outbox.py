@@ -141,6 +141,10 @@ class Outbox:
             self.count_settled(entry)
         entry.reject(error)
 
+    def fail_expired(self, entry: Publication, error: MessagingError) -> None:
+        """See ``Publications``."""
+        self.fail(entry, error)
+
     def adopt(self, will: Publication) -> None:
         """Fail a will at its deadline, as a message in flight."""
         if self._sender.is_stopped:

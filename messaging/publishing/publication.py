@@ -41,6 +41,9 @@ class Publications(Protocol):
     def fail(self, entry: Publication, error: MessagingError) -> None:
         """Fail a publication, unless it is settled."""
 
+    def fail_expired(self, entry: Publication, error: MessagingError) -> None:
+        """Fail a publication whose time to live is over, unless it is settled; it is not sent any more."""
+
     def retry(self, entry: Publication) -> bool:
         """Send a publication again after reconnecting; return ``False`` if the outbox is closed."""
 
@@ -158,9 +161,8 @@ def has_time(entry: Publication, told: float, expires: float) -> bool:
     plan, left = entry.plan, expires - clock.monotonic()
     if left <= 0:
         why = f"{entry.what}: its time to live ended in the outbox"
-        is_unknown = entry.was_sent and not entry.is_stored
-        error = OutcomeUnknownError(f"{why}; it was sent before") if is_unknown else DeadlineError(why)
-        entry.outbox.fail(entry, error)
+        error = OutcomeUnknownError(f"{why}; it was sent before") if entry.was_sent else DeadlineError(why)
+        entry.outbox.fail_expired(entry, error)
         return False
     if entry.was_sent or told - left >= min(told * _PART, _INSTANT):
         entry.plan = plan.replace(options=replace(plan.options, time_to_live=left))

@@ -13,6 +13,7 @@ from messaging.errors import (
     DeadlineError,
     MessagingError,
     OutboxFullError,
+    OutcomeUnknownError,
     PayloadTooLargeError,
     PublishRefusedError,
 )
@@ -64,6 +65,35 @@ def test_a_time_to_live_counts_from_publish(
     broker.confirm()
     results([long, identified])
     assert b"short" not in broker.payloads
+
+
+@BOTH
+def test_a_message_that_expires_after_it_was_sent_may_have_arrived(
+    virtual_clock: VirtualClock, broker: FakeBroker, connect: Connect, outbox: dict[str, Any]
+) -> None:
+    """It is not sent again, and nothing of it is left in the outbox."""
+    m = connect(broker, **outbox, timeout=100.0)
+    broker.hold = True
+    short = m.publish("a", b"short", time_to_live=5.0)
+    eventually(lambda: broker.held)
+    broker.go_down()
+    virtual_clock.advance(10.0)
+    broker.hold = False
+    broker.gates["open"].open()
+    with pytest.raises(OutcomeUnknownError, match="time to live"):
+        short.result(PATIENCE)
+    m.publish("a", b"last").result(PATIENCE)
+    assert broker.payloads[-1] == b"last"
+    assert broker.payloads.count(b"short") <= 1
+    eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0)
+    if outbox:
+        eventually(lambda: waiting_on_disk(m) == 0, "an empty outbox")
+
+
+def waiting_on_disk(m: Messaging) -> int:
+    dto = m.runtime.get_runtime_dto().outbox
+    assert dto is not None
+    return dto.waiting
 
 
 @BOTH
