@@ -1,8 +1,11 @@
-"""Leases: holders in other processes ask a landlord for leases, renew them, and cancel them or leave them behind.
+"""Leases: holders in other processes ask landlords for leases, renew them, and cancel them or leave them behind.
 
 What is promised, and checked (``docs/leases.md``):
 
-- a lease that a manager renews goes on, or its listener is told, once; in a calm world it goes on;
+- a lease that a manager renews goes on, or its listener is told, once; in a calm world it goes on; so it is for each of
+  several users of the manager;
+- a batch tells the error of each lease that failed, and all others are renewed, or cancelled;
+- a lease that a landlord does not know has ended;
 - a holder never takes a lease for longer than its landlord does, whatever wall clocks say;
 - a desired expiration is reported when it is reached, not before;
 - a lease that nobody renews expires, and its callback gets the right reason, once;
@@ -16,16 +19,18 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.calls import CallServer, call
-from messaging.errors import MessagingError, UnknownLeaseError
+from messaging.errors import LeaseMapError, MessagingError, UnknownLeaseError
 from messaging.leases import (
     Landlord,
     Lease,
     LeaseEnd,
     LeaseRenewalManager,
     LeaseServer,
+    cancel_all,
     lease_from_value,
     lease_time,
     lease_to_value,
+    renew_all,
 )
 from tests.simulation.plans import Plan, Step
 from tests.simulation.services.parties import Party, is_calm, make_faults
@@ -33,16 +38,41 @@ from tests.simulation.simulation import Keeper, Simulation, scheduling, span
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from messaging.leases import GrantedLease, LeaseRenewalEvent
 
-LEASES: Final = "leases/hall"
-DESK: Final = "leases/desk"
+#: channels of an owner
+LEASES: Final = "leases/hall/{}"
+DESK: Final = "leases/desk/{}"
+#: the second user of a lease in a manager
+SECOND: Final = "second"
 #: a callback and a report may come so much later, virtual seconds: threads are held up for up to 2 s at a point
 _LATE: Final = 30.0
+#: time that a lease has to last for to be renewed for a second user, seconds
+_LASTS: Final = 5.0
 #: precision of clocks and timers, seconds
 _PRECISION: Final = 0.01
+
+
+@dataclass(slots=True)
+class Use:
+    """The renewal of a lease for one user of a manager.
+
+    Attributes:
+        desired: when it is to end, virtual seconds.
+        is_removed: the manager was told to renew it no more.
+        reports: what the listener was told.
+    """
+
+    desired: float
+    is_removed: bool = False
+    reports: list[str] = field(default_factory=list)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it goes on."""
+        return not self.is_removed and not self.reports
 
 
 @dataclass(slots=True)
@@ -50,31 +80,34 @@ class Tenancy:
     """A lease, as the test knows it.
 
     Attributes:
+        owner: role that has granted it.
         id: of the lease.
         holder: role that asked for it; ``None``: its answer was not received.
         life: of that role.
         lease: as the holder has it.
-        desired: when its renewal is to end, virtual seconds.
-        is_managed: a manager renews it.
+        uses: for which a manager renews it.
         is_cancelling: its holder has asked for its end.
-        reports: what the listener was told.
         ends: reasons that the callback got.
     """
 
-    id: str
+    owner: Owner
+    id: str = ""
     holder: Holder | None = None
     life: int = 0
     lease: Lease | None = None
-    desired: float = 0.0
-    is_managed: bool = False
+    uses: list[Use] = field(default_factory=list)
     is_cancelling: bool = False
-    reports: list[str] = field(default_factory=list)
     ends: list[LeaseEnd] = field(default_factory=list)
 
     @property
     def is_held(self) -> bool:
         """Whether the process of its holder goes on."""
         return self.holder is not None and self.holder.life == self.life and self.holder.process.is_alive
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its landlord has it."""
+        return self.owner.landlord.lease(self.id) is not None
 
 
 class Owner(Party):
@@ -85,15 +118,15 @@ class Owner(Party):
     def open(self) -> None:
         """Connect, and grant leases."""
         self.m = self.connect()
-        self.landlord = Landlord("hall", max_duration=self.simulation.plan.options["max_duration"])
+        self.landlord = Landlord(f"hall of {self.name}", max_duration=self.simulation.plan.options["max_duration"])
         self.insist("serve", self._serve)
 
     def _serve(self) -> None:
-        self.server = LeaseServer(self.m, LEASES, self.landlord)
-        self.desk = CallServer(self.m, DESK, {"grant": self._grant})
+        self.server = LeaseServer(self.m, LEASES.format(self.name), self.landlord)
+        self.desk = CallServer(self.m, DESK.format(self.name), {"grant": self._grant})
 
     def _grant(self, arguments: Mapping[str, Any], _body: bytes) -> list[Any]:
-        tenancy = Tenancy("")
+        tenancy = Tenancy(self)
         lease: GrantedLease = self.landlord.grant(arguments["duration"], lambda end: self._ended(tenancy, end))
         tenancy.id = lease.id
         self.simulation.tenancies[lease.id] = tenancy
@@ -132,18 +165,19 @@ class Owner(Party):
 
 
 class Watcher:
-    """The listener of one lease."""
+    """The listener of one use of a lease."""
 
-    def __init__(self, holder: Holder, tenancy: Tenancy) -> None:
+    def __init__(self, holder: Holder, tenancy: Tenancy, use: Use) -> None:
         self._holder = holder
         self._tenancy = tenancy
+        self._use = use
 
     def _note(self, kind: str, event: LeaseRenewalEvent) -> None:
-        holder, tenancy = self._holder, self._tenancy
-        holder.note(f"{tenancy.id}: {kind}: {event.error}")
-        tenancy.reports.append(kind)
-        if len(tenancy.reports) > 1:
-            holder.simulation.broken(f"{tenancy.id}: its listener was told twice: {tenancy.reports}")
+        holder, name, use = self._holder, self._tenancy.id, self._use
+        holder.note(f"{name}: {kind}: {event.error}")
+        use.reports.append(kind)
+        if len(use.reports) > 1:
+            holder.simulation.broken(f"{name}: its listener was told twice: {use.reports}")
 
     def notify(self, event: LeaseRenewalEvent) -> None:
         """See ``LeaseListener``."""
@@ -154,7 +188,7 @@ class Watcher:
     def expiration_reached(self, event: LeaseRenewalEvent) -> None:
         """See ``DesiredExpirationListener``."""
         self._note("expiration reached", event)
-        early = self._tenancy.desired - self._holder.world.scheduler.now
+        early = self._use.desired - self._holder.world.scheduler.now
         if early > _PRECISION:
             self._holder.simulation.broken(f"{self._tenancy.id}: its desired expiration is reported {early:g} s early")
 
@@ -171,23 +205,65 @@ class Holder(Party):
         self.m = self.connect()
         self.manager = LeaseRenewalManager()
 
-    def do_lease(self, duration: float, desired: float, renew: float | None) -> None:
+    def do_lease(self, owner: str, duration: float, desired: float, renew: float | None) -> None:
         """Step: ask for a lease, and have it renewed for some time; 0: never."""
-        self.attempt("grant", lambda: self._lease(duration, desired, renew))
+        self.attempt("grant", lambda: self._lease(owner, duration, desired, renew))
 
-    def _lease(self, duration: float, desired: float, renew: float | None) -> None:
-        limit = self.simulation.timeout
+    def _lease(self, owner: str, duration: float, desired: float, renew: float | None) -> None:
+        limit, desk = self.simulation.timeout, DESK.format(owner)
         asked_at = lease_time()
-        value = self.settled(call(self.m, DESK, "grant", {"duration": duration}, timeout=limit), limit, "grant")
-        lease = lease_from_value(self.m, LEASES, value, duration, asked_at, timeout=limit)
+        value = self.settled(call(self.m, desk, "grant", {"duration": duration}, timeout=limit), limit, "grant")
+        lease = lease_from_value(self.m, LEASES.format(owner), value, duration, asked_at, timeout=limit)
         tenancy = self.simulation.tenancies[lease.id]
         tenancy.holder, tenancy.life, tenancy.lease = self, self.life, lease
         self.held.append(tenancy)
         self.note(f"{lease.id} is granted for {lease.duration:g} s")
         if desired:
-            tenancy.is_managed = True
-            tenancy.desired = self.world.scheduler.now + desired
-            self.manager.renew_until(lease, desired, Lease.ANY if renew is None else renew, Watcher(self, tenancy))
+            self._use(tenancy, desired, renew, None)
+
+    def _use(self, tenancy: Tenancy, desired: float, renew: float | None, user: str | None) -> None:
+        """Have the manager renew a lease for a user."""
+        assert tenancy.lease is not None
+        use = Use(self.world.scheduler.now + desired)
+        tenancy.uses.append(use)
+        watcher = Watcher(self, tenancy, use)
+        self.manager.renew_until(tenancy.lease, desired, Lease.ANY if renew is None else renew, watcher, owner=user)
+
+    def do_share(self, number: int, desired: float, renew: float | None) -> None:
+        """Step: have a lease that is renewed, and lasts for a while, renewed for a second user, too."""
+
+        def share(tenancy: Tenancy) -> None:
+            assert tenancy.lease is not None
+            is_used_once = len(tenancy.uses) == 1 and tenancy.uses[0].is_open
+            if is_used_once and not tenancy.is_cancelling and tenancy.lease.remaining > _LASTS:
+                self._use(tenancy, desired, renew, SECOND)
+
+        self._with(number, "share", share)
+
+    def do_leave(self, number: int) -> None:
+        """Step: have a lease renewed for its second user no more."""
+
+        def leave(tenancy: Tenancy) -> None:
+            assert tenancy.lease is not None
+            if len(tenancy.uses) > 1:
+                tenancy.uses[1].is_removed = True
+                self.manager.remove(tenancy.lease, owner=SECOND)
+
+        self._with(number, "leave", leave)
+
+    def do_extend(self, number: int, desired: float) -> None:
+        """Step: change the desired expiration of a lease that has one user."""
+
+        def extend(tenancy: Tenancy) -> None:
+            assert tenancy.lease is not None
+            if len(tenancy.uses) != 1 or not tenancy.uses[0].is_open:
+                return
+            use, end = tenancy.uses[0], self.world.scheduler.now + desired
+            use.desired = min(use.desired, end)
+            self.manager.set_expiration(tenancy.lease, desired)
+            use.desired = self.world.scheduler.now + desired
+
+        self._with(number, "extend", extend)
 
     def do_cancel(self, number: int) -> None:
         """Step: cancel a lease."""
@@ -196,7 +272,7 @@ class Holder(Party):
     def _cancel(self, tenancy: Tenancy) -> None:
         assert tenancy.lease is not None
         tenancy.is_cancelling = True
-        end = self.manager.cancel(tenancy.lease) if tenancy.is_managed else tenancy.lease.cancel()
+        end = self.manager.cancel(tenancy.lease) if tenancy.uses else tenancy.lease.cancel()
         self.settled(end, self.simulation.timeout, "cancel")
 
     def do_renew(self, number: int, seconds: float) -> None:
@@ -204,25 +280,86 @@ class Holder(Party):
 
         def renew(tenancy: Tenancy) -> None:
             assert tenancy.lease is not None
-            if tenancy.is_managed:
+            if tenancy.uses:
                 self.manager.renew_now(tenancy.lease)
                 return
             granted = self.settled(tenancy.lease.renew(seconds), self.simulation.timeout, "renew")
-            if granted > seconds + _PRECISION:
-                self.simulation.broken(f"{tenancy.id} is granted for {granted:g} s, of {seconds:g}")
+            self._check_granted(tenancy, granted, seconds)
 
         self._with(number, "renew", renew)
 
-    def _with(self, number: int, what: str, function: Any) -> None:
+    def do_overlap(self, number: int, seconds: list[float]) -> None:
+        """Step: renew a lease by hand several times at once."""
+
+        def renew(tenancy: Tenancy) -> None:
+            assert tenancy.lease is not None
+            if tenancy.uses:
+                return
+            promises = [tenancy.lease.renew(each) for each in seconds]
+            for promise in promises:
+                promise.looked_at = True
+            for promise, each in zip(promises, seconds, strict=True):
+                self._check_granted(tenancy, self.settled(promise, self.simulation.timeout, "renew"), each)
+
+        self._with(number, "overlap", renew)
+
+    def _check_granted(self, tenancy: Tenancy, granted: float, seconds: float) -> None:
+        if granted > seconds + _PRECISION:
+            self.simulation.broken(f"{tenancy.id} is granted for {granted:g} s, of {seconds:g}")
+
+    def do_renew_all(self, numbers: list[int], seconds: float) -> None:
+        """Step: renew several leases together, also of several landlords."""
+        chosen = [each for each in self._several(numbers) if not each.uses]
+        leases = {each.lease: seconds for each in chosen if each.lease is not None}
+        failed = self._batch("renew_all", lambda: renew_all(leases))
+        for each in chosen:
+            if failed is not None and each.lease not in failed and each.lease is not None:
+                self._check_granted(each, each.lease.duration, seconds)
+
+    def do_cancel_all(self, numbers: list[int]) -> None:
+        """Step: cancel several leases together."""
+        chosen = self._several(numbers)
+        for each in chosen:
+            each.is_cancelling = True
+        failed = self._batch("cancel_all", lambda: cancel_all([each.lease for each in chosen if each.lease]))
+        for each in chosen:
+            if failed is not None and each.lease not in failed and each.is_alive:
+                self.simulation.broken(f"{each.id} was cancelled with others, and goes on")
+
+    def _several(self, numbers: list[int]) -> list[Tenancy]:
+        found = {number % len(self.held): None for number in numbers} if self.held else {}
+        return [self.held[number] for number in found]
+
+    def _batch(self, what: str, function: Callable[[], Any]) -> dict[Lease, MessagingError] | None:
+        """Call a function for several leases; return the error of each that failed, ``None`` if that is not known."""
+        try:
+            self.settled(function(), self.simulation.timeout, what)
+        except LeaseMapError as error:
+            for lease, problem in error.failures.items():
+                self._failed(what, self.simulation.tenancies[lease.id], problem)
+            return dict(error.failures)
+        except MessagingError as error:
+            self.failed(what, error)
+            return None
+        return {}
+
+    def _with(self, number: int, what: str, function: Callable[[Tenancy], object]) -> None:
         if not self.held:
             return
         tenancy = self.held[number % len(self.held)]
         try:
             function(tenancy)
-        except UnknownLeaseError as error:
-            self.note(f"{what} {tenancy.id}: {error}")
         except MessagingError as error:
+            self._failed(what, tenancy, error)
+
+    def _failed(self, what: str, tenancy: Tenancy, error: MessagingError) -> None:
+        """Judge the failure of a call for a lease."""
+        if not isinstance(error, UnknownLeaseError):
             self.failed(what, error)
+            return
+        self.note(f"{what} {tenancy.id}: {error}")
+        if tenancy.is_alive and "manager does not renew" not in str(error):
+            self.simulation.broken(f"{what}: {tenancy.id} is unknown, and goes on: {error}")
 
     def do_reopen(self) -> None:
         """Step: close everything, and open it again: the leases are left behind."""
@@ -246,9 +383,9 @@ class Leasing(Simulation):
         self.tenancies: dict[str, Tenancy] = {}
         if self.protocol == "memory":
             self.roles.append(Keeper(self, "keeper"))
-        self.owner = Owner(self, "owner")
+        self.owners = [Owner(self, f"owner-{number + 1}") for number in range(self.plan.options["owners"])]
         self.holders = [Holder(self, f"holder-{number + 1}") for number in range(self.plan.options["holders"])]
-        self.roles += [self.owner, *self.holders]
+        self.roles += [*self.owners, *self.holders]
 
     def is_at_rest(self) -> bool:
         """See ``Simulation``."""
@@ -258,13 +395,13 @@ class Leasing(Simulation):
         found: list[str] = []
         now = self.world.scheduler.now
         for each in self.tenancies.values():
-            is_alive = self.owner.landlord.lease(each.id) is not None
-            is_renewed = each.is_managed and each.is_held and not each.reports and not each.is_cancelling
-            if is_alive and not is_renewed:
+            is_alive = each.is_alive
+            used = [use for use in each.uses if use.is_open and each.is_held and not each.is_cancelling]
+            if is_alive and not used:
                 found.append(f"{each.id} is not renewed, and goes on")
-            if not is_alive and is_renewed:
+            if not is_alive and used:
                 found.append(f"{each.id} has ended, and its listener was not told")
-            if is_renewed and now > each.desired + _LATE:
+            if any(now > use.desired + _LATE for use in used):
                 found.append(f"{each.id}: its desired expiration is over, and was not reported")
         return found
 
@@ -277,40 +414,54 @@ class Leasing(Simulation):
     def make_plan(cls, random: random.Random, protocol: str) -> Plan:
         """See ``Simulation``."""
         names = [f"holder-{number + 1}" for number in range(random.choice((1, 2, 2)))]
+        owners = [f"owner-{number + 1}" for number in range(random.choice((1, 1, 2)))]
         is_quiet = random.random() < 0.2
         steps: list[Step] = []
         for name in names:
-            for _ in range(random.randint(14, 28)):
-                chosen = random.random()
-                number = random.randint(0, 9)
-                if chosen < 0.35:
-                    steps.append(Step(name, "lease", {
-                        "duration": random.choice((5.0, 20.0, 60.0)),
-                        "desired": random.choice((0.0, inf, inf, span(random, 1.0, 200.0))),
-                        "renew": random.choice((None, 10.0, 30.0)),
-                    }))  # fmt: skip
-                elif chosen < 0.45 and not is_quiet:
-                    steps.append(Step(name, "cancel", {"number": number}))
-                elif chosen < 0.55:
-                    seconds = random.choice((10.0, 30.0, 60.0))
-                    steps.append(Step(name, "renew", {"number": number, "seconds": seconds}))
-                elif chosen < 0.58 and not is_quiet:
-                    steps.append(Step(name, "reopen", {}))
-                else:
-                    steps.append(Step(name, "pause", {"seconds": span(random, 0.01, 15.0)}))
-        for _ in range(random.randint(1, 6)):
-            kind = (
-                "pause" if is_quiet else random.choice(("pause", "pause", "reopen_server", "reopen_server", "reopen"))
-            )
-            steps.append(Step("owner", kind, {"seconds": span(random, 0.1, 20.0)} if kind == "pause" else {}))
+            steps += [Step(name, *cls._holder_step(random, owners, is_quiet)) for _ in range(random.randint(14, 28))]
+        for name in owners:
+            for _ in range(random.randint(1, 6)):
+                kind = (
+                    "pause"
+                    if is_quiet
+                    else random.choice(("pause", "pause", "reopen_server", "reopen_server", "reopen"))
+                )
+                steps.append(Step(name, kind, {"seconds": span(random, 0.1, 20.0)} if kind == "pause" else {}))
         settings: dict[str, Any] = {"reconnect_max": random.choice((1.0, 5.0))}
         if protocol.startswith("mqtt"):
             settings["keepalive"] = random.choice((2, 10, 60))
         elif protocol == "amqp":
             settings["heartbeat"] = random.choice((2, 10, 60))
         options = {
-            **scheduling(random), "holders": len(names), "timeout": random.choice((2.0, 10.0)),
+            **scheduling(random), "holders": len(names), "owners": len(owners), "timeout": random.choice((2.0, 10.0)),
             "max_duration": random.choice((15.0, 60.0)), "settings": settings,
         }  # fmt: skip
-        roles = ["owner", *names]
+        roles = [*owners, *names]
         return Plan(options, tuple(steps), tuple(make_faults(random, protocol, roles, roles)))
+
+    @staticmethod
+    def _holder_step(random: random.Random, owners: list[str], is_quiet: bool) -> tuple[str, dict[str, Any]]:
+        number, numbers = random.randint(0, 9), [random.randint(0, 9) for _ in range(random.randint(1, 6))]
+        desired, renew = random.choice((inf, inf, span(random, 1.0, 200.0))), random.choice((None, 10.0, 30.0))
+        times = (10.0, 30.0, 60.0)
+        steps: list[tuple[float, str, dict[str, Any]]] = [
+            (0.35, "lease", {
+                "owner": random.choice(owners), "duration": random.choice((5.0, 20.0, 60.0)),
+                "desired": random.choice((0.0, desired)), "renew": renew,
+            }),
+            (0.07, "renew", {"number": number, "seconds": random.choice(times)}),
+            (0.05, "renew_all", {"numbers": numbers, "seconds": random.choice(times)}),
+            (0.04, "overlap", {"number": number, "seconds": [random.choice((2.0, *times)) for _ in range(3)]}),
+            (0.06, "share", {"number": number, "desired": desired, "renew": renew}),
+            (0.03, "leave", {"number": number}),
+            (0.04, "extend", {"number": number, "desired": span(random, 1.0, 200.0)}),
+            (0.30, "pause", {"seconds": span(random, 0.01, 15.0)}),
+        ]  # fmt: skip
+        if not is_quiet:
+            steps += [
+                (0.07, "cancel", {"number": number}),
+                (0.03, "cancel_all", {"numbers": numbers}),
+                (0.03, "reopen", {}),
+            ]
+        _, name, arguments = random.choices(steps, [part for part, _, _ in steps])[0]
+        return name, arguments
