@@ -80,8 +80,8 @@ class DurablePublisher(Role):
     def do_publish(self, count: int, size: int, kind: str, lasts: float, timeout: float) -> None:
         """Step: publish so many messages."""
         for _ in range(count):
-            self._publish(self.name, self.number, size, kind, lasts, timeout)
-            self.number += 1
+            self.number += 1  # first: a process that is killed in the call does not use the number again
+            self._publish(self.name, self.number - 1, size, kind, lasts, timeout)
 
     def do_branch(self, threads: int, count: int, size: int) -> None:
         """Step: have several threads publish at once."""
