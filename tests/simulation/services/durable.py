@@ -48,10 +48,6 @@ class Durable(Simulation):
             fault.name == "kill" and fault.arguments["vanishes"] for fault in faults
         )
         self.has_clock_faults = "wall_clock" in names
-        #: a message may not have been sent twice, or late
-        self.is_calm = not names - {"wall_clock", "slow_sync"} and not any(
-            step.name.startswith("reopen") for step in self.plan.steps
-        )
         if self.protocol == "memory":
             self.roles.append(Keeper(self, "keeper"))
         self.roles.append(DurableConsumer(self, "consumer-1"))
@@ -106,7 +102,7 @@ class Durable(Simulation):
 
     def arrived(self, message: str) -> None:
         """Check a message that arrives."""
-        self.ledger.check_arrival(message, self.world.scheduler.now, is_calm=self.is_calm)
+        self.ledger.check_arrival(message)
 
     def check_outcome(self, message: str, sent: Sent, error: BaseException | None) -> None:
         """Check an outcome."""

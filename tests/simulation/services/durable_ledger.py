@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 #: how long before a loss of power a message must have been stored to be on the disk with ``outbox_fsync=interval``:
 #: "the last second may be lost" (docs/durability.md), and threads are held up
 INTERVAL: Final = 10.0
-#: errors of messages that are on no disk, and never arrive
-REFUSED: Final = frozenset({"ClosedError", "OutboxFullError", "PayloadTooLargeError", "ArgumentError"})
+#: errors of messages that never arrive: "a message that fails with `DeadlineError` never arrives" (docs/faults.md)
+REFUSED: Final = frozenset({"ClosedError", "DeadlineError", "OutboxFullError", "PayloadTooLargeError", "ArgumentError"})
 
 
 @dataclass(slots=True)
@@ -123,13 +123,11 @@ class Ledger:
                 return
             last[sent.thread] = sent.number
 
-    def check_arrival(self, message: str, now: float, *, is_calm: bool) -> None:
-        """Check that a message that arrives was accepted, and has not expired before it was sent."""
+    def check_arrival(self, message: str) -> None:
+        """Check that a message that arrives has not failed with an error that says that it never does."""
         sent = self.sent[message]
         if sent.outcome in REFUSED and not sent.is_dropped:
             self.broken(f"{message} arrives although its promise failed with {sent.outcome}")
-        if sent.outcome == "DeadlineError" and is_calm:
-            self.broken(f"{message} arrives although it had expired in the outbox")
 
     def settled(self, message: str, error: BaseException | None, now: float) -> None:
         """Note the outcome of a promise."""
@@ -139,6 +137,8 @@ class Ledger:
         else:
             sent.outcome = type(error).__name__
             sent.is_dropped = "dropped from the full outbox" in str(error)
+            if message in self.handled or message in self.dead:
+                self.check_arrival(message)
         if now > sent.due:
             self.broken(f"the promise of {message} took until {sent.outcome} for longer than its deadline")
 
