@@ -287,7 +287,7 @@ class StoreAndForwardAgent(BatchListener):
         self._renewals.forget(forwarding.lease.id)
         with contextlib.suppress(ClosedError):
             self._leases.forget(_REGISTRATION + forwarding.lease.id)
-            self._events.remove(_position_of(forwarding))
+            self._events.forget(_position_of(forwarding))
 
     # --- receiving
 

@@ -170,7 +170,7 @@ class DurableStorage:
         """See ``Storage``."""
         with contextlib.suppress(ClosedError):
             self._leases.forget(_REGISTRATION + interest.lease.id)
-            self._events.remove(_position_of(interest.lease.id))
+            self._events.forget(_position_of(interest.lease.id))
 
     # --- events
 

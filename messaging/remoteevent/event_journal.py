@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ClosedError, DecodeError, JournalFullError, MessagingError
+from messaging.errors import ClosedError, DecodeError, JournalError, JournalFullError, MessagingError
 from messaging.eventdata import write_json
 from messaging.execution import clock, may_block, workers
 from messaging.journal import Journal, RecordTemplate
@@ -225,6 +225,17 @@ class EventJournal:
         """Forget a position, so that it keeps no events."""
         self._queues.pop(name, None)
         self.journal.remove_cursor(name)
+
+    def forget(self, name: str) -> None:
+        """Forget the position of a registration that has ended. A failure of the disk is logged.
+
+        Raises:
+            ClosedError: the journal is closed.
+        """
+        try:
+            self.remove(name)
+        except JournalError as error:
+            logger.warning("%s: the position %r is kept until the next run: %s", self.journal.path, name, error)
 
     def remove_others(self, prefix: str, known: Iterable[str]) -> None:
         """Forget the positions whose names begin with ``prefix``, but those that are ``known``."""

@@ -60,14 +60,23 @@ class KeptLeases:
         promise.result()
 
     def forget(self, key: str) -> None:
-        """Forget a registration, and wait for the disk, except on an event loop. Raises ``JournalError``."""
-        with self._lock:
-            lease_id = self._ids.pop(key, None)
-            if lease_id is not None:
-                self._keys.pop(lease_id, None)
-            promise = self._table.remove_soon(key)
-        if promise is not None and may_block():
-            promise.result()
+        """Forget a registration that has ended, and wait for the disk, except on an event loop.
+
+        A failure of the disk is logged: the next run finds the registration, until its lease has expired.
+
+        Raises:
+            ClosedError: the table is closed.
+        """
+        try:
+            with self._lock:
+                lease_id = self._ids.pop(key, None)
+                if lease_id is not None:
+                    self._keys.pop(lease_id, None)
+                promise = self._table.remove_soon(key)
+            if promise is not None and may_block():
+                promise.result()
+        except JournalError as error:
+            logger.warning("%r has ended, and its record is not removed: %s", key, error)
 
     def close(self) -> None:
         """Store no further renewals, and end the leases with ``LeaseEnd.CLOSED``. Idempotent.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -337,3 +339,20 @@ def test_the_lease_upstream_is_renewed_again_after_a_restart(
             generator.generate(1)
             eventually(lambda: target.numbers == [1])
         assert len(generator.landlord) == 1
+
+
+def test_a_registration_ends_also_if_the_disk_fails(
+    reopen: Reopen, other: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = reopen()
+    lease = agent.register("source", 1, None, other, 100.0).lease
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fail_to_sync)
+        lease.cancel()
+        eventually(lambda: not agent._all_forwardings())
+        eventually(lambda: "is not removed" in caplog.text)
+    assert "Traceback" not in caplog.text
+
+
+def fail_to_sync(_file: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from messaging.errors import (
     UnknownEventError,
     UnknownLeaseError,
 )
+from messaging.journal import Journal
 from messaging.leases import Landlord
 from messaging.remoteevent import EventGenerator, RemoteEvent, RetryPolicy, SequenceTracker
 from messaging.remoteevent.targets import LocalTarget
@@ -461,3 +464,23 @@ def test_a_single_kind_of_events_is_one_kind(events: Any, declared: list[Any]) -
 def test_kinds_of_events_that_are_none_are_refused() -> None:
     with pytest.raises(ArgumentError, match="events must be ids of events, not NoneType"):
         EventGenerator("g", events=None)  # type: ignore[arg-type]
+
+
+def test_a_registration_ends_also_if_the_disk_fails(
+    tmp_path: Path, listener: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gets nothing more, and keeps no events on the disk; the failure is logged."""
+    with EventGenerator(events=[1], path=tmp_path / "g", listeners={"l": listener}) as generator:
+        lease = generator.register(1, None, listener, 60.0).lease
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fdatasync", fail_to_sync)
+            lease.cancel()
+            eventually(lambda: not generator._kind(1).interests)
+            eventually(lambda: "is not removed" in caplog.text)
+        assert "Traceback" not in caplog.text
+    with Journal.view(tmp_path / "g" / "events") as view:
+        assert not [name for name in view.cursors() if name.startswith("lease ")]
+
+
+def fail_to_sync(_file: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from functools import partial
@@ -223,6 +225,26 @@ def test_a_registration_ends_with_its_lease(mailbox: EventMailbox, tmp_path: Pat
             call()
     eventually(lambda: not folder.exists())
     assert mailbox.registrations() == []
+
+
+def test_a_registration_ends_also_if_the_disk_fails(
+    mailbox: EventMailbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = mailbox.register(100.0)
+    store(box, events(1, 10))
+    box.enable_delivery(None)
+    folder = tmp_path / "mailbox" / "boxes" / box.id
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fail_to_sync)
+        box.lease.cancel()
+        eventually(lambda: not folder.exists())
+    assert mailbox.registrations() == []
+    assert "is not removed" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def fail_to_sync(_file: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_a_generator_stops_sending_to_a_registration_that_has_ended(mailbox: EventMailbox) -> None:

@@ -325,8 +325,12 @@ class EventMailbox:
                 return  # the mailbox was closed meanwhile: the next run deletes them
             self._ending.discard(registration)
         registration.slot.abandon()
-        with contextlib.suppress(ClosedError):
+        try:
             self._state.remove(_BOX + registration.id)
+        except ClosedError:
+            pass
+        except JournalError as error:
+            logger.warning("mailbox '%s': the state of registration %s is kept: %s", self.name, registration.id, error)
         shutil.rmtree(self._path(registration), ignore_errors=True)
 
     # --- leases of the owners
