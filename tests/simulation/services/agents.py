@@ -43,6 +43,7 @@ from tests.simulation.services.parties import (
     generator_steps,
     is_calm,
     make_faults,
+    make_power_losses,
 )
 from tests.simulation.simulation import Keeper, Simulation, scheduling, span
 from tests.simulation.world.world import PlannedError
@@ -422,4 +423,5 @@ class Chains(Simulation):
             "is_idempotent": random.random() < 0.5, "timeout": random.choice((2.0, 10.0)), "settings": settings,
         }  # fmt: skip
         roles = ["end", *hop_names, *names]
-        return Plan(options, tuple(steps), tuple(make_faults(random, protocol, roles, roles)))
+        faults = make_faults(random, protocol, roles, roles) + make_power_losses(random, protocol, roles)
+        return Plan(options, tuple(steps), tuple(sorted(faults, key=lambda fault: fault.at)))

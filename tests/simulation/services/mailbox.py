@@ -36,6 +36,7 @@ from tests.simulation.services.parties import (
     generator_steps,
     is_calm,
     make_faults,
+    make_power_losses,
 )
 from tests.simulation.services.takers import MAILBOX, Box, Interest, Taker
 from tests.simulation.simulation import Keeper, Simulation, scheduling, span
@@ -367,7 +368,9 @@ class Mailboxes(Simulation):
             "settings": settings,
             "settling": _SETTLING if has_expiry or any(each["full"] != "refuse" for each in owners.values()) else 0.0,
         }  # fmt: skip
-        return Plan(options, tuple(steps), tuple(make_faults(random, protocol, roles, mortal)))
+        faults = make_faults(random, protocol, roles, mortal)
+        faults += make_power_losses(random, protocol, mortal)
+        return Plan(options, tuple(steps), tuple(sorted(faults, key=lambda fault: fault.at)))
 
     @classmethod
     def _owner_steps(cls, random: random.Random, name: str, own: dict[str, Any], *, is_quiet: bool) -> list[Step]:

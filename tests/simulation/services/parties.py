@@ -353,6 +353,22 @@ def make_faults(random: random.Random, protocol: str, roles: list[str], mortal: 
     return sorted(faults, key=lambda fault: fault.at)
 
 
+def make_power_losses(random: random.Random, protocol: str, mortal: list[str]) -> list[Fault]:
+    """Return faults by which machines lose power, and what they have not synced: none in half of all plans.
+
+    Args:
+        random: decides.
+        protocol: of the plan.
+        mortal: roles whose machines may lose power.
+    """
+    if protocol == "memory" or random.random() < 0.5:
+        return []
+    return [
+        Fault(span(random, 1e-3, 60.0), "kill", {**kill(random, mortal)[1], "vanishes": True})
+        for _ in range(random.choice((1, 2, 3)))
+    ]
+
+
 def kill(random: random.Random, roles: list[str]) -> tuple[str, dict[str, Any]]:
     """Return name and arguments of the fault that kills a role for some time."""
     return "kill", {"role": random.choice(roles), "seconds": span(random, 0.01, 30.0), "vanishes": False}
