@@ -38,7 +38,17 @@ from messaging.remoteevent.transactions import (
     Vote,
 )
 from tests.simulation.plans import Plan, Step
-from tests.simulation.services.parties import KINDS, Generator, Ledger, Noted, Party, Sent, is_calm, make_faults
+from tests.simulation.services.parties import (
+    KINDS,
+    Generator,
+    Ledger,
+    Noted,
+    Party,
+    Sent,
+    is_calm,
+    make_faults,
+    make_power_losses,
+)
 from tests.simulation.simulation import Keeper, Simulation, scheduling, span
 from tests.simulation.world.world import PlannedError
 
@@ -634,6 +644,8 @@ class Transacting(Simulation):
             "settings": settings,
         }  # fmt: skip
         faults = make_faults(random, protocol, ["manager", *names, *makers], mortal)
+        # behind the others, so that kept cases can leave them out
+        faults += make_power_losses(random, protocol, mortal)
         return Plan(options, tuple(steps), tuple(faults))
 
     @staticmethod
