@@ -156,18 +156,18 @@ class Hop(Party):
 
     def do_reopen_server(self) -> None:
         """Step: close the server alone, and open it again."""
-        self.server.close()
+        self.stop_serving(self.server)
         self.insist("serve", self._serve)
 
     def _close(self, *, server_first: bool) -> None:
         if server_first:
-            self.server.close()
+            self.stop_serving(self.server)
         close = getattr(self.party, "close", None)
         if close is not None:
             close()
             self.landlord.close()
         if not server_first:
-            self.server.close()
+            self.stop_serving(self.server)
         self.disconnect()
 
     def close(self) -> None:
@@ -275,7 +275,7 @@ class End(Party):
 
     def close(self) -> None:
         """Close everything."""
-        self.server.close()
+        self.stop_serving(self.server)
         self.disconnect()
 
 

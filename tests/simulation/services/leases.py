@@ -147,7 +147,7 @@ class Owner(Party):
 
     def do_reopen_server(self) -> None:
         """Step: close the servers, and open them again."""
-        self.server.close()
+        self.stop_serving(self.server)
         self.desk.close()
         self.insist("serve", self._serve)
 
@@ -158,7 +158,7 @@ class Owner(Party):
 
     def close(self) -> None:
         """Close everything."""
-        self.server.close()
+        self.stop_serving(self.server)
         self.desk.close()
         self.landlord.close()
         self.disconnect()

@@ -107,7 +107,7 @@ class Owner(Taker):
         """Close everything."""
         self.close_taker()
         if self.server is not None:
-            self.server.close()
+            self.stop_serving(self.server)
         self.mailbox.close()
         self.disconnect()
 
@@ -181,16 +181,16 @@ class Mailbox(Taker):
 
     def do_reopen_server(self) -> None:
         """Step: close the server alone, and open it again."""
-        self.server.close()
+        self.stop_serving(self.server)
         self.insist("serve", self._serve)
 
     def _close(self, *, server_first: bool) -> None:
         self.close_taker()
         if server_first:
-            self.server.close()
+            self.stop_serving(self.server)
         self.mailbox.close()
         if not server_first:
-            self.server.close()
+            self.stop_serving(self.server)
         self.disconnect()
 
     def close(self) -> None:

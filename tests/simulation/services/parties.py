@@ -90,7 +90,7 @@ class Party(Role):
 
     Attributes:
         m: the instance.
-        is_closing: the instance is being closed.
+        is_closing: the instance, or a server of it, is being closed.
         closed_at: when the last one was closed, virtual seconds.
     """
 
@@ -106,6 +106,13 @@ class Party(Role):
             settings["envelope"] = True
         return self.simulation.connect(self, retry_connect=True, **settings)
 
+    def stop_serving(self, server: Any) -> None:
+        """Close a server, and remember when."""
+        self.is_closing = True
+        server.close()
+        self.is_closing = False
+        self.closed_at = self.world.scheduler.now
+
     def disconnect(self) -> None:
         """Close the instance, and remember when."""
         self.is_closing = True
@@ -116,8 +123,9 @@ class Party(Role):
     def _is_fault_of_closing(self, error: MessagingError) -> bool:
         """Return whether a call was left unanswered by an instance that was closed meanwhile.
 
-        "An instance that closes waits up to half of its `close_timeout`, and reports a fault (`ClosedError`) then"
-        (``docs/reply-to.md``).
+        "An instance that closes waits up to half of its `close_timeout`, and reports a fault (`ClosedError`) then",
+        "requests that were not begun [...] get a fault" (``docs/reply-to.md``); "gets `ClosedError` [...], and tries
+        again later" (``docs/remote-events.md``).
         """
         if not isinstance(error, ReplyError) or error.kind != ClosedError.__name__:
             return False
@@ -253,18 +261,18 @@ class Generator(Party):
     def do_reopen_server(self) -> None:
         """Step: close the server alone, and open it again."""
         if self.server is not None:
-            self.server.close()
+            self.stop_serving(self.server)
         self.insist("serve", self._serve)
 
     def _close(self, *, server_first: bool) -> None:
         if server_first and self.server is not None:
-            self.server.close()
+            self.stop_serving(self.server)
         self.generator.close()
         for each in self.promises:
             if not each.done():
                 self.simulation.broken(f"{self.name}: an event has no outcome after close()")
         if not server_first and self.server is not None:
-            self.server.close()
+            self.stop_serving(self.server)
         self.landlord.close()
         self.disconnect()
 

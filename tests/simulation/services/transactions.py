@@ -346,15 +346,15 @@ class Manager(Client):
 
     def do_reopen_server(self) -> None:
         """Step: close the server alone, and open it again."""
-        self.server.close()
+        self.stop_serving(self.server)
         self.insist("serve", self._serve)
 
     def _close(self, *, server_first: bool) -> None:
         if server_first:
-            self.server.close()
+            self.stop_serving(self.server)
         self.manager.close()
         if not server_first:
-            self.server.close()
+            self.stop_serving(self.server)
         self.disconnect()
 
     def close(self) -> None:
