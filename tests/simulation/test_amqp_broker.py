@@ -170,6 +170,7 @@ def test_an_unknown_virtual_host_is_refused(broker: AmqpBroker) -> None:
 def test_a_new_secret_is_checked(broker: AmqpBroker, client: FakeClient) -> None:
     client.call(0, commands.Connection.UpdateSecret, new_secret=b"new", reason="because")
     client.only("Connection.UpdateSecretOk")
+    assert [each.secret for each in broker.connections] == ["new"]
     broker.login = lambda _user, _password: False
     client.call(0, commands.Connection.UpdateSecret, new_secret=b"new", reason="because")
     assert client.only("Connection.Close").reply_code == 530

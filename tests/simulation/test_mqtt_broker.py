@@ -240,6 +240,24 @@ def test_a_predicate_decides_who_may_connect(version: int) -> None:
     assert world.broker.counters.refused == 1
 
 
+def test_a_client_authenticates_again_with_the_method_of_its_connection() -> None:
+    world = World(auth_method="TOKEN", authenticate=lambda _client_id, _user, secret: secret in (b"1", b"2"))
+    told: dict[int, Any] = {Property.AUTHENTICATION_METHOD: "TOKEN"}
+    client = world.connect("c", properties={**told, Property.AUTHENTICATION_DATA: b"1"})
+    assert client.connack.properties[Property.AUTHENTICATION_METHOD] == "TOKEN"
+    client.send(Disconnect(0x19, {**told, Property.AUTHENTICATION_DATA: b"2"}, AUTH))
+    assert client.take() == [Disconnect(0, told, AUTH)]
+    assert client.connection.secret == b"2"
+    client.send(Disconnect(0x19, {**told, Property.AUTHENTICATION_DATA: b"3"}, AUTH))
+    assert disconnect_reason(client) == 0x87
+
+
+def test_a_client_with_an_unknown_authentication_method_is_refused() -> None:
+    client = World(auth_method="TOKEN").open()
+    client.send(Connect("c", V5, properties={Property.AUTHENTICATION_METHOD: "OTHER"}))
+    assert client.take() == [Connack(False, 0x8C)]
+
+
 # Choices.
 
 

@@ -71,6 +71,7 @@ class AmqpBroker:
         alarm: why it takes no messages; ``None`` if it does. See :meth:`block`.
         on_accepted: called with exchange, routing key and body of a message that a queue has taken.
         on_confirmed: the same, of a message that is confirmed to its publisher.
+        on_delivered: called with the consumer and the body of a message that is sent to it.
         on_dropped: called with a reason, exchange, routing key and body of a message that is lost to consumers:
             "unroutable", "expired", "maxlen", "rejected", "delivery_limit", "purged", "queue deleted", "not durable",
             "lost in a restart".
@@ -98,6 +99,7 @@ class AmqpBroker:
         self.login: Callable[[str, str], bool] = lambda user, _: bool(user)
         self.on_accepted: Callable[[str, str, bytes], object] | None = None
         self.on_confirmed: Callable[[str, str, bytes], object] | None = None
+        self.on_delivered: Callable[[Consumer, bytes], object] | None = None
         self.on_dropped: Callable[[str, str, str, bytes], object] | None = None
         self.injector = Injector(self, AmqpFaults())
         #: whether any fault can happen

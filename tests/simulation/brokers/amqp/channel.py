@@ -159,6 +159,8 @@ class Channel:
         payload = frames.deliver(consumer.wire_tag, tag, entry.redelivered, message.route)
         connection = self.connection
         connection.write(frames.content(self.number, payload, queue.raw(entry), message.body, connection.frame_max))
+        if self.broker.on_delivered is not None:
+            self.broker.on_delivered(consumer, message.body)
 
     def deliver_reply(self, message: Message) -> None:
         """Send a message that was published to the address of replies."""

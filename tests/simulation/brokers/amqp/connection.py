@@ -67,6 +67,7 @@ class AmqpConnection:
         state: "header", "start", "tune", "open", "running", "closing" or "ended".
         exclusive_queues: deleted with it.
         capabilities: that the client has announced.
+        secret: the password or token that the client has authenticated with last.
     """
 
     def __init__(self, broker: AmqpBroker, peer: Peer) -> None:
@@ -77,6 +78,7 @@ class AmqpConnection:
         self.channel_max = CHANNEL_MAX
         self.user = ""
         self.user_bytes = b""
+        self.secret = ""
         self.vhost: VirtualHost | None = None
         self.channels: dict[int, Channel] = {}
         self.exclusive_queues: dict[str, Queue] = {}
@@ -295,7 +297,9 @@ class AmqpConnection:
             self.finish()
         elif index == commands.Connection.UpdateSecret.index:
             given = methods.decode(index, data, at + 4)
-            if self.broker.login(self.user, given.new_secret.decode("utf-8", "replace")):
+            secret = given.new_secret.decode("utf-8", "replace")
+            if self.broker.login(self.user, secret):
+                self.secret = secret
                 self.send(commands.Connection.UpdateSecretOk)
             else:
                 raise AmqpError(530, "New secret was refused by one of the backends")

@@ -81,7 +81,7 @@ class Handshake:
                 connection.send(commands.Connection.Close, reply_code=403, reply_text=refusal.reply_text())
             connection.finish()
             return
-        connection.user = credentials[0]
+        connection.user, connection.secret = credentials
         connection.user_bytes = connection.user.encode()
         connection.state = "tune"
         connection.send(

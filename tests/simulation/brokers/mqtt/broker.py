@@ -202,7 +202,8 @@ class MqttBroker:
             raise ProtocolError(reasons.TOPIC_NOT_VALID, f"will topic '{will.topic}'")
         if self.faults.busy and self.happens("busy", self.faults.busy):
             return 3, reasons.SERVER_BUSY
-        if Property.AUTHENTICATION_METHOD in packet.properties:
+        method = packet.properties.get(Property.AUTHENTICATION_METHOD)
+        if method is not None and method != self.settings.auth_method:
             return 5, reasons.BAD_AUTHENTICATION_METHOD  # [MQTT-4.12.0-1]
         if packet.version != V5 and not packet.client_id and not packet.is_clean:
             return 2, reasons.CLIENT_ID_NOT_VALID  # [MQTT-3.1.3-8] of 3.1.1
@@ -210,7 +211,8 @@ class MqttBroker:
             return 5, reasons.QOS_NOT_SUPPORTED
         if will is not None and will.retain and not self.settings.has_retained:
             return 5, reasons.RETAIN_NOT_SUPPORTED
-        if not self.settings.authenticate(packet.client_id, packet.username, packet.password):
+        secret = packet.password if method is None else packet.properties.get(Property.AUTHENTICATION_DATA)
+        if not self.settings.authenticate(packet.client_id, packet.username, secret):
             return 5, reasons.NOT_AUTHORIZED
         return None
 

@@ -54,7 +54,7 @@ _GRACE: Final = 1.5
 #: Beginnings of topics that clients cannot publish to.
 _RESERVED: Final = ("$SYS", "$share")
 #: Packets that have an effect and an answer: the faults close connections instead of these.
-_ANSWERED: Final = (CONNECT, PUBREL, SUBSCRIBE, UNSUBSCRIBE)
+_ANSWERED: Final = (CONNECT, PUBREL, SUBSCRIBE, UNSUBSCRIBE, AUTH)
 
 
 class MqttConnection:
@@ -68,6 +68,7 @@ class MqttConnection:
         window: how many QoS 1 and 2 messages may be unacknowledged: the client's Receive Maximum.
         max_packet_size: bytes that the client accepts; 0 means unlimited.
         is_open: whether neither side has ended the connection.
+        username, secret: what the client has authenticated with last.
     """
 
     __slots__ = (
@@ -77,6 +78,7 @@ class MqttConnection:
         "_framer",
         "_has_grace",
         "_heard_at",
+        "_method",
         "_silence",
         "_silence_timer",
         "_unanswered",
@@ -85,7 +87,9 @@ class MqttConnection:
         "max_packet_size",
         "number",
         "peer",
+        "secret",
         "session",
+        "username",
         "version",
         "window",
     )
@@ -99,6 +103,10 @@ class MqttConnection:
         self.window = broker.settings.max_inflight
         self.max_packet_size = 0
         self.is_open = True
+        self.username: str | None = None
+        self.secret: bytes | None = None
+        #: authentication method; ``None`` without one
+        self._method: str | None = None
         self._framer = Framer(broker.settings.max_packet_size)
         self._aliases: dict[int, str] = {}
         #: packet identifiers that the client counts against the broker's Receive Maximum
@@ -290,10 +298,23 @@ class MqttConnection:
             self._answer(UNSUBACK, encode(Reasons(UNSUBACK, packet.packet_id, found), self.version))
         elif isinstance(packet, Disconnect) and kind == DISCONNECT:
             self._disconnect(session, packet)
-        elif kind == AUTH:
-            raise ProtocolError(reasons.PROTOCOL, "AUTH without an authentication method")  # [MQTT-4.12.0-6]
+        elif isinstance(packet, Disconnect) and kind == AUTH:
+            self._authenticate_again(session, packet)
         else:
             raise ProtocolError(reasons.PROTOCOL, f"packet type {kind} of a client")
+
+    def _authenticate_again(self, session: Session, packet: Disconnect) -> None:
+        """Take an AUTH (MQTT 5, 4.12.1)."""
+        told = packet.properties
+        if self._method is None:
+            raise ProtocolError(reasons.PROTOCOL, "AUTH without an authentication method")  # [MQTT-4.12.0-6]
+        if packet.reason != reasons.REAUTHENTICATE or told.get(Property.AUTHENTICATION_METHOD) != self._method:
+            raise ProtocolError(reasons.PROTOCOL, "AUTH that does not begin anew with the same method")
+        secret = told.get(Property.AUTHENTICATION_DATA)
+        if not self.broker.settings.authenticate(session.client_id, self.username, secret):
+            raise ProtocolError(reasons.NOT_AUTHORIZED, "AUTH is refused")
+        self.secret = secret
+        self._answer(AUTH, encode(Disconnect(0, {Property.AUTHENTICATION_METHOD: self._method}, AUTH), V5))
 
     def _connect(self, packet: Connect) -> None:
         self.version = packet.version
@@ -318,6 +339,12 @@ class MqttConnection:
             if settings.max_keep_alive and not 0 < keep_alive <= settings.max_keep_alive:
                 keep_alive = told[Property.SERVER_KEEP_ALIVE] = settings.max_keep_alive
             told.update(self._announcement())
+            self._method = properties.get(Property.AUTHENTICATION_METHOD)
+            if self._method is not None:
+                told[Property.AUTHENTICATION_METHOD] = self._method  # [MQTT-4.12.0-5]
+        self.username, self.secret = packet.username, packet.password
+        if self._method is not None:
+            self.secret = properties.get(Property.AUTHENTICATION_DATA)
         self._silence = keep_alive * _GRACE
         if self._silence_timer is not None:
             self._silence_timer.cancel()

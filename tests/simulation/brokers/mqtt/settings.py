@@ -40,6 +40,8 @@ class MqttSettings:
         share_to_connected: a message for a shared subscription goes to a connected member if there is one. Mosquitto
             takes turns without looking.
         authenticate: called with client id, user name and password; whether the client may connect.
+        auth_method: authentication method (MQTT 5, 4.12) of one step: its data is checked as a password is, also when
+            a client authenticates again. Empty: there is none.
     """
 
     max_inflight: int = 20
@@ -61,6 +63,7 @@ class MqttSettings:
     redistribute_shared: bool = False
     share_to_connected: bool = False
     authenticate: Callable[[str, str | None, bytes | None], bool] = lambda *_: True
+    auth_method: str = ""
 
 
 @dataclass(slots=True)
