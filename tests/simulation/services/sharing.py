@@ -182,7 +182,7 @@ class Sharing(Simulation):
         """Return whether a message may have been published twice, or come twice after a delay of its redelivery."""
         if self.protocol == "memory":
             return self.has_broken(message.partition(":")[0], self.ledger.more[message].at, inf)
-        return "redelivery_delay" in self.plan.options["subscribe"]
+        return self.delays_redelivery
 
     def note_delivery(self, group: str, message: str, delivery: Delivery, is_again: bool) -> None:
         """Write a delivery to the history."""
@@ -214,6 +214,7 @@ class Sharing(Simulation):
         self.may_end_channels = any(name in each.arguments for each in faults for name in CHANNEL_FAULTS)
         #: whether deliveries are counted that no program has seen
         self.counts_unseen = self.protocol == "memory" or "queue_type" in options["subscribe"]
+        self.delays_redelivery = "redelivery_delay" in options["subscribe"]
         self.cuts: list[tuple[float, str | None]] = []
         self.ledger = Ledger(self)
         self._listen()

@@ -119,6 +119,9 @@ class Ledger:
         simulation, now = self._simulation, self._simulation.world.scheduler.now
         if simulation.protocol not in _ROUNDED:
             return
+        # "On its way back the broker removes the time to live" (``docs/amqp.md``)
+        if any(self.rejections(group, message) for group in simulation.groups) and simulation.delays_redelivery:
+            return
         # "the broker, which is told what is left, delivers none": it counts from when it has taken the message
         # An AMQP broker reports what it has taken behind the first delivery.
         late = (now - more.taken if more.copies else 0.0) - self._told(more.ttl)
@@ -162,8 +165,11 @@ class Ledger:
         earlier = before[:-1]
         if more.copies > 1 or simulation.may_duplicate(message):
             return
+        # "The others stay, because private queues die with their connection" (``docs/guarantees.md``): a broker may give
+        # them to another member, too
+        is_kept = not self._options["has_session"] and simulation.has_broken(delivery.member, more.at, delivery.at)
         for each in earlier:
-            if not self._may_come_again(group, each, delivery):
+            if not is_kept and not self._may_come_again(group, each, delivery):
                 simulation.broken(
                     f"{message} came to {delivery.member} of {group} although {each.member} has it"
                     f" ({each.verdict or 'unsettled'})"
@@ -193,9 +199,9 @@ class Ledger:
         simulation = self._simulation
         if earlier and earlier[-1].verdict == "rejected" and not is_again and not simulation.plan.faults:
             simulation.broken(f"{message} came again, and is not marked as redelivered")
-        if not earlier and is_again and not simulation.restarts:
-            if not self.has_trouble(group, self.more[message].at):
-                simulation.broken(f"{message} is marked as redelivered, and came for the first time")
+        is_first = not earlier and not simulation.restarts
+        if is_first and is_again and not self.has_trouble(group, self.more[message].at):
+            simulation.broken(f"{message} is marked as redelivered, and came for the first time")
 
     def rejections(self, group: str, message: str) -> int:
         """Return how often a message was rejected."""
@@ -212,10 +218,10 @@ class Ledger:
         if any(each in more.expired for each in (*members, group, "")):
             return True
         now = simulation.world.scheduler.now
-        if more.ttl < inf and now > more.at + more.ttl:
-            # nothing says when memory:// and subscribers of the envelope drop what has expired
-            if simulation.protocol in ("memory", "mqtt311") or simulation.restarts:
-                return True
+        # nothing says when memory:// and subscribers of the envelope drop what has expired
+        is_silent = simulation.protocol in ("memory", "mqtt311") or simulation.restarts
+        if is_silent and now > more.at + more.ttl:
+            return True
         if simulation.protocol.startswith("mqtt") and self._is_lost_as_told(group, more, members):
             return True
         subscribe = options["subscribe"]
@@ -223,7 +229,7 @@ class Ledger:
             # "The message is discarded" (``docs/guarantees.md``)
             rejections = self.rejections(group, message)
             return rejections > 0 and (
-                rejections >= subscribe["max_deliveries"] or simulation.counts_unseen and self.has_trouble(group, 0.0)
+                rejections >= subscribe["max_deliveries"] or (simulation.counts_unseen and self.has_trouble(group, 0.0))
             )
         return False
 
@@ -233,7 +239,8 @@ class Ledger:
             return True
         if self._options["has_session"]:
             return False
-        # "MQTT without a session: dead-lettered if a dead-letter channel is set, otherwise lost" (``docs/guarantees.md``)
+        # "MQTT without a session: dead-lettered if a dead-letter channel is set, otherwise lost and counted"
+        # (``docs/guarantees.md``)
         return (
             more.taken <= self.restarted
             or any(each in more.gone for each in members)

@@ -133,7 +133,7 @@ class Letters(Client):
         seen = max(ledger.rejections(group, name) for group in simulation.groups)
         least = (
             1
-            if most is None or reason == "rejected" or simulation.counts_unseen and simulation.has_any_trouble()
+            if most is None or reason == "rejected" or (simulation.counts_unseen and simulation.has_any_trouble())
             else most
         )
         if seen < least:
