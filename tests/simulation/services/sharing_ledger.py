@@ -165,8 +165,8 @@ class Ledger:
         earlier = before[:-1]
         if more.copies > 1 or simulation.may_duplicate(message):
             return
-        # "The others stay, because private queues die with their connection" (``docs/guarantees.md``): a broker may give
-        # them to another member, too
+        # "The others stay, because private queues die with their connection" (``docs/guarantees.md``): a broker may
+        # give them to another member, too
         is_kept = not self._options["has_session"] and simulation.has_broken(delivery.member, more.at, delivery.at)
         for each in earlier:
             if not is_kept and not self._may_come_again(group, each, delivery):
@@ -184,6 +184,7 @@ class Ledger:
             return False
         return (
             simulation.has_broken(each.member, each.at, delivery.at)
+            or each.member in self.away
             or any(each.at <= moment <= delivery.at for moment in self.closed.get(each.member, ()))
             or simulation.restarts
         )

@@ -260,9 +260,10 @@ class Worker(Client):
         prefetch = self.simulation.plan.options["subscribe"].get("prefetch")
         if prefetch is None:
             return
-        now = self.world.scheduler.now
-        # "answers False for a message of a lost connection" (``docs/guarantees.md``): it counts no more
-        alive = [name for _, name, each in self.hand if not self.simulation.has_broken(self.name, each.at, now)]
+        now, more = self.world.scheduler.now, self.simulation.ledger.more
+        # "answers False for a message of a lost connection" (``docs/guarantees.md``): it counts no more, also if it was
+        # handed out later
+        alive = [name for _, name, _ in self.hand if not self.simulation.has_broken(self.name, more[name].at, now)]
         if len(alive) > prefetch:
             self.simulation.broken(f"{self.name} has {len(alive)} messages in hand, of {prefetch}: {alive}")
 
@@ -274,7 +275,7 @@ class Worker(Client):
         delivery.verdict = verdict  # it may come again before this thread goes on
         found = message.reject() if verdict == "rejected" else message.acknowledge()
         self._settled(name, delivery, verdict if found else "refused")
-        if not found and not self.simulation.ledger.has_trouble(self.group, delivery.at):
+        if not found and not self.simulation.ledger.has_trouble(self.group, self.simulation.ledger.more[name].at):
             self.simulation.broken(f"the verdict of {self.name} on {name} is refused, although nothing was lost")
 
     # --- steps
