@@ -44,7 +44,7 @@ class Publisher(messages.Publisher):
 
     simulation: Sharing  # type: ignore[assignment]
 
-    def do_publish(self, count: int, size: int, ttl: float | None = None) -> None:
+    def do_publish(self, count: int, size: int, ttl: float | None = None, priority: int | None = None) -> None:
         """Step: publish so many messages at once."""
         options, ledger = self.simulation.plan.options, self.simulation.ledger
         timeout = options["publisher"]["timeout"]
@@ -57,7 +57,7 @@ class Publisher(messages.Publisher):
             ledger.due[message] = now + timeout + SLACK
             payload = message.encode().ljust(size, b".")
             try:
-                promise = self.m.publish(CHANNEL, payload, time_to_live=ttl, **options["publish"])
+                promise = self.m.publish(CHANNEL, payload, time_to_live=ttl, priority=priority, **options["publish"])
             except MessagingError as error:
                 self._settled(message, error)
                 continue
@@ -302,6 +302,8 @@ class Sharing(Simulation):
             subscribe["prefetch"] = random.choice((concurrency, concurrency + 1, 5))
         if random.random() < 0.3:
             subscribe["buffer_size"] = random.choice((1, 2, 5))
+        if way == "iterator" and not is_mqtt and random.random() < 0.5:
+            subscribe["auto_acknowledge"] = True
         rejects = random.choice((0, 1, 3)) if way != "iterator" else 0
         if rejects and random.random() < 0.6:
             if random.random() < 0.7:
@@ -322,7 +324,12 @@ class Sharing(Simulation):
         has_ttl = protocol != "mqtt311" or has_envelope
         names = [f"{group}-{number + 1}" for group, size in groups.items() for number in range(size)]
         publishers = random.choice((1, 1, 2))
-        steps = cls._publishing(random, publishers, has_ttl=has_ttl and random.random() < 0.6)
+        steps = cls._publishing(
+            random,
+            publishers,
+            has_ttl=has_ttl and random.random() < 0.6,
+            has_priority=not is_mqtt and random.random() < 0.4,
+        )
         steps += cls._consuming(random, names, way)
         roles = sorted({step.role for step in steps})
         if protocol == "memory" and random.random() < 0.3:
@@ -354,7 +361,7 @@ class Sharing(Simulation):
         return Plan(options, tuple(steps), tuple(sorted(faults, key=lambda fault: fault.at)))
 
     @staticmethod
-    def _publishing(random: random.Random, publishers: int, *, has_ttl: bool) -> list[Step]:
+    def _publishing(random: random.Random, publishers: int, *, has_ttl: bool, has_priority: bool) -> list[Step]:
         steps: list[Step] = []
         for number in range(publishers):
             name = f"publisher-{number + 1}"
@@ -367,6 +374,8 @@ class Sharing(Simulation):
                     }
                     if has_ttl and random.random() < 0.6:
                         arguments["ttl"] = random.choice((span(random, 0.01, 5.0), 1.0, 2.0, _LONG))
+                    if has_priority and random.random() < 0.6:
+                        arguments["priority"] = random.choice((1, 5, 9))
                     steps.append(Step(name, "publish", arguments))
                 elif chosen < 0.8:
                     steps.append(Step(name, "pause", {"seconds": span(random, 1e-4, 3.0)}))
