@@ -171,6 +171,10 @@ class Ledger:
         # "The others stay, because private queues die with their connection" (``docs/guarantees.md``): a broker may
         # give them to another member, too
         is_kept = not self._options["has_session"] and simulation.has_broken(delivery.member, more.at, delivery.at)
+        # a thread that is held up has had it before its stream was closed
+        is_kept |= bool(self._options["hold_up"]) and any(
+            more.at <= moment <= delivery.at for moment in self.closed.get(delivery.member, ())
+        )
         for each in earlier:
             if not is_kept and not self._may_come_again(group, more.at, each, delivery):
                 simulation.broken(

@@ -245,9 +245,9 @@ class Worker(Client):
     def _hold(self, stream: Any) -> None:
         try:
             for message in stream:
-                name, delivery = self._arrived(message)
                 if stream is not self.stream:
-                    continue  # closed meanwhile: the message is released
+                    continue  # closed meanwhile, while this thread was held up: the message is released
+                name, delivery = self._arrived(message)
                 self.hand.append((message, name, delivery))
                 self._check_hand()
                 while len(self.hand) > self.holding:
