@@ -25,6 +25,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.simulation.world import current
+from tests.simulation.world.unix_sockets import UnixSocket
 
 if TYPE_CHECKING:
     import random
@@ -287,7 +288,9 @@ class Network:
         self.unresolved: dict[str, None] = {}
         self._links_made = 0
         self._descriptors = FIRST_DESCRIPTOR
-        self.sockets: dict[int, Socket] = {}
+        self.sockets: dict[int, Socket | UnixSocket] = {}
+        #: Unix sockets that listen, by device and number of their files
+        self.listeners: dict[tuple[int, int], UnixSocket] = {}
 
     def serve(self, host: str, port: int, broker: Broker) -> Service:
         """Have a broker listen at a port of a host."""
@@ -295,7 +298,7 @@ class Network:
         made = self.services[address, port] = Service(broker)
         return made
 
-    def descriptor(self, sock: Socket) -> int:
+    def descriptor(self, sock: Socket | UnixSocket) -> int:
         """Return a new descriptor for ``sock``."""
         self._descriptors += 1
         self.sockets[self._descriptors] = sock
@@ -328,7 +331,11 @@ class Network:
 
 
 class Socket:
-    """``socket.socket`` of the world: TCP clients only."""
+    """``socket.socket`` of the world: TCP clients, and Unix sockets."""
+
+    def __new__(cls, family: int = -1, *_: object, **__: object) -> Any:
+        """Return a Unix socket if one is asked for."""
+        return UnixSocket() if family == socket.AF_UNIX else super().__new__(cls)
 
     def __init__(
         self,
@@ -338,7 +345,7 @@ class Socket:
         fileno: int | None = None,
     ) -> None:
         if fileno is not None or family not in (-1, socket.AF_INET):
-            raise OSError(errno.EAFNOSUPPORT, "the world has TCP over IPv4 only")
+            raise OSError(errno.EAFNOSUPPORT, "the world has TCP over IPv4, and Unix sockets")
         del type
         self.family, self.type, self.proto = socket.AF_INET, socket.SOCK_STREAM, max(proto, 0)
         world = current.world
