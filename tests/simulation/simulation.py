@@ -13,7 +13,7 @@ Promises are checked when something happens (:meth:`Simulation.broken`) and at t
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -44,6 +44,8 @@ _CLOSE: Final = 120.0
 
 PROTOCOLS: Final = ("memory", "mqtt311", "mqtt5", "amqp")
 HOST: Final = "broker"
+#: hosts of the brokers: of the first one, and of the others that a plan asks for
+HOSTS: Final = (HOST, "broker-2")
 PORTS: Final = {"mqtt311": 1883, "mqtt5": 1883, "amqp": 5672}
 
 
@@ -137,6 +139,23 @@ class Keeper(Role):
         self.m.close()
 
 
+@dataclass
+class Site:
+    """A broker that programs reach over the network.
+
+    Attributes:
+        host: its name.
+        protocol: ``mqtt311``, ``mqtt5`` or ``amqp``.
+        broker: itself.
+        service: what the network has of it.
+    """
+
+    host: str
+    protocol: str
+    broker: Any
+    service: Service
+
+
 class Simulation:
     """One run of a service. Derived classes make a plan, and the roles, and know what was promised.
 
@@ -144,6 +163,7 @@ class Simulation:
         plan: what happens.
         world: where.
         protocol: ``memory``, ``mqtt311``, ``mqtt5`` or ``amqp``.
+        sites: the brokers on the network: the first one, and one more of each protocol of the option ``others``.
         failures: the promises that were broken, in the order in which that was seen.
     """
 
@@ -168,11 +188,15 @@ class Simulation:
         self.roles: list[Role] = []
         self._busy: Role | None = None
         self.is_closing = False
-        self.broker: Any = None
-        self.service: Service | None = None
+        self.sites: list[Site] = []
         self._unhealed: dict[str, Callable[[], object]] = {}
         if protocol != "memory" and self.has_broker:
-            self._serve()
+            self._serve(protocol)
+        for other in chance.get("others", ()):
+            self._serve(other)
+        first = self.sites[0] if self.sites else None
+        self.broker: Any = None if first is None else first.broker
+        self.service: Service | None = None if first is None else first.service
 
     # --- to be overridden
 
@@ -195,13 +219,11 @@ class Simulation:
 
     # --- brokers
 
-    def _serve(self) -> None:
-        host = self.world.host("broker")
-        if self.protocol == "amqp":
-            self.broker = AmqpBroker(host)
-        else:
-            self.broker = MqttBroker(host, MqttSettings(max_queued=0))
-        self.service = self.world.serve(HOST, PORTS[self.protocol], self.broker)
+    def _serve(self, protocol: str) -> None:
+        name = HOSTS[len(self.sites)]
+        host = self.world.host(name)
+        broker: Any = AmqpBroker(host) if protocol == "amqp" else MqttBroker(host, MqttSettings(max_queued=0))
+        self.sites.append(Site(name, protocol, broker, self.world.serve(name, PORTS[protocol], broker)))
 
     def process_for(self, name: str) -> Process:
         """Return a new process; on ``memory://`` the only one: its broker is a part of the process."""
@@ -212,12 +234,15 @@ class Simulation:
         return self.world.processes[0]
 
     def url(self) -> str:
-        """Return the URL of the broker."""
-        if self.protocol == "memory":
-            return "memory://simulation"
-        if self.protocol == "amqp":
-            return f"amqp://guest:guest@{HOST}"
-        return f"mqtt://{HOST}?version={'5' if self.protocol == 'mqtt5' else '3.1.1'}"
+        """Return the URL of the first broker."""
+        return "memory://simulation" if self.protocol == "memory" else self.url_of(self.sites[0])
+
+    @staticmethod
+    def url_of(site: Site) -> str:
+        """Return the URL of a broker."""
+        if site.protocol == "amqp":
+            return f"amqp://guest:guest@{site.host}"
+        return f"mqtt://{site.host}?version={'5' if site.protocol == 'mqtt5' else '3.1.1'}"
 
     def connect(self, role: Role, **settings: Any) -> messaging.Messaging:
         """Return a new instance for ``role``."""
@@ -347,49 +372,54 @@ class Simulation:
             if not role.process.is_alive:
                 role.start()
 
-    def _links(self, role: str | None) -> list[Link]:
+    def _site(self, number: int) -> Site | None:
+        return self.sites[number] if number < len(self.sites) else None
+
+    def _links(self, role: str | None, site: int | None = None) -> list[Link]:
         found = []
         for link in [*self.world.network.links.values()]:
             owner = link.owner
+            if site is not None and link.service is not self.sites[site].service:
+                continue
             if role is None or (owner is not None and owner.name.split(".")[0] == role):
                 found.append(link)
         return found
 
-    def fault_cut(self, role: str | None) -> None:
+    def fault_cut(self, role: str | None, site: int | None = None) -> None:
         """Fault: reset the connections of a role, or all."""
         if self.protocol == "memory":
             for each in self.roles:
                 m = getattr(each, "m", None)
                 if role in (None, each.name) and each.is_open and m is not None:
                     each.process.start(lambda name=m.name: engine().call(_drop, name), "drop")  # type: ignore[misc]
-        for link in self._links(role):
+        for link in self._links(role, site):
             link.cut()
 
-    def fault_black_hole(self, role: str | None, seconds: float) -> None:
+    def fault_black_hole(self, role: str | None, seconds: float, site: int | None = None) -> None:
         """Fault: nothing passes."""
-        for link in self._links(role):
+        for link in self._links(role, site):
             link.black_hole()
             self._for(seconds, f"black hole of {link.name}", link.heal)
 
-    def fault_stall(self, role: str | None, seconds: float) -> None:
+    def fault_stall(self, role: str | None, seconds: float, site: int | None = None) -> None:
         """Fault: the broker does not read."""
-        for link in self._links(role):
+        for link in self._links(role, site):
             link.stall()
             self._for(seconds, f"stall of {link.name}", link.heal)
 
-    def fault_refuse(self, seconds: float) -> None:
+    def fault_refuse(self, seconds: float, site: int = 0) -> None:
         """Fault: connections are refused."""
-        service = self.service
-        if service is not None:
-            service.is_refusing = True
-            self._for(seconds, "refusing", lambda: setattr(service, "is_refusing", False))
+        found = self._site(site)
+        if found is not None:
+            found.service.is_refusing = True
+            self._for(seconds, _named("refusing", site), lambda: setattr(found.service, "is_refusing", False))
 
-    def fault_silence(self, seconds: float) -> None:
+    def fault_silence(self, seconds: float, site: int = 0) -> None:
         """Fault: attempts to connect are not answered."""
-        service = self.service
-        if service is not None:
-            service.is_silent = True
-            self._for(seconds, "silence", lambda: setattr(service, "is_silent", False))
+        found = self._site(site)
+        if found is not None:
+            found.service.is_silent = True
+            self._for(seconds, _named("silence", site), lambda: setattr(found.service, "is_silent", False))
 
     def fault_slow_network(self, seconds: float, longest: float, piece: int) -> None:
         """Fault: everything takes longer, and comes in pieces."""
@@ -403,11 +433,12 @@ class Simulation:
         self.world.network.unresolved[HOST] = None
         self._for(seconds, "no names", lambda: self.world.network.unresolved.pop(HOST, None))
 
-    def fault_restart_broker(self, seconds: float, is_kill: bool) -> None:
+    def fault_restart_broker(self, seconds: float, is_kill: bool, site: int = 0) -> None:
         """Fault: the broker ends, and starts again."""
-        service, broker = self.service, self.broker
-        if service is None or not broker.is_running:
+        found = self._site(site)
+        if found is None or not found.broker.is_running:
             return
+        broker, service = found.broker, found.service
         if is_kill:
             broker.kill()
         else:
@@ -418,17 +449,16 @@ class Simulation:
             broker.start()
             service.is_refusing = False
 
-        self._for(seconds, "broker is down", start)
+        self._for(seconds, _named("broker is down", site), start)
 
-    def fault_broker(self, seconds: float, **faults: Any) -> None:
+    def fault_broker(self, seconds: float, site: int = 0, **faults: Any) -> None:
         """Fault: the broker does something that it may do, but seldom does."""
-        broker = self.broker
-        if isinstance(broker, AmqpBroker):
-            broker.faults = AmqpFaults(**faults)
-            self._for(seconds, "faults of the broker", lambda: setattr(broker, "faults", AmqpFaults()))
-        elif broker is not None:
-            broker.faults = MqttFaults(**faults)
-            self._for(seconds, "faults of the broker", lambda: setattr(broker, "faults", MqttFaults()))
+        found = self._site(site)
+        if found is None:
+            return
+        broker, none = found.broker, AmqpFaults if found.protocol == "amqp" else MqttFaults
+        broker.faults = none(**faults)
+        self._for(seconds, _named("faults of the broker", site), lambda: setattr(broker, "faults", none()))
 
     def fault_kill(self, role: str, seconds: float, vanishes: bool) -> None:
         """Fault: the process of a role is killed, or its machine ends; it begins again after some time."""
@@ -471,6 +501,11 @@ class Simulation:
 
 def _nothing() -> None:
     """Do nothing: time passes."""
+
+
+def _named(fault: str, site: int) -> str:
+    """Return the name of a fault of one of the brokers."""
+    return f"{fault} at {HOSTS[site]}" if site else fault
 
 
 def _drop(name: str) -> None:

@@ -143,17 +143,17 @@ class DistributedEvents(Simulation):
                     self.ledger.ghosts[role] = self.world.scheduler.now + GHOST
         super().fault_kill(role, seconds, vanishes)
 
-    def fault_restart_broker(self, seconds: float, is_kill: bool) -> None:
+    def fault_restart_broker(self, seconds: float, is_kill: bool, site: int = 0) -> None:
         """See ``Simulation``."""
         self.ledger.restarts.append(self.world.scheduler.now)
-        super().fault_restart_broker(seconds, is_kill)
+        super().fault_restart_broker(seconds, is_kill, site)
 
-    def fault_broker(self, seconds: float, **faults: Any) -> None:
+    def fault_broker(self, seconds: float, site: int = 0, **faults: Any) -> None:
         """See ``Simulation``."""
         now = self.world.scheduler.now
         if any(each in faults for each in CHANNEL_FAULTS):
             self.ledger.troubles.append((now, now + seconds + REPAIR))
-        super().fault_broker(seconds, **faults)
+        super().fault_broker(seconds, site, **faults)
 
     # --- at rest
 
