@@ -66,8 +66,11 @@ class UnixSocket:
     def bind(self, path: str) -> None:
         """See ``socket.socket``."""
         self._check()
-        with _socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as real:
+        real = _socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
             real.bind(path)
+        finally:
+            real.close()
         self._file = _number(path)
 
     def listen(self, backlog: int = 0) -> None:
