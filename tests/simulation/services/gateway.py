@@ -135,7 +135,7 @@ class GatewayWorld(Simulation):
                 target["channel"] = f"cloud/{name}-moved/{{device}}"
             if variant["rate"] is not None:
                 route["rate"] = {"messages": variant["rate"], "burst": 1}
-        elif kind == "state":
+        elif kind == "state" and options["target"].startswith("mqtt"):
             target["retain"] = "keep"
         elif kind == "batch":
             route["batch"] = {"count": options["batch"], "delay": 0.5}
@@ -202,7 +202,8 @@ class GatewayWorld(Simulation):
     @property
     def carries_ids(self) -> bool:
         """Return whether messages have ids at the target."""
-        return self.plan.options["target"] != "mqtt311" or bool(self.plan.options["cloud"].get("envelope"))
+        target = self.plan.options["target"]
+        return target in ("mqtt5", "amqp") or bool(self.plan.options["cloud"].get("envelope"))
 
     def _is_missing(self, text: str, sent: Sent) -> bool:
         if sent.state != "confirmed" or not sent.is_owed or sent.is_filtered or text.startswith(EQUAL):
