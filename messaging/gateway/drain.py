@@ -349,7 +349,8 @@ class Drain:
         if left > 0:
             self._wake_in(left)  # again: timers of some event loops fire a little early
             return -1
-        wanted = max(0, min(_BURST, self._window - self.in_flight))
+        # not more than it can publish: routes that take places and return them would wake each other for ever
+        wanted = max(0, min(_BURST, self._window - max(self.in_flight, self._buffer.unrecorded)))
         if self._bucket is None or not wanted:
             return wanted
         available = self._bucket.available()
