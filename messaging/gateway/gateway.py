@@ -24,6 +24,7 @@ from messaging.gateway.route import Route
 from messaging.gateway.settings import GatewaySettings, listening_address
 from messaging.gateway.status import Status, last_will
 from messaging.gateway.targets import Target
+from messaging.journal.folders import LocalFolder
 from messaging.model.settings import PARAMETERS
 from messaging.observability.monitor import SnapshotPublisher
 from messaging.properties import announced
@@ -122,7 +123,7 @@ class Gateway:
             self._started = clock.wall()
             self._state = "starting"
             try:
-                self.settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._make_folders()
                 # first: an address that is taken is told before anything is connected, and probes see "starting"
                 self._registration = register_reporter(self._services, self)
                 self._listen(self.settings)
@@ -200,6 +201,12 @@ class Gateway:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _make_folders(self) -> None:
+        """Create the data folder, and wait until the disk has it: messages are acknowledged that are below it."""
+        folder = LocalFolder(str(self.settings.data), option="data", private=True)
+        for name in ("", ROUTES_FOLDER):
+            folder.make(name)
 
     def _connect(self, name: str, settings: InstanceSettings, status: StatusSettings | None) -> None:
         settings.check_password_file()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import os
 import subprocess
 import threading
 import time
@@ -660,3 +661,21 @@ def test_refused_credentials_are_not_tried_in_a_loop(names: Names, tmp_path: Pat
             assert proxy.attempts - before <= 5
             gateway.reload(settings(tmp_path / "data", instances=names, routes=routes))
             eventually(lambda: b.payloads == [b"1", b"2"])
+
+
+def test_the_disk_has_the_data_folder_before_a_message_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder whose name was not synced is gone after a loss of power, with all that was synced below it."""
+    synced: dict[str, None] = {}
+    real = os.fsync
+
+    def sync(file: int) -> None:
+        synced[os.readlink(f"/proc/self/fd/{file}")] = None
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    data = tmp_path / "new" / "data"
+    instances = {name: {"url": f"memory://{unique(name)}"} for name in "ab"}
+    with Gateway(settings(data, instances=instances)):
+        assert {str(each) for each in (tmp_path, data.parent, data, data / "routes")} <= {*synced}
