@@ -148,7 +148,6 @@ class GatewayWorld(Simulation):
             ]
             if variant["mends"]:  # what is broken passes as it is
                 del route["transform"][1]
-                route["where"] = "(&(quality=good)(t=broken))"
         return route
 
     @staticmethod
