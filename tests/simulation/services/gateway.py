@@ -256,7 +256,7 @@ class GatewayWorld(Simulation):
         self._check_counters()
 
     def _check_ids(self) -> None:
-        if not self.carries_ids:
+        if not self.carries_ids or self.protocol == "memory":  # its messages have no ids
             return
         has_own_ids = self.protocol != "mqtt311" or bool(self.plan.options["plant"].get("envelope"))
         for (route, text), arrivals in self.ledger.arrived.items():
@@ -434,7 +434,10 @@ class GatewayWorld(Simulation):
             "receiver": cls._instance(random, target),
             "may_lose": is_weak and loses_power,
             "may_forget": is_weak and loses_power,
-            "may_reorder": bool(at_target) or any(each != variant for each in variants) or "kill" in names,
+            # "in the order in which they were stored": a message that the disk refused is stored behind others
+            "may_reorder": bool(at_target)
+            or any(each != variant for each in variants)
+            or bool({"failing_sync", "failing_write"} & names),
             "counts_repeated": not at_target and not any(step.name == "replay" for step in gateway),
             "mirrors": "state" in routes and protocol == "mqtt5" and target.startswith("mqtt"),
         }
