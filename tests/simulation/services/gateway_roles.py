@@ -227,6 +227,7 @@ class GatewayRole(Role):
 
     def _start(self) -> None:
         self.is_resting = False
+        self.simulation.depth, self.simulation.reports = -1, {}  # those of another life
         while True:
             self.depths = self._depths()
             gateway = Gateway(self._settings(), services=ServiceRegistry())
