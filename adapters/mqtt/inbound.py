@@ -196,7 +196,7 @@ class Inbound:
             self._deliver_unclaimed(stream, joint.is_abandoned)
 
     def _deliver_unclaimed(self, stream: Stream, matches: Callable[[str], bool]) -> None:
-        for publish, receipt in self.leftovers.claim_unclaimed(matches):
+        for publish, receipt in self.leftovers.claim_unclaimed(matches, as_published=stream.route.as_published):
             decoded = self._codec.decode(publish)
             if decoded is None:
                 self.answers.settled(receipt)

@@ -98,10 +98,14 @@ class Leftovers:
     def keep(self, publish: Publish, receipt: Receipt) -> bool:
         """Keep a message that has no stream. Return whether a later stream may claim it."""
         streams = self._router.kept(publish.topic)
-        if not publish.retain:
-            streams += [each for each in self._departing if each.settles and each.route.matches(publish.topic)]
+        # with retainAsPublished the flag tells nothing: the message may be a new one
+        streams += [
+            each
+            for each in self._departing
+            if each.settles and each.route.matches(publish.topic) and (each.route.as_published or not publish.retain)
+        ]
         if not streams:
-            if self._unclaimed is None or publish.retain:
+            if self._unclaimed is None:
                 return False
             self._unclaimed.pop(receipt.id, None)  # the broker gave the id to another message
             self._unclaimed[receipt.id] = publish, receipt
@@ -140,14 +144,27 @@ class Leftovers:
             del self._left[token]
         return [token.receipt for token in tokens]
 
-    def claim_unclaimed(self, matches: Callable[[str], bool]) -> list[tuple[Publish, Receipt]]:
-        """Hand over the messages for subscriptions of an earlier process whose channels match."""
+    def claim_unclaimed(
+        self, matches: Callable[[str], bool], *, as_published: bool = False
+    ) -> list[tuple[Publish, Receipt]]:
+        """Hand over the messages for subscriptions of an earlier process whose channels match.
+
+        Args:
+            matches: returns whether a channel matches.
+            as_published: the stream has ``retainAsPublished``: a message with the flag may be a new one. Without it,
+                such a message is a retained one, which the new subscription gets anyway: it is acknowledged.
+        """
         if not self._unclaimed:
             return []
         matching = [each for each in self._unclaimed.values() if matches(each[0].topic)]
         for _, receipt in matching:
             del self._unclaimed[receipt.id]
-        return matching
+        claimed = [each for each in matching if as_published or not each[0].retain]
+        if len(claimed) < len(matching):
+            for publish, receipt in matching:
+                if publish.retain:
+                    self._answers.settled(receipt)
+        return claimed
 
     # --- dropping
 
@@ -172,7 +189,7 @@ class Leftovers:
     def note_dropped(self, topic: str) -> None:
         """Log that a message without a stream is dropped: a warning for the first one of an earlier subscription.
 
-        Retained messages and those of QoS 0 are not kept for later streams: while these may come, it is no warning.
+        Messages of QoS 0 are not kept for later streams: while these may come, it is no warning.
         """
         if not self._is_unreported or self._unclaimed is not None:
             logger.debug("mqtt '%s': message on %r matches no subscription and is dropped", self._name, topic)

@@ -353,6 +353,32 @@ async def test_messages_of_a_resumed_session_wait_for_the_streams_that_subscribe
         await farewell(core, connection)
 
 
+@table("as_published, expected", [(True, [b"1", b"2"]), (False, [b"2"])])
+async def test_a_retained_flag_of_a_resumed_session_tells_a_replay_only_without_retain_as_published(
+    *, as_published: bool, expected: list[bytes]
+) -> None:
+    """With it the flag is that of the publisher: the message may be a new one, which no subscription brings again."""
+    async with Peer() as peer:
+        core = Core(peer.url, **PERSISTENT)
+        opening = asyncio.create_task(core.open())
+        connection, _ = await peer.accept()
+        connection.connack(session=True)
+        connection.deliver("a", b"1", 1, 1, packets.DUP | 1)
+        connection.deliver("a", b"2", 2, 1, packets.DUP)
+        await opening
+        subscribing = asyncio.create_task(core.subscribe("a", qos="1", retain_as_published=as_published))
+        if not as_published:
+            assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
+        await connection.suback()
+        sink, _ = await subscribing
+        await sink.count(len(expected))
+        assert sink.payloads == expected
+        core.acknowledge(*sink.arrived)
+        for number in expected:
+            assert await connection.packet() == (packets.PUBACK, bytes((0, int(number))))
+        await farewell(core, connection)
+
+
 async def test_without_a_session_messages_without_a_stream_are_acknowledged_at_once() -> None:
     async with session() as (_, _, connection):
         connection.deliver("none", b"", 1, 1)
