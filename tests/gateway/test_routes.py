@@ -671,7 +671,7 @@ def test_the_disk_has_the_data_folder_before_a_message_is_acknowledged(
     real = os.fsync
 
     def sync(file: int) -> None:
-        synced[os.readlink(f"/proc/self/fd/{file}")] = None
+        synced[str(Path(f"/proc/self/fd/{file}").readlink())] = None
         real(file)
 
     monkeypatch.setattr(os, "fsync", sync)
