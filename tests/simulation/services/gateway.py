@@ -456,6 +456,7 @@ class GatewayWorld(Simulation):
             "may_forget": is_weak and loses_power,
             # "in the order in which they were stored": a message that the disk refused is stored behind others
             "may_reorder": bool(at_target)
+            or (protocol == "amqp" and cls._may_hold_back(faults))
             or any(each != variant for each in variants)
             or bool({"failing_sync", "failing_write"} & names),
             "counts_repeated": not at_target and not any(step.name == "replay" for step in gateway),
@@ -468,6 +469,16 @@ class GatewayWorld(Simulation):
             options["cloud"] |= envelope
             options["receiver"] |= envelope
         return Plan(options, tuple(steps), tuple(faults))
+
+    @staticmethod
+    def _may_hold_back(faults: list[Fault]) -> bool:
+        """Return whether an AMQP broker may keep messages for a connection that is gone, and deliver them later."""
+        return any(
+            fault.arguments.get("vanishes")
+            or (fault.name in ("black_hole", "stall") and fault.arguments["site"] == 0)
+            or fault.name == "broker"
+            for fault in faults
+        )
 
     @staticmethod
     def _instance(random: random.Random, protocol: str) -> dict[str, Any]:
