@@ -190,6 +190,11 @@ class GatewayWorld(Simulation):
 
     # --- judging
 
+    def has_lost(self, device: str, since: float) -> bool:
+        """Return whether a device has lost a connection since a moment."""
+        breaks = self.breaks.get(self.sites[0].host) if self.protocol != "memory" else None
+        return breaks is not None and breaks.between(device, since, self.world.scheduler.now)
+
     def unexpected(self, role: Role, what: str, error: MessagingError) -> None:
         """Note an error that a fault of the disk explains; report any other."""
         role.note(f"{what}: {type(error).__name__}: {error}"[:300])
@@ -261,7 +266,8 @@ class GatewayWorld(Simulation):
     def _check_ids(self) -> None:
         if not self.carries_ids or self.protocol == "memory":  # its messages have no ids
             return
-        has_own_ids = self.protocol != "mqtt311" or bool(self.plan.options["plant"].get("envelope"))
+        # MQTT 3.1.1 makes none, an envelope only carries those that devices give
+        has_own_ids = self.protocol != "mqtt311"
         for (route, text), arrivals in self.ledger.arrived.items():
             if text == EQUAL:
                 most = sum(1 + each.may_repeat for each in self.ledger.equal())

@@ -93,7 +93,7 @@ class Device(Role):
         self.promises.append(promise)
 
         def settle() -> None:
-            if self.m.connection_state.value is not connection:
+            if self.m.connection_state.value is not connection or simulation.has_lost(self.name, sent.at):
                 sent.may_repeat = True
             self._settled(text, sent, promise.exception(0))
 
