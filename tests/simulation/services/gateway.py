@@ -462,7 +462,7 @@ class GatewayWorld(Simulation):
             "may_forget": is_weak and loses_power,
             # "in the order in which they were stored": a message that the disk refused is stored behind others
             "may_reorder": bool(at_target)
-            or (protocol == "amqp" and cls._may_hold_back(faults))
+            or ("amqp" in (protocol, target) and cls._may_hold_back(faults))
             or any(each != variant for each in variants)
             or bool({"failing_sync", "failing_write"} & names),
             "counts_repeated": not at_target and not any(step.name == "replay" for step in gateway),
@@ -480,10 +480,7 @@ class GatewayWorld(Simulation):
     def _may_hold_back(faults: list[Fault]) -> bool:
         """Return whether an AMQP broker may keep messages for a connection that is gone, and deliver them later."""
         return any(
-            fault.arguments.get("vanishes")
-            or (fault.name in ("black_hole", "stall") and fault.arguments["site"] == 0)
-            or fault.name == "broker"
-            for fault in faults
+            fault.arguments.get("vanishes") or fault.name in ("black_hole", "stall", "broker") for fault in faults
         )
 
     @staticmethod
