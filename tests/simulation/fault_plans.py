@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.simulation.brokers.amqp import AmqpBroker
 from tests.simulation.plans import Fault
 from tests.simulation.simulation import AMQP_FAULTS, MQTT_FAULTS, span
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
+    from tests.simulation.brokers.amqp.connection import AmqpConnection
     from tests.simulation.brokers.host import Broker, Connection, Peer
     from tests.simulation.world.scheduler import Scheduler
 
@@ -69,18 +71,22 @@ class Breaks:
 
     Attributes:
         times: moments, by role.
+        ended: moments at which an AMQP broker ended a channel or a consumer, but not its connection, by role.
     """
 
     def __init__(self, broker: Broker, scheduler: Scheduler) -> None:
         self._broker = broker
         self._scheduler = scheduler
         self.times: dict[str, list[float]] = {}
+        self.ended: dict[str, list[float]] = {}
+        if isinstance(broker, AmqpBroker):
+            broker.on_ended = self._ended
 
     def accept(self, peer: Peer) -> Connection:
         """See ``Broker``."""
         owner: Any = getattr(peer, "owner", None)
         role = "" if owner is None else owner.name.split(".")[0]
-        watched = _Watched(peer, lambda: self.times.setdefault(role, []).append(self._scheduler.now))
+        watched = _Watched(peer, role, lambda: self.times.setdefault(role, []).append(self._scheduler.now))
         watched.connection = self._broker.accept(watched)
         return watched
 
@@ -100,12 +106,21 @@ class Breaks:
         """Return whether a connection of ``role`` ended in that time."""
         return any(begin <= each <= end for each in self.times.get(role, ()))
 
+    def ended_between(self, role: str, begin: float, end: float) -> bool:
+        """Return whether the broker ended a channel or a consumer of ``role`` in that time."""
+        return any(begin <= each <= end for each in self.ended.get(role, ()))
+
+    def _ended(self, connection: AmqpConnection) -> None:
+        watched: Any = connection.peer
+        self.ended.setdefault(watched.role, []).append(self._scheduler.now)
+
 
 class _Watched:
     """Both ends of a connection, as network and broker see each other."""
 
-    def __init__(self, peer: Peer, over: Any) -> None:
+    def __init__(self, peer: Peer, role: str, over: Any) -> None:
         self._peer = peer
+        self.role = role
         self._over = over
         self.connection: Connection
         self.name = peer.name

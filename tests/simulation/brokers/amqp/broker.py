@@ -101,6 +101,8 @@ class AmqpBroker:
         self.on_confirmed: Callable[[str, str, bytes], object] | None = None
         self.on_delivered: Callable[[Consumer, bytes], object] | None = None
         self.on_dropped: Callable[[str, str, str, bytes], object] | None = None
+        #: called with each connection of which a fault ends a channel or a consumer
+        self.on_ended: Callable[[AmqpConnection], object] | None = None
         self.injector = Injector(self, AmqpFaults())
         #: whether any fault can happen
         self.is_faulty = False

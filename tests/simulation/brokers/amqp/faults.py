@@ -84,6 +84,7 @@ class Injector:
             connection.cut()
         elif channel and self._happens(faults.close_channel):
             self._host.note(f"amqp: fault: channel {channel} of {connection.peer.name} is closed")
+            self._ended(connection)
             raise AmqpError(406, _TIMED_OUT.format(channel))
         elif channel and self._happens(faults.internal_error):
             self._host.note(f"amqp: fault: internal error in {connection.peer.name}")
@@ -143,4 +144,12 @@ class Injector:
     def after_delivery(self, consumer: Consumer) -> None:
         """Let the broker cancel a consumer."""
         if self._happens(self.faults.cancel_consumer):
-            self._host.call_later(0.0, lambda: self._broker.cancel(consumer))
+            self._host.call_later(0.0, lambda: self._cancel(consumer))
+
+    def _cancel(self, consumer: Consumer) -> None:
+        self._ended(consumer.channel.connection)
+        self._broker.cancel(consumer)
+
+    def _ended(self, connection: AmqpConnection) -> None:
+        if self._broker.on_ended is not None:
+            self._broker.on_ended(connection)
