@@ -84,6 +84,8 @@ class Lifecycle:
         self.is_open = False
         #: threads that publish now: closing waits for the threads that found the service open
         self.publishing: set[int] = set()
+        #: deliveries that their publishers wait for, by a token of each, with the thread; closing waits for them, too
+        self.sending: dict[object, int] = {}
         self._handler_lanes = lanes
         self._is_inside = is_inside
         self._closed = closed
@@ -186,7 +188,7 @@ class Lifecycle:
             if self._on_closing is not None:
                 self._on_closing()
             self.publishing.discard(get_ident())  # this thread may be in a signal handler that interrupted publishing
-            while self.publishing and clock.monotonic() < deadline:
+            while (self.publishing or self._is_sending()) and clock.monotonic() < deadline:
                 clock.pause(_CHECK_INTERVAL)
             with contextlib.suppress(DeadlineError):
                 self.flush().result(max(0.0, deadline - clock.monotonic()))
@@ -205,9 +207,15 @@ class Lifecycle:
             _open.discard(self)
             workers().release(self)
 
+    def _is_sending(self) -> bool:
+        """Return whether another thread waits for a delivery; this one may be in a signal handler."""
+        here = get_ident()
+        return any(thread != here for thread in self.sending.copy().values())
+
     def after_fork(self) -> None:
         """See ``Forkable``: forget the threads of the parent process."""
         self.publishing.clear()
+        self.sending.clear()
         self._finishing = Lock()
         self._finisher = None
 
@@ -234,7 +242,8 @@ class EventService:
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """Accept no more events, and wait until the published events are delivered; idempotent.
 
-        Events that are not delivered within ``timeout`` seconds are dropped, and counted in the log. On a
+        Deliveries that other threads wait for (``EventAdmin.send_event``) continue after ``timeout`` seconds. Other
+        events that are not delivered within ``timeout`` seconds are dropped, and counted in the log. On a
         thread that runs an event loop, or in a handler, this does not wait: the published events are delivered in the
         background. ``await aclose()`` waits.
 

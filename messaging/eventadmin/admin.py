@@ -232,7 +232,15 @@ class EventAdmin(EventService):
                 the remaining handlers have had it, too.
         """
         seconds = self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
-        route = self._route_of(event, principal)
+        sending, token = self.lifecycle.sending, object()
+        sending[token] = threading.get_ident()
+        try:
+            self._send(self._route_of(event, principal), event, seconds)  # if it was open here, closing waits for this
+        finally:
+            sending.pop(token, None)
+
+    def _send(self, route: TopicRoute, event: Event, seconds: float) -> None:
+        """Deliver ``event`` to each handler; see :meth:`send_event`."""
         handlers = route.handlers_for(event)
         failed = _fetch_functions(handlers) if route.may_be_coroutines else None
         interrupt: BaseException | None = None
@@ -258,7 +266,12 @@ class EventAdmin(EventService):
         do not receive the event.
         """
         seconds = self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
-        await _asend(self._route_of(event, principal).handlers_for(event), event, seconds)
+        sending, token = self.lifecycle.sending, object()
+        sending[token] = threading.get_ident()
+        try:
+            await _asend(self._route_of(event, principal).handlers_for(event), event, seconds)
+        finally:
+            sending.pop(token, None)
 
     def _route_of(self, event: Event, principal: Principal) -> TopicRoute:
         """Return the route of ``event``; raises the errors of :meth:`post_event`."""

@@ -6,12 +6,14 @@ import asyncio
 import functools
 import logging
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from messaging.errors import ArgumentError, ClosedError
 from messaging.eventadmin import Event, EventAdmin, EventHandler
+from messaging.execution import clock
 from messaging.services import ServiceRegistry, interface_name
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
@@ -179,11 +181,36 @@ def test_a_publisher_that_waits_for_room_is_refused_by_closing(hub: Hub) -> None
     assert gate.numbers == [1]
 
 
+@table("publish", ["send", "send in time", "asend"])
+@own_hub
+def test_closing_waits_for_events_that_are_being_sent(hub: Hub, monkeypatch: pytest.MonkeyPatch, publish: str) -> None:
+    gate, last = hub.gate(), hub.record(ranking=-1)
+    event = Event("a", {"n": 1})
+    sends: dict[str, Callable[[], object]] = {
+        "send": lambda: hub.admin.send_event(event),
+        "send in time": lambda: hub.admin.send_event(event, timeout=PATIENCE),
+        "asend": lambda: asyncio.run(hub.admin.asend_event(event)),
+    }
+    join = in_background(sends[publish])
+    gate.wait()
+    pause = clock.pause
+
+    def wait(seconds: float) -> None:
+        gate.opened.set()
+        pause(seconds)
+
+    monkeypatch.setattr(clock, "pause", wait)  # the handler returns only when closing waits
+    hub.admin.close(PATIENCE)
+    assert gate.numbers == last.numbers == [1]
+    gate.opened.set()
+    join()
+
+
 def test_sends_that_are_under_way_go_on_when_it_is_closed(hub: Hub) -> None:
     gate, last = hub.gate(), hub.record(ranking=-1)
     join = in_background(lambda: hub.send_number(1))
     gate.wait()
-    hub.admin.close()
+    hub.admin.close(MOMENT)
     gate.opened.set()
     join()
     assert gate.numbers == last.numbers == [1]
