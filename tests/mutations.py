@@ -98,8 +98,8 @@ FAULTS = (
     Fault(
         "a dead letter is acknowledged without being published",
         "messaging/receiving/redelivery.py",
-        "        publish()\n\n    def forget",
-        "        self._acknowledge(incoming)\n\n    def forget",
+        "        publish()\n\n    def _is_held",
+        "        self._acknowledge(incoming)\n\n    def _is_held",
         f"tests/receiving {MEMORY}",
     ),
     Fault(
@@ -325,8 +325,8 @@ FAULTS = (
     Fault(
         "a suspended lease counts as gone",
         "messaging/leases/landlord.py",
-        "        if self._is_closed or self._suspended.get(lease_id, -math.inf) > self.clock():",
-        "        if self._is_closed:",
+        "        if self.is_closed or self._suspended.get(lease_id, -math.inf) > self.clock():",
+        "        if self.is_closed:",
         "tests/leases tests/remoteevent",
     ),
     # gateway and outbox
@@ -347,8 +347,8 @@ FAULTS = (
     Fault(
         "an expired message leaves the buffer of a gateway",
         "messaging/gateway/buffer.py",
-        "            elif self._max_age is not None and stored.timestamp <",
-        "            elif False and stored.timestamp <",
+        "            elif self._max_age is not None and self.journal.age_of(",
+        "            elif False and self.journal.age_of(",
         "tests/gateway",
     ),
     Fault(
