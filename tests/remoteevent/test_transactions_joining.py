@@ -251,6 +251,31 @@ def test_a_participant_without_a_name_is_reachable_until_its_manager_knows_that_
             eventually(lambda: len(remote.servers) == 1)
 
 
+def test_a_manager_that_was_restarted_does_not_tell_participants_without_a_name_for_ever(
+    m: Messaging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        TransactionManager(tmp_path / "t", messaging=m, retry=FAST) as manager,
+        ready(TransactionServer(m, CHANNEL, manager)),
+        RemoteTransactionManager(m, CHANNEL) as remote,
+    ):
+        transaction = remote.create(60.0)
+        for name in (None, "stock"):
+            participant = Participant()
+            participant.failures["commit"] = 1_000_000
+            transaction.join(participant, name=name)
+        transaction.commit()
+        unnamed, named = manager.transactions()[0].waiting_for
+    # both are gone with their client
+    monkeypatch.setattr("messaging.remoteevent.transactions.enlisted.UNNAMED_TIME", 0.0)
+    with TransactionManager(tmp_path / "t", messaging=m, time_limit=0.2, retry=FAST) as manager:
+        eventually(lambda: manager.transactions()[0].waiting_for == [named])
+        eventually(lambda: f"at participant '{named}' failed" in caplog.text)
+    assert named == "stock"
+    gone = [each for each in caplog.messages if f"at participant '{unnamed}' failed" in each and "told no more" in each]
+    assert len(gone) == 1
+
+
 def test_a_participant_that_cannot_join_is_not_reachable(remote: RemoteTransactionManager) -> None:
     transaction = remote.create(60.0)
     transaction.abort(10)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.execution import Promise, clock, workers
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 #: how often a participant is told that a transaction was aborted
 ABORT_ATTEMPTS: Final = 5
+#: how long a manager that was restarted tells a participant without a name of a commit, seconds
+UNNAMED_TIME: Final = 86_400.0
 #: a timer may fire that much too early, seconds
 _EARLY: Final = 0.001
 
@@ -37,11 +40,12 @@ class Enlisted:
         was_told: a call with the outcome of the transaction has returned, or failed.
         failures: failed calls since the last one that succeeded.
         retry_at: monotonic time of the next attempt.
+        told_until: monotonic time after which a failed attempt is the last one.
     """
 
     __slots__ = (
         "crash_count", "failures", "is_busy", "is_done", "is_lasting", "name", "participant", "reference", "retry_at",
-        "vote", "was_told",
+        "told_until", "vote", "was_told",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +62,7 @@ class Enlisted:
         self.was_told = False
         self.failures = 0
         self.retry_at = 0.0
+        self.told_until = math.inf
 
     def next_operation(self, state: TransactionState) -> str | None:
         """Return the call to make next; ``None`` if there is none, or its time has not come."""
@@ -83,6 +88,16 @@ class Enlisted:
         self.failures += 1
         self.retry_at = clock.monotonic() + policy.delay_after(self.failures)
 
+    @property
+    def is_unnamed(self) -> bool:
+        """Return whether it joined without a name over the network: nothing finds it again but its reference."""
+        return self.reference is not None and self.name.endswith(unnamed("", self.reference))
+
+    def limit_attempts(self) -> None:
+        """End the attempts to tell it the outcome after some time if it has no name: it may have ended for good."""
+        if self.is_unnamed:
+            self.told_until = clock.monotonic() + UNNAMED_TIME
+
     def to_value(self) -> list[Any]:
         """Return the participant in portable form, for :meth:`from_value`."""
         return [self.name, self.crash_count, self.reference]
@@ -92,6 +107,16 @@ class Enlisted:
         """Return the participant of a portable form. Raises ``ValueError``, ``TypeError``."""
         name, crash_count, reference = value
         return cls(str(name), int(crash_count), None, None if reference is None else str(reference))
+
+
+def unnamed(kind: str, reference: str) -> str:
+    """Return the name under which a participant without one joins: no other participant of any process has it.
+
+    Args:
+        kind: name of its class.
+        reference: its channel.
+    """
+    return f"{kind} at {reference[-900:]}"
 
 
 def ask(participant: Any, operation: str, transaction_id: str) -> Promise[Any]:

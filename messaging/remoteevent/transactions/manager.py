@@ -82,7 +82,8 @@ class TransactionManager:
         default_duration: lease for ``Lease.ANY``, seconds.
         max_transactions: transactions at a time that are not completed.
         time_limit: seconds that a participant may take to prepare.
-        retry: delays between the attempts to tell a participant the outcome. Committing is tried without end.
+        retry: delays between the attempts to tell a participant the outcome. Committing is tried without
+            end; after a restart for one day, if the participant joined without a name.
 
     Raises:
         ArgumentError: an argument is not as described.
@@ -145,6 +146,7 @@ class TransactionManager:
         for each in participants:
             if each.reference is not None and messaging is not None:
                 each.participant = RemoteParticipant(messaging, each.reference, timeout=self.time_limit)
+            each.limit_attempts()
         phases.proceed()
 
     # --- transactions

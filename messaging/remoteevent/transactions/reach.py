@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, MessagingError, UnknownTransactionError
 from messaging.execution import Promise, refuse_in_loop, workers
+from messaging.remoteevent.transactions.enlisted import unnamed
 from messaging.remoteevent.transactions.participant import Vote
 from messaging.remoteevent.transactions.remote_participant import ParticipantServer, RemoteParticipant
 from messaging.remoteevent.transactions.two_phases import after
@@ -124,7 +125,7 @@ class Reach:
         if found is None:
             return
         try:
-            answer = self._unfinished(unnamed(found.told.participant, channel), channel)
+            answer = self._unfinished(unnamed(type(found.told.participant).__name__, channel), channel)
         except ClosedError:  # the instance is closed
             self._close(key)
             return
@@ -154,11 +155,6 @@ class Reach:
             self._named, self._unnamed = {}, {}
         for each in servers:
             each.close()
-
-
-def unnamed(participant: Any, channel: str) -> str:
-    """Return the name under which a participant without one joins: no other participant of any process has it."""
-    return f"{type(participant).__name__} at {channel[-900:]}"
 
 
 class _Unnamed:

@@ -47,9 +47,10 @@ from messaging.leases import (
 from messaging.leases.lease import brief, check_duration
 from messaging.model import check_name
 from messaging.remoteevent.transactions.callbacks import EndCallbacks
+from messaging.remoteevent.transactions.enlisted import unnamed
 from messaging.remoteevent.transactions.manager import TIME_LIMIT, TransactionManager
 from messaging.remoteevent.transactions.participant import TransactionState
-from messaging.remoteevent.transactions.reach import Reach, unnamed
+from messaging.remoteevent.transactions.reach import Reach
 from messaging.remoteevent.transactions.remote_participant import RemoteParticipant
 from messaging.remoteevent.transactions.transaction import check_join, check_participant_name, check_timeout
 from messaging.text import tolerant
@@ -340,7 +341,7 @@ class RemoteTransaction:
             channel = servers.named(name, participant)
         else:
             channel = servers.unnamed(self.id, participant)
-        found = unnamed(participant, channel) if name is None else name
+        found = unnamed(type(participant).__name__, channel) if name is None else name
         arguments = {"transaction": self.id, "name": found, "crash_count": count, "channel": channel}
         asked_at = lease_time()
         try:

@@ -302,7 +302,8 @@ class TwoPhases:
                 enlisted.is_done = True
             else:
                 enlisted.note_failure(self._keeper.retry)
-                if operation == "abort" and enlisted.failures >= ABORT_ATTEMPTS:
+                is_over = clock.monotonic() >= enlisted.told_until
+                if is_over or (operation == "abort" and enlisted.failures >= ABORT_ATTEMPTS):
                     enlisted.is_done = True
                 else:
                     delay = max(0.0, enlisted.retry_at - clock.monotonic())
