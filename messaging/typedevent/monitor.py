@@ -410,7 +410,8 @@ class TypedEventMonitor:
         with self.dispatcher.lock:
             self.dispatcher.refuse_closed()
             self._replaying[tap] = None
-        tap.begin_with(replayed(store, since, tap.may_see, join, tap.lane.count_dropped))
+            live_from = self._history.sequence + 1
+        tap.begin_with(replayed(store, since, tap.may_see, join, tap.lane.count_dropped, live_from))
 
     def _add(self, tap: Tap) -> None:
         """Have a subscription receive all events from now on. Called with the lock."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -33,6 +34,7 @@ def replayed(
     accepts: Callable[[str], bool],
     join: Callable[[], tuple[int, list[PublishedEvent]]],
     missed: Callable[[int], object],
+    live_from: int = sys.maxsize,
 ) -> Iterator[PublishedEvent | None]:
     """Yield the events of a durable history in the order of their sequences, without loading all of them.
 
@@ -45,6 +47,7 @@ def replayed(
         join: has the subscription receive all events that are published from now on. Returns the greatest sequence of
             the events before, and the events that wait for the disk.
         missed: called with the number of events that the bounds of the history dropped before they were read.
+        live_from: least sequence of events published after the subscription, which are wanted whatever ``since`` is.
 
     Yields:
         Events; ``None`` between records that are left out, so that the caller can stop.
@@ -52,8 +55,13 @@ def replayed(
     Raises:
         JournalError: a file cannot be read.
     """
-    offset = store.journal.seek(lambda record: _is_before(record, since))
+    offset = store.journal.seek(lambda record: position_of(record) < live_from and _is_before(record, since))
     last = 0
+    if isinstance(since, int):
+        since = min(since, live_from)
+
+    def is_asked_for(event: PublishedEvent) -> bool:
+        return event.sequence >= live_from or is_since(event, since)
 
     def wanted(record: Record) -> PublishedEvent | None:
         nonlocal offset, last
@@ -67,7 +75,7 @@ def replayed(
         if not accepts(record.channel):
             return None
         event = StoredEvent(record.payload).load()
-        return event if event is not None and is_since(event, since) else None
+        return event if event is not None and is_asked_for(event) else None
 
     while (end := store.journal.end) - offset > NEAR:
         yield from map(wanted, store.read(offset))
@@ -77,7 +85,7 @@ def replayed(
         if sequence_of(record) > greatest:
             break
         yield wanted(record)
-    yield from (each for each in pending if each.sequence > last and accepts(each.topic) and is_since(each, since))
+    yield from (each for each in pending if each.sequence > last and accepts(each.topic) and is_asked_for(each))
 
 
 def _is_before(record: Record, since: int | datetime) -> bool:

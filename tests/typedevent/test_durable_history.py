@@ -32,7 +32,7 @@ from messaging.journal import Journal
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
-from messaging.typedevent import DurableHistory, MonitorEvent, RangePolicy, TypedEventBus, TypedEventMonitor
+from messaging.typedevent import DurableHistory, MonitorEvent, RangePolicy, TypedEventBus, TypedEventMonitor, replaying
 from messaging.typedevent.durable import DurableHistoryDTO
 from tests.disks import ballast
 from tests.typedevent import conftest as handlers
@@ -249,6 +249,28 @@ def test_replay_begins_at_a_sequence_or_a_time_and_goes_on_live(opened: Open) ->
         assert numbers(replayed(bus, naive))[0] == 14
         assert len(replayed(bus, datetime.datetime.min)) == 22
         assert replayed(bus, datetime.datetime.max) == []
+
+
+@table("since", [5, datetime.datetime.max])
+def test_replay_emits_live_events_whatever_it_began_with(
+    since: int | datetime.datetime, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Bus(ServiceRegistry(), history=ALL, durable_history=DurableHistory(folder / str(type(since)))) as bus:
+        bus.count(range(2))
+
+        def begun(*arguments: Any) -> Any:
+            bus.numbered("a 2")
+            stored(bus)
+            bus.numbered("a 3")
+            yield from replaying.replayed(*arguments)
+
+        monkeypatch.setattr("messaging.typedevent.monitor.replayed", begun)
+        found: list[MonitorEvent] = []
+        with bus.monitor.replay(since).subscribe(found.append):
+            eventually(lambda: len(found) == 2)
+            bus.numbered("a 4")
+            eventually(lambda: len(found) == 3)
+    assert numbers(found) == [2, 3, 4]
 
 
 def test_replay_without_a_durable_history_reads_the_memory(bus: Bus) -> None:
