@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from tests.simulation.fault_plans import Breaks, draw_faults
 from tests.simulation.plans import Plan, Step
-from tests.simulation.services.distributed import ARRIVES, BACK_WITHIN, DistributedEvents, form_of
+from tests.simulation.services.distributed import ARRIVES, BACK_WITHIN, REPAIR, DistributedEvents, form_of
 from tests.simulation.services.distributed_ledger import Consumer, Event, Ledger
 from tests.simulation.services.typed_bus import KEPT, BusProgram, Handler, Watch
 from tests.simulation.simulation import Keeper, scheduling, span
@@ -38,6 +38,7 @@ class BusLedger(Ledger):
     Attributes:
         late: members that ask for the past events of others when they connect.
         recorded: members with a durable history.
+        is_broken: returns whether a connection of a role to a queue of its own was lost in a time.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class BusLedger(Ledger):
         super().__init__(broken, now)
         self.late = late
         self.recorded = recorded
+        self.is_broken: Callable[[str, float, float], bool] = lambda role, begin, end: False
 
     def may_repeat(self, consumer: Consumer, event: Event) -> bool:
         """See ``Ledger``: "a bus that starts again may get an event that … an earlier run had taken, or published"."""
@@ -57,6 +59,12 @@ class BusLedger(Ledger):
 
     def may_overtake(self, consumer: Consumer, event: Event) -> bool:
         """See ``Ledger``: "live events wait for the past ones", which are only the newest that the others keep."""
+        # "Its unsettled messages are … requeued; another consumer receives them": a bus that was closed without a
+        # connection held them until its subscription ended, and the next one had the messages behind them
+        up = self.up.get(consumer.member, inf)
+        closings = (each.off for each in self.consumers if each.role == consumer.role and each.why == "closed")
+        if event.at < up and any(off < up and self.is_broken(consumer.role, off - 1.0, up) for off in closings):
+            return True
         is_late = consumer.role in self.late and isinstance(consumer, Handler) and consumer.history > 0
         if is_late and event.member != consumer.member and event.at < self.up.get(consumer.member, inf):
             return True
@@ -86,6 +94,10 @@ class TypedEvents(DistributedEvents):
         if self.service is not None:
             self.breaks = Breaks(self.broker, self.world.scheduler)
             self.service.broker = self.breaks
+            if self.protocol == "amqp":
+                queues = frozenset(name for name, form in options["members"].items() if form["is_durable"])
+                between = self.breaks.between
+                self.ledger.is_broken = lambda role, begin, end: role in queues and between(role, begin, end)
         else:
             self.roles.append(Keeper(self, "keeper"))
         for name, form in options["members"].items():
@@ -123,9 +135,14 @@ class TypedEvents(DistributedEvents):
         closings = [each.off for each in ledger.consumers if each.member == event.member and each.why == "closed"]
         if any(each < until for each in closings):
             return False  # closing waits for it for a few seconds only
-        if any(begin <= until and event.at <= end for begin, end in ledger.troubles):
-            return False
         breaks = self.breaks
+        if breaks is not None and (
+            # the publication of the event may have been on a channel of its sender: "that publish … fails"
+            breaks.ended_between(event.role, event.at, until)
+            # "the events of … do not arrive": the subscription is made again after a while, see ``OwnInterests``
+            or breaks.ended_between(consumer.role, event.at - REPAIR, until)
+        ):
+            return False
         form = self.plan.options["members"][consumer.role]
         if not form["is_durable"]:
             if consumer.off < until or consumer.member not in event.whole:
@@ -200,7 +217,11 @@ class TypedEvents(DistributedEvents):
         """Return how many events of its own bus a handler had to get first, of those that were published before."""
         if handler.why or handler.residue is not None:
             return 0
-        others = sum(self.ledger.events[key].member != handler.member for key in handler.got)  # they may be past, too
+        # those of other buses, and those that were being published, may be past events, too
+        others = sum(
+            event.topic == KEPT and event.at < handler.on and event.key not in handler.before
+            for event in map(self.ledger.events.__getitem__, handler.got)
+        )
         kept = self.plan.options["members"][handler.role]["kept"]
         return min(handler.history, kept, published) - others
 
