@@ -27,7 +27,6 @@ from tests.simulation.simulation import AMQP_FAULTS, MQTT_FAULTS, Keeper, Role, 
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator
     from pathlib import Path
 
     from messaging import MessagingError

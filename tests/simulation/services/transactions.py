@@ -644,6 +644,12 @@ class Transacting(Simulation):
             "settings": settings,
         }  # fmt: skip
         faults = make_faults(random, protocol, ["manager", *names, *makers], mortal)
+        for name in makers:
+            for _ in range(random.randint(1, 3)):
+                steps.append(cls._client_step(random, name, names, is_kept=is_kept, is_quiet=is_quiet))
+        for name in names:
+            for _ in range(random.randint(1, 3)):
+                steps.append(Step(name, "generate", {"kind": random.choice(KINDS), "count": 1, "size": 0}))
         # behind the others, so that kept cases can leave them out
         faults += make_power_losses(random, protocol, mortal)
         return Plan(options, tuple(steps), tuple(faults))
