@@ -18,10 +18,10 @@ from tests.simulation.planted import PLANTED
 
 #: where each part of the toolkit is simulated: services, and their protocols if not all
 PLACES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "mqtt": (("messages", "sharing", "retained", "requests", "durable"), ("mqtt311", "mqtt5")),
-    "amqp": (("messages", "sharing", "requests", "durable"), ("amqp",)),
-    "memory": (("sharing", "messages", "retained"), ("memory",)),
-    "receiving": (("sharing", "messages", "retained"), ()),
+    "mqtt": (("streams", "messages", "sharing", "retained", "requests", "durable"), ("mqtt311", "mqtt5")),
+    "amqp": (("messages", "streams", "sharing", "requests", "durable"), ("amqp",)),
+    "memory": (("sharing", "streams", "messages", "retained"), ("memory",)),
+    "receiving": (("sharing", "messages", "streams", "retained"), ()),
     "requests": (("requests",), ()),
     "outbox": (("durable", "messages"), ()),
     "inbox": (("durable",), ()),

@@ -265,7 +265,6 @@ class Spark(Simulation):
 
     name = "spark"
     protocols: ClassVar[tuple[str, ...]] = ("mqtt311", "mqtt5", "amqp") if _HAS_SPARK else ()
-    is_complete = False
 
     def begin(self) -> None:
         """See ``Simulation``."""

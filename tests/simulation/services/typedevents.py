@@ -75,7 +75,7 @@ class TypedEvents(DistributedEvents):
     """Buses that are connected."""
 
     name = "typedevents"
-    is_complete = False
+
     has_exact_interests: ClassVar[bool] = False
 
     def begin(self) -> None:
