@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tests.simulation.plans import Plan
     from tests.simulation.world.network import Link, Service
     from tests.simulation.world.processes import Process
+    from tests.simulation.world.world import Host
 
 #: virtual time within which everything has to arrive after the last fault, seconds
 REST: Final = 600.0
@@ -219,10 +220,13 @@ class Simulation:
 
     # --- brokers
 
+    def make_broker(self, protocol: str, host: Host) -> Any:
+        """Return the broker of a site."""
+        return AmqpBroker(host) if protocol == "amqp" else MqttBroker(host, MqttSettings(max_queued=0))
+
     def _serve(self, protocol: str) -> None:
         name = HOSTS[len(self.sites)]
-        host = self.world.host(name)
-        broker: Any = AmqpBroker(host) if protocol == "amqp" else MqttBroker(host, MqttSettings(max_queued=0))
+        broker = self.make_broker(protocol, self.world.host(name))
         self.sites.append(Site(name, protocol, broker, self.world.serve(name, PORTS[protocol], broker)))
 
     def process_for(self, name: str) -> Process:

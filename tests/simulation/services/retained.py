@@ -22,10 +22,12 @@ from tests.simulation.brokers.mqtt.broker import MqttBroker
 from tests.simulation.brokers.mqtt.settings import MqttSettings
 from tests.simulation.fault_plans import Breaks, draw_faults
 from tests.simulation.plans import Fault, Plan, Step
-from tests.simulation.simulation import HOST, PORTS, Keeper, Role, Simulation, scheduling, span
+from tests.simulation.simulation import Keeper, Role, Simulation, scheduling, span
 
 if TYPE_CHECKING:
     import random
+
+    from tests.simulation.world.world import Host
 
 SLACK: Final = 60.0
 #: how long a watcher waits for retained messages, seconds
@@ -197,15 +199,19 @@ class Retained(Simulation):
     name = "retained"
     protocols = ("memory", "mqtt311", "mqtt5")
 
-    def _serve(self) -> None:
-        # Mosquitto sends retained messages to shared subscriptions "unless told not to (which queues do here, with
-        # MQTT 5)" (``docs/mqtt.md``)
-        self.broker = MqttBroker(self.world.host("broker"), MqttSettings(max_queued=0, retained_to_shared=True))
-        self.breaks = Breaks(self.broker, self.world.scheduler)
-        self.service = self.world.serve(HOST, PORTS[self.protocol], self.breaks)
+    def make_broker(self, protocol: str, host: Host) -> Any:
+        """See ``Simulation``.
+
+        Mosquitto sends retained messages to shared subscriptions "unless told not to (which queues do here, with MQTT
+        5)" (``docs/mqtt.md``).
+        """
+        del protocol
+        return MqttBroker(host, MqttSettings(max_queued=0, retained_to_shared=True))
 
     def begin(self) -> None:
         """See ``Simulation``."""
+        if self.service is not None:
+            self.breaks = self.service.broker = Breaks(self.broker, self.world.scheduler)
         #: of each channel, in the order of publishing
         self.states: dict[str, list[State]] = {}
         self._looks = 0

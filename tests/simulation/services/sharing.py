@@ -30,10 +30,12 @@ from tests.simulation.services.messages import SLACK, open_outcomes
 from tests.simulation.services.sharing_ledger import CHANNEL, DEAD, Delivery, Ledger, Sent
 from tests.simulation.services.sharing_worker import Letters, Worker
 from tests.simulation.services.tokens import METHOD, Issuer, draw_credentials, draw_rotations
-from tests.simulation.simulation import HOST, PORTS, Keeper, Role, Simulation, scheduling, span
+from tests.simulation.simulation import Keeper, Role, Simulation, scheduling, span
 
 if TYPE_CHECKING:
     import random
+
+    from tests.simulation.world.world import Host
 
 #: a time to live that no run takes, seconds
 _LONG: Final = 7200.0
@@ -83,24 +85,21 @@ class Sharing(Simulation):
 
     # --- brokers
 
-    def _serve(self) -> None:
-        self.issuer = Issuer(self) if self.plan.options["credentials"] else None
-        issuer = self.issuer
-        host = self.world.host("broker")
-        if self.protocol == "amqp":
-            self.broker = broker = AmqpBroker(host)
+    def make_broker(self, protocol: str, host: Host) -> Any:
+        """See ``Simulation``: a broker that asks who has issued a secret."""
+        self.issuer = issuer = Issuer(self) if self.plan.options["credentials"] else None
+        if protocol == "amqp":
+            broker = AmqpBroker(host)
             if issuer is not None:
                 broker.login = issuer.is_valid
-        else:
-            settings = MqttSettings(max_queued=0, redistribute_shared=True, share_to_connected=True)
-            if issuer is not None:
-                settings.auth_method = METHOD
-                settings.authenticate = lambda _client_id, username, secret: issuer.is_valid(
-                    username, (secret or b"").decode()
-                )
-            self.broker = MqttBroker(host, settings)
-        self.breaks = Breaks(self.broker, self.world.scheduler)
-        self.service = self.world.serve(HOST, PORTS[self.protocol], self.breaks)
+            return broker
+        settings = MqttSettings(max_queued=0, redistribute_shared=True, share_to_connected=True)
+        if issuer is not None:
+            settings.auth_method = METHOD
+            settings.authenticate = lambda _client_id, username, secret: issuer.is_valid(
+                username, (secret or b"").decode()
+            )
+        return MqttBroker(host, settings)
 
     def url(self) -> str:
         """See ``Simulation``."""
@@ -205,6 +204,8 @@ class Sharing(Simulation):
         """See ``Simulation``."""
         options = self.plan.options
         faults = self.plan.faults
+        if self.service is not None:
+            self.breaks = self.service.broker = Breaks(self.broker, self.world.scheduler)
         self.groups: dict[str, int] = options["groups"]
         #: whether no fault happens; and whether no thread is held up, either
         self.is_calm = not faults
