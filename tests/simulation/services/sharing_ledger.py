@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Final
@@ -14,6 +15,8 @@ DEAD: Final = "orders/dead"
 #: how far beyond its end the broker of an MQTT 5 subscriber may deliver a message: the time to live is "rounded up to
 #: whole seconds" (``docs/mqtt.md``); and milliseconds of AMQP, seconds
 _ROUNDED: Final = {"mqtt5": 1.0, "amqp": 0.001}
+
+_MESSAGE: Final = re.compile(rb"publisher-\d+:\d+")
 
 
 @dataclass(slots=True)
@@ -80,8 +83,9 @@ class Ledger:
         self.restarted = -inf
 
     def message(self, payload: bytes) -> str:
-        """Return the message of a payload."""
-        return payload.rstrip(b".").decode("utf-8", "replace")
+        """Return the message of a payload, which may be in an envelope."""
+        found = _MESSAGE.search(payload)
+        return "" if found is None else found[0].decode()
 
     # --- what the broker says
 
