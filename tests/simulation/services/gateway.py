@@ -308,10 +308,11 @@ class GatewayWorld(Simulation):
             return  # "a crash now makes more duplicates", says the log where a position cannot be written
         losses = self.restarts
         if self.sites and self.plan.options["target"] != "memory":
-            times = self.breaks[self.sites[-1].host].times
-            if times.get("receiver"):
-                return
-            losses += len(times.get("gateway", ()))
+            breaks = self.breaks[self.sites[-1].host]
+            for times in (breaks.times, breaks.ended):
+                if times.get("receiver"):
+                    return
+                losses += len(times.get("gateway", ()))
         for route in ("data", OTHER, "objects", "newest"):
             most = self.plan.options["most_in_flight"] if self.kind_of(route) == "data" else 20
             repeated = self.ledger.repeated(route)
