@@ -76,14 +76,19 @@ def main() -> int:
 
 
 def _show(stems: Stems, case: Case, *, is_quiet: bool = False) -> int:
+    try:
+        plan = plan_of(case)
+    except LookupError as error:
+        _say(f"{case}: {error.args[0]}")
+        return 2
     result = stems.run(case, wants_history=True)
     if is_quiet and not result.failures:
         return 0
-    for step in plan_of(case).steps:
+    for step in plan.steps:
         _say(f"  {step}")
-    for fault in plan_of(case).faults:
+    for fault in plan.faults:
         _say(f"  {fault}")
-    _say(f"  {plan_of(case).options}")
+    _say(f"  {plan.options}")
     for when, who, what in result.history:
         _say(f"{when:12.6f} {who:<34} {what}")
     for failure in result.failures:

@@ -64,7 +64,14 @@ class Plan:
     faults: tuple[Fault, ...]
 
     def only(self, steps: Collection[int] | None = None, faults: Collection[int] | None = None) -> Plan:
-        """Return the plan with the steps and faults of these numbers; ``None``: all."""
+        """Return the plan with the steps and faults of these numbers; ``None``: all.
+
+        Raises:
+            LookupError: it has no step or fault of such a number.
+        """
+        for what, numbers, all_of in (("step", steps, self.steps), ("fault", faults, self.faults)):
+            if wrong := [number for number in numbers or () if not 0 <= number < len(all_of)]:
+                raise LookupError(f"there is no {what} {wrong[0]}: the plan has {len(all_of)}, from 0 on")
         return replace(
             self,
             steps=self.steps if steps is None else tuple(self.steps[at] for at in sorted(steps)),
