@@ -66,11 +66,22 @@ class Endings:
             subscription.flush()
             await subscription.release(self._settings.close_timeout)
         handle, subscription.handle = subscription.handle, None
+        if handle is not None:
+            await self.leave(subscription, handle, failed=failed)
+        subscription.complete()
+        subscription.heir = None  # which may have one as well, and so on
+
+    async def leave(self, subscription: Subscribed, handle: Any, *, failed: bool = False) -> None:
+        """End ``handle`` at the broker, unless its subscription is kept: by its stream, or by a session.
+
+        Args:
+            subscription: which has ended, perhaps before the broker answered.
+            handle: of it.
+            failed: it has ended with an error.
+        """
         adapter = self._adapter
         kept = adapter.capabilities.keeps_session and subscription.is_lasting
-        if handle is None:
-            pass
-        elif kept and subscription.is_kept and not self.is_closing and isinstance(adapter, KeepsSession):
+        if kept and subscription.is_kept and not self.is_closing and isinstance(adapter, KeepsSession):
             adapter.detach(handle)
         elif failed or not (kept and self.is_closing):
             self._warn_of_end(subscription, kept=kept)
@@ -78,8 +89,6 @@ class Endings:
             if bequeather is not None and subscription.heir is not None:
                 bequeather.bequeath(handle, subscription.heir.handle)
             await self.unsubscribe(subscription, handle)
-        subscription.complete()
-        subscription.heir = None  # which may have one as well, and so on
 
     def _warn_of_end(self, subscription: Subscribed, *, kept: bool) -> None:
         """Warn once that a session without streams keeps no messages."""

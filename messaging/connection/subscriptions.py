@@ -222,8 +222,12 @@ class Subscriptions:
                     self._reading.pause(handle)
                 subscription.ready.resolve(None)
                 return
-            if handle is not None:  # that of a joint subscription may have been ended by whoever closed it
+            if handle is None:
+                continue  # that of a joint subscription may have been ended by whoever closed it
+            if subscription in self._active:
                 await self.endings.unsubscribe(subscription, handle)
+            else:
+                await self.endings.leave(subscription, handle)
 
     def end(self, subscription: Subscribed) -> None:
         """Start :meth:`remove` in a task of its own."""

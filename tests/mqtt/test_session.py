@@ -12,6 +12,7 @@ from adapters.mqtt import adapter as adapter_module
 from adapters.mqtt import outbound, packets, subscriptions
 from messaging.errors import ConnectionLostError, PayloadTooLargeError, PublishRefusedError, SubscriptionRefusedError
 from messaging.testing.tables import table
+from messaging.testing.waiting import eventually_async
 from tests.mqtt.harness import Core, settled
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, sent, session, subscribed
 from tests.mqtt.test_joint import joined
@@ -487,6 +488,35 @@ async def test_a_cancelled_subscription_is_taken_back() -> None:
         subscribing.cancel()
         await settled(subscribing)
         await connection.expect(0xA0)
+
+
+@table("closes", ["stream", "instance"])
+async def test_a_session_keeps_a_subscription_that_is_closed_before_the_broker_answers(closes: str) -> None:
+    async with Peer() as peer:
+
+        async def begin() -> Any:
+            connection, _ = await peer.accept()
+            connection.connack()
+            return connection
+
+        beginning = asyncio.create_task(begin())
+        async with messaging.connect(peer.url, **PERSISTENT) as m:
+            connection = await beginning
+            stream = m.subscribe("t", keep_subscription=True)
+            subscribe = await connection.expect(0x80)
+            if closes == "stream":
+                await stream.close()
+            else:
+                closing = asyncio.create_task(m.aclose())
+                await eventually_async(lambda: not m.runtime.get_runtime_dto().subscriptions)
+            connection.send(0x90, subscribe[:2] + b"\0\x01")
+            if closes == "stream":
+                m.publish("x", b"", qos="0")
+                await connection.publish()  # what is sent next
+                closing = asyncio.create_task(m.aclose())
+            await connection.expect(packets.DISCONNECT)
+            connection.close()
+            await closing
 
 
 async def test_an_unsubscription_without_a_connection_is_sent_in_the_resumed_session(
