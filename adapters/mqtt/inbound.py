@@ -112,7 +112,8 @@ class Inbound:
             streams = [each for each in streams if each.outlet.takes(each, publish.topic)]
         decoded = self._codec.decode(publish)
         if decoded is not None:
-            self._deliver(publish.topic, decoded, receipt, streams, self.leftovers.beside(publish))
+            absent = () if receipt is None else self.leftovers.beside(publish)
+            self._deliver(publish.topic, decoded, receipt, streams, absent)
         elif receipt is not None:
             self.answers.settled(receipt)
 

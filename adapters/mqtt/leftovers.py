@@ -21,7 +21,7 @@ from adapters.mqtt.streams import Token
 from messaging.execution import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from adapters.mqtt.answers import Answers
     from adapters.mqtt.packets import Publish
@@ -97,13 +97,7 @@ class Leftovers:
 
     def keep(self, publish: Publish, receipt: Receipt) -> bool:
         """Keep a message that has no stream. Return whether a later stream may claim it."""
-        streams = self._router.kept(publish.topic)
-        # with retainAsPublished the flag tells nothing: the message may be a new one
-        streams += [
-            each
-            for each in self._departing
-            if each.settles and each.route.matches(publish.topic) and (each.route.as_published or not publish.retain)
-        ]
+        streams = self._router.kept(publish.topic) + _claimants(self._departing, publish)
         if not streams:
             if self._unclaimed is None:
                 return False
@@ -116,17 +110,16 @@ class Leftovers:
         return True
 
     def beside(self, publish: Publish) -> Sequence[Stream]:
-        """Return the ended streams that a message with receivers has to be kept for as well.
+        """Return the ended streams that an acknowledged message with receivers has to be kept for as well.
 
         MQTT 3.1.1 does not say for which of the filters that overlap a message is.
         """
         router = self._router
-        if not publish.qos or publish.retain or not (router.has_kept or router.orphans or self._departing):
+        if publish.retain or not (router.has_kept or router.orphans or self._departing):
             return ()
         found = router.kept_beside(publish)
         if not publish.properties.subscriptions:
-            ended = [*self._departing, *router.orphans.values()]
-            found += [each for each in ended if each.settles and each.route.matches(publish.topic)]
+            found += _claimants([*self._departing, *router.orphans.values()], publish)
         return found
 
     def keep_for(self, receipt: Receipt, streams: Sequence[Stream]) -> None:
@@ -144,9 +137,7 @@ class Leftovers:
             del self._left[token]
         return [token.receipt for token in tokens]
 
-    def claim_unclaimed(
-        self, matches: Callable[[str], bool], *, as_published: bool = False
-    ) -> list[tuple[Publish, Receipt]]:
+    def claim_unclaimed(self, matches: Callable[[str], bool], *, as_published: bool) -> list[tuple[Publish, Receipt]]:
         """Hand over the messages for subscriptions of an earlier process whose channels match.
 
         Args:
@@ -156,14 +147,13 @@ class Leftovers:
         """
         if not self._unclaimed:
             return []
-        matching = [each for each in self._unclaimed.values() if matches(each[0].topic)]
-        for _, receipt in matching:
+        claimed = []
+        for publish, receipt in [each for each in self._unclaimed.values() if matches(each[0].topic)]:
             del self._unclaimed[receipt.id]
-        claimed = [each for each in matching if as_published or not each[0].retain]
-        if len(claimed) < len(matching):
-            for publish, receipt in matching:
-                if publish.retain:
-                    self._answers.settled(receipt)
+            if as_published or not publish.retain:
+                claimed.append((publish, receipt))
+            else:
+                self._answers.settled(receipt)
         return claimed
 
     # --- dropping
@@ -181,9 +171,12 @@ class Leftovers:
 
     def drop(self, stream: Stream) -> None:
         """Acknowledge and drop the messages of an ended stream, whose subscription ends."""
-        for token in [each for each in self._left if each.stream is stream]:
+        self._acknowledge([token for token in self._left if token.stream is stream])
+
+    def _acknowledge(self, tokens: Sequence[Token]) -> None:
+        for token in tokens:
             del self._left[token]
-            stream.unsettled[token] = None
+            token.stream.unsettled[token] = None
             self._answers.settle(token)
 
     def note_dropped(self, topic: str) -> None:
@@ -219,8 +212,18 @@ class Leftovers:
             "and lost, %d of kept subscriptions stay; subscribe to their channels again, or close the instance",
             self._name, self._answers.window, len(self._left) - kept, kept,
         )  # fmt: skip
-        for token in [*self._left]:
-            if token.stream.route.streams or not token.stream.route.is_kept:
-                del self._left[token]
-                token.stream.unsettled[token] = None
-                self._answers.settle(token)
+        self._acknowledge(
+            [token for token in self._left if token.stream.route.streams or not token.stream.route.is_kept]
+        )
+
+
+def _claimants(ended: Iterable[Stream], publish: Publish) -> list[Stream]:
+    """Return the ended streams whose next ones have to get a message.
+
+    With ``retainAsPublished`` the retained flag tells nothing: the message may be a new one.
+    """
+    return [
+        each
+        for each in ended
+        if each.settles and each.route.matches(publish.topic) and (each.route.as_published or not publish.retain)
+    ]

@@ -218,17 +218,19 @@ class Router:
         """Return the detached streams of the kept routes that a message with receivers is for as well."""
         routes = self._matching(publish.topic)
         known = {self._identified[each][0] for each in publish.properties.subscriptions if each in self._identified}
-        if known and not (self._is_resumed and len(known) == 1 and known <= {*self._alike(routes)}):
+        if not known:
+            routes = [route for route in routes if not route.is_shared]
+        elif not (self._is_resumed and len(known) == 1 and known <= {*self._alike(routes)}):
             routes = [route for route in routes if route in known]
-        return [
-            route.detached
-            for route in routes
-            if route.detached is not None and not route.streams and (known or not route.is_shared)
-        ]
+        return self._detached(routes)
 
     def kept(self, topic: str) -> list[Stream]:
         """Return the detached streams of the kept routes that match a channel and have no stream now."""
-        return [route.detached for route in self._matching(topic) if route.detached is not None and not route.streams]
+        return self._detached(self._matching(topic))
+
+    @staticmethod
+    def _detached(routes: Sequence[Route]) -> list[Stream]:
+        return [route.detached for route in routes if route.detached is not None and not route.streams]
 
     @property
     def settles(self) -> bool:

@@ -223,7 +223,7 @@ class Subscriptions:
                 subscription.ready.resolve(None)
                 return
             if handle is None:
-                continue  # that of a joint subscription may have been ended by whoever closed it
+                continue  # of a joint subscription: closing it has ended the handle already
             if subscription in self._active:
                 await self.endings.unsubscribe(subscription, handle)
             else:

@@ -201,7 +201,7 @@ class Receiver(Role):
         """Open a stream, as often as it takes: the broker may refuse it, and the connection be lost."""
         slot, options = self.simulation.slots[number], self.simulation.plan.options
         if self.world.scheduler.now > slot.closed + _SOON:
-            slot.windows = [] if not slot.keeps else slot.windows
+            slot.windows.clear()  # a slot that keeps its subscription has none
         slot.is_wanted = True
         self.lost.discard(number)
         where: dict[str, Any] = {"keep_subscription": True} if slot.keeps else {}
