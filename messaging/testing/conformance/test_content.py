@@ -190,7 +190,10 @@ def test_a_message_that_cannot_be_read_is_dead_lettered_before_it_ends_another_c
                 eventually(lambda: is_idle(events) and events.skipped == 2, "both are no events")
             else:
                 assert stream.receive(PATIENCE).payload == GOOD
-        assert letters.receive(PATIENCE).payload == BAD
+        letter = letters.receive(PATIENCE)
+        assert letter.payload == BAD
+        if Features.EXTENSION_HEADERS in m.features:
+            assert letter.headers["x-dead-letter-reason"] == "invalid"
         assert stream.counters.invalid >= 1
 
 

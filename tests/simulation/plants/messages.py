@@ -51,6 +51,34 @@ RECEIVING = (
     ),
     # --- poison messages
     Planted(
+        "a malformed message ends a typed stream",
+        "Let no malformed message end a typed stream",
+        "receiving",
+        (
+            Edit(
+                "messaging/receiving/service.py",
+                'on_invalid = "reject" if spec.options.dead_letter_channel is None else "dead_letter"',
+                'on_invalid = "raise"',
+            ),
+        ),
+        "messaging/testing/conformance/test_content.py::test_invalid_content_ends_no_stream_by_default"
+        " --backend memory",
+    ),
+    Planted(
+        "a malformed message is rejected although there is a dead-letter channel",
+        "Let no malformed message end a typed stream",
+        "receiving",
+        (
+            Edit(
+                "messaging/receiving/service.py",
+                'on_invalid = "reject" if spec.options.dead_letter_channel is None else "dead_letter"',
+                'on_invalid = "reject"',
+            ),
+        ),
+        "messaging/testing/conformance/test_content.py"
+        "::test_a_message_that_cannot_be_read_is_dead_lettered_before_it_ends_another_consumer --backend memory",
+    ),
+    Planted(
         "an invalid message is counted twice",
         "Count each message once on every way out of a subscription",
         "receiving",

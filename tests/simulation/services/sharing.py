@@ -10,6 +10,8 @@ What is promised, and checked (``docs/channels.md``, ``docs/guarantees.md``, ``d
   no sooner than the settings say, and does not come again behind that;
 - a verdict is refused only if a connection was lost or a stream closed;
 - a message that has expired is neither sent nor delivered by the broker, and none expires too soon;
+- a message that does not fit the model of a stream or handler is not handed out, and ends none of them; it becomes a
+  dead letter that says ``invalid``, if there is a channel for them;
 - credentials that change lose and repeat nothing, see :mod:`.tokens`.
 """
 
@@ -46,18 +48,22 @@ class Publisher(messages.Publisher):
 
     simulation: Sharing  # type: ignore[assignment]
 
-    def do_publish(self, count: int, size: int, ttl: float | None = None, priority: int | None = None) -> None:
-        """Step: publish so many messages at once."""
+    def do_publish(
+        self, count: int, size: int, ttl: float | None = None, priority: int | None = None, malformed: int = 0
+    ) -> None:
+        """Step: publish so many messages at once; the last ``malformed`` of them fit no model."""
         options, ledger = self.simulation.plan.options, self.simulation.ledger
         timeout = options["publisher"]["timeout"]
-        for _ in range(count):
+        for left in range(count, 0, -1):
             message = f"{self.name}:{self.number}"
             self.number += 1
             now = self.world.scheduler.now
             ledger.sent[message] = "sent"
-            ledger.more[message] = Sent(now, inf if ttl is None else ttl)
+            more = ledger.more[message] = Sent(now, inf if ttl is None else ttl, is_malformed=left <= malformed)
             ledger.due[message] = now + timeout + SLACK
             payload = message.encode().ljust(size, b".")
+            if options["is_typed"] and not more.is_malformed:
+                payload = b'"%s"' % payload  # JSON
             try:
                 promise = self.m.publish(CHANNEL, payload, time_to_live=ttl, priority=priority, **options["publish"])
             except MessagingError as error:
@@ -343,6 +349,7 @@ class Sharing(Simulation):
             faults += draw_rotations(random, roles)
         if has_envelope:  # "so the clocks of publishers and subscribers must agree" (``docs/extensions.md``)
             faults = [fault for fault in faults if fault.name != "wall_clock"]
+        is_typed = random.random() < 0.3 and cls._make_typed(random, way, subscribe, steps)
         options = {
             **scheduling(random),
             "groups": groups,
@@ -356,10 +363,25 @@ class Sharing(Simulation):
             "subscribe": subscribe,
             "has_session": has_session,
             "has_envelope": has_envelope,
+            "is_typed": is_typed,
             "credentials": credentials,
             "is_durable": random.random() < 0.25,
         }
         return Plan(options, tuple(steps), tuple(sorted(faults, key=lambda fault: fault.at)))
+
+    @staticmethod
+    def _make_typed(random: random.Random, way: str, subscribe: dict[str, Any], steps: list[Step]) -> bool:
+        """Have some messages fit no model, and streams say what becomes of those; return whether they do."""
+        if "auto_acknowledge" in subscribe:
+            return False
+        if way == "iterator":
+            subscribe |= random.choice(({"dead_letter_channel": DEAD}, {"max_deliveries": random.choice((1, 2, 3))}))
+        elif way == "manual" and not {"dead_letter_channel", "max_deliveries"} & subscribe.keys():
+            return False  # "or it comes again for ever" (``docs/guarantees.md``)
+        for step in steps:
+            if step.name == "publish" and random.random() < 0.3:
+                step.arguments["malformed"] = random.choice((1, step.arguments["count"]))
+        return True
 
     @staticmethod
     def _publishing(random: random.Random, publishers: int, *, has_ttl: bool, has_priority: bool) -> list[Step]:

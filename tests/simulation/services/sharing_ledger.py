@@ -31,6 +31,7 @@ class Sent:
         unrouted: groups that nobody belonged to when the broker took it.
         expired: queues or clients whose copy has expired at the broker; an empty text for any.
         gone: clients of MQTT whose session has ended with it in hand.
+        is_malformed: whether it fits no model.
     """
 
     at: float
@@ -40,6 +41,7 @@ class Sent:
     unrouted: dict[str, None] = field(default_factory=dict)
     expired: dict[str, None] = field(default_factory=dict)
     gone: dict[str, None] = field(default_factory=dict)
+    is_malformed: bool = False
 
 
 @dataclass(slots=True)
@@ -77,6 +79,8 @@ class Ledger:
         self.dead: dict[str, int] = {}
         #: when streams and instances were closed, and others were opened, by role
         self.closed: dict[str, list[float]] = {}
+        #: ends of streams that are awaited, by role
+        self.closing: dict[str, dict[Any, None]] = {}
         #: members without a subscription
         self.away: dict[str, None] = {}
         #: when the broker was killed or stopped last
@@ -147,6 +151,7 @@ class Ledger:
         members = simulation.members(group)
         return any(
             name in self.away
+            or self.closing.get(name)
             or simulation.has_broken(name, begin, now)
             or any(begin <= each <= now for each in self.closed.get(name, ()))
             for name in members
@@ -159,6 +164,8 @@ class Ledger:
         if sent is None or more is None:
             simulation.broken(f"a message arrived that was not sent: {message!r}")
             return
+        if more.is_malformed:
+            simulation.broken(f"{message} came to {delivery.member}, although it does not fit the model")
         before = self.deliveries.setdefault((group, message), [])
         is_again = bool(told.get("redelivered"))
         simulation.note_delivery(group, message, delivery, is_again)
@@ -238,6 +245,8 @@ class Ledger:
         if simulation.protocol.startswith("mqtt") and self._is_lost_as_told(group, more, members):
             return True
         subscribe = options["subscribe"]
+        if more.is_malformed and "dead_letter_channel" not in subscribe:
+            return True  # skipped or discarded, where only logs and counters say so
         if "auto_acknowledge" in subscribe and self.has_trouble(group, more.at):
             # "acknowledged on arrival, end with the stream and are counted" (``docs/guarantees.md``)
             return True

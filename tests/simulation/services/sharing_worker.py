@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import StringConstraints
 
 from messaging import Message, MessagingError
+from messaging.errors import DecodeError
 from messaging.execution import clock
 from tests.simulation.services.messages import SLACK
 from tests.simulation.services.sharing_ledger import CHANNEL, DEAD, Delivery
@@ -12,7 +15,11 @@ from tests.simulation.simulation import Role
 from tests.simulation.world.world import PlannedError
 
 if TYPE_CHECKING:
+    from messaging import Promise
     from tests.simulation.services.sharing import Sharing
+
+#: a text in JSON: unlike ``str``, a model of which no payload is plain text
+MODEL: Final[Any] = Annotated[str, StringConstraints(min_length=1)]
 
 
 class Client(Role):
@@ -28,6 +35,7 @@ class Client(Role):
         self.has_lost = False
         self.subscriptions = 0
         self.stream: Any = None
+        self.simulation.ledger.closing.pop(self.name, None)  # of the last life
         self.connect()
 
     def connect(self) -> None:
@@ -61,6 +69,8 @@ class Client(Role):
         if error is not None and stream is self.stream:
             self.note(f"the stream has ended: {type(error).__name__}: {error}")
             self.has_lost = True
+            if isinstance(error, DecodeError):
+                self.simulation.broken(f"a malformed message has ended the stream of {self.name}: {error}")
 
     def watch(self) -> None:
         """Be told when the stream, that of a handler, ends."""
@@ -79,8 +89,17 @@ class Client(Role):
         moments = self.simulation.ledger.closed.setdefault(self.name, [])
         moments.append(self.world.scheduler.now)
         self.simulation.ledger.away[self.name] = None
-        close()
+        closing: Promise[None] | None = close()
         moments.append(self.world.scheduler.now)
+        if closing is not None:
+            # a stream that finishes its last messages may still get some, and leave them to the next one
+            pending = self.simulation.ledger.closing.setdefault(self.name, {})
+            pending[closing] = None
+            closing.add_done_callback(lambda closed: self._left(closed, pending))
+
+    def _left(self, closed: Promise[None], pending: dict[Any, None]) -> None:
+        pending.pop(closed, None)
+        self.simulation.ledger.closed[self.name].append(self.world.scheduler.now)
 
     def close(self) -> None:
         """Close the instance."""
@@ -120,15 +139,19 @@ class Letters(Client):
         subscribe = simulation.plan.options["subscribe"]
         most = subscribe.get("max_deliveries")
         reason = headers.get("x-dead-letter-reason")
+        is_malformed = ledger.more[name].is_malformed
         # "rejected, maxDeliveries, invalid or closed"; "the reason closed" is that of messages that were never rejected
         expected = ["rejected" if most is None else "maxDeliveries"]
+        if is_malformed:
+            # deliveries that no program has seen may be too many
+            expected = ["invalid", *expected] if most is not None and simulation.counts_unseen else ["invalid"]
         if not simulation.plan.options["has_session"]:
             # "MQTT without a session: dead-lettered if a dead-letter channel is set", when its stream closes
             expected += ["closed", "rejected"]
         if reason not in expected or headers.get("x-dead-letter-channel") != CHANNEL:
             simulation.broken(f"the dead letter {name} says {dict(headers)}")
             return
-        if reason == "closed":
+        if reason == "closed" or is_malformed:
             return
         seen = max(ledger.rejections(group, name) for group in simulation.groups)
         least = (
@@ -160,6 +183,8 @@ class Worker(Client):
         options = self.simulation.plan.options
         way = options["way"]
         subscribe = dict(options["subscribe"])
+        if options["is_typed"]:
+            subscribe["model"] = MODEL
         # what a stream held that has ended, others have
         self.hand = []
         if way in ("on", "coroutine"):
