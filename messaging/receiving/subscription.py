@@ -166,6 +166,8 @@ class Subscription(Receiver):
         self._end(error)
         if self.handle is not None:
             self.connection.endings.end(self)
+        elif self.inbox is not None:  # nobody has to close a stream that was refused
+            self.inbox.discard()
 
     # --- from the connection, on the loop unless stated otherwise
 

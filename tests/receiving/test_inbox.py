@@ -16,7 +16,7 @@ import pytest
 
 import messaging
 from messaging import MessageStream, Messaging
-from messaging.errors import DeadlineError, JournalFullError, SubscriptionRefusedError
+from messaging.errors import ArgumentError, DeadlineError, JournalFullError, SubscriptionRefusedError
 from messaging.execution import clock
 from messaging.journal import State
 from messaging.model import ReceivedMessage
@@ -338,6 +338,29 @@ def test_a_refused_subscription_gives_its_inbox_back(broker: FakeBroker, connect
     refused.close().result(PATIENCE)
     with m.subscribe("a", deduplicate=True) as stream:
         stream.ready.result(PATIENCE)
+
+
+def test_a_refused_subscription_that_nobody_closes_gives_its_inbox_back(
+    broker: FakeBroker, connect: Connect, tmp_path: Path
+) -> None:
+    """The first one, and one that is refused when the broker is back."""
+    m = connect(broker, inbox_path=tmp_path)
+    broker.errors["subscribe"].append(SubscriptionRefusedError("no"))
+    refused = m.subscribe("a", deduplicate=True)
+    assert isinstance(refused.ready.exception(PATIENCE), SubscriptionRefusedError)
+
+    def subscribe() -> MessageStream | None:
+        try:
+            return m.subscribe("a", deduplicate=True)
+        except ArgumentError:
+            return None  # the folder is given back on a thread of its own
+
+    lost = eventually(subscribe, "the folder of the refused subscription")
+    lost.ready.result(PATIENCE)
+    broker.errors["subscribe"].append(SubscriptionRefusedError("no more"))
+    broker.lose_and_reconnect()
+    with eventually(subscribe, "the folder of the subscription that was refused after a loss") as again:
+        again.ready.result(PATIENCE)
 
 
 def test_an_inbox_is_free_when_its_instance_is_closed(broker: FakeBroker, connect: Connect, tmp_path: Path) -> None:

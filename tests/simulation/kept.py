@@ -7,6 +7,7 @@ from typing import Final
 KEPT: Final = {
     "messages/mqtt5/80": "a stream that subscribes while another one of its filter ends does not get its messages",
     "messages/mqtt311/60": "the same, on MQTT 3.1.1",
+    "durable/amqp/108": "a subscription that was refused, and never closed, kept the files of its inbox open",
     "requests/mqtt311/1082": "messages that a session resumed twice held for no stream filled the window for ever",
     "eventadmin/memory/1036": "an event met the topics of a registration and the filter of its update",
     "transactions/mqtt311/100014": "a manager told a participant for ever that was closed",

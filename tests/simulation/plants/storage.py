@@ -421,6 +421,22 @@ INBOX = (
         "tests/receiving/test_inbox.py::test_a_message_that_an_interrupt_kept_back_is_no_duplicate_of_itself",
     ),
     Planted(
+        "a refused subscription that nobody closes keeps its inbox locked",
+        "Give the inbox of a refused subscription back",
+        "inbox",
+        (
+            Edit(
+                "messaging/receiving/subscription.py",
+                """\
+        elif self.inbox is not None:  # nobody has to close a stream that was refused
+            self.inbox.discard()
+""",
+                "",
+            ),
+        ),
+        "tests/receiving/test_inbox.py::test_a_refused_subscription_that_nobody_closes_gives_its_inbox_back",
+    ),
+    Planted(
         "a refused subscription keeps its inbox locked",
         "Acknowledge duplicates after the ids they were recognised by",
         "inbox",
