@@ -20,6 +20,19 @@ REMOTE = (
                 """\
             return settled([ListenerGoneError(f"{self._name}: the registration {self.id} has ended")])""",
             ),
+            Edit(
+                "messaging/remoteevent/mailbox/mailbox.py",
+                """\
+            self._refuse_closed()
+            raise UnknownLeaseError(f"mailbox '{self.name}': no registration {registration_id!r:.80}")
+        kept.registration.refuse_ended()
+""",
+                """\
+            raise UnknownLeaseError(f"mailbox '{self.name}': no registration {registration_id!r:.80}")
+        if kept.registration.lease.is_ended:
+            raise UnknownLeaseError(f"mailbox '{self.name}': no registration {registration_id!r:.80}")
+""",
+            ),
         ),
         "tests/remoteevent/test_mailbox_restart.py"
         "::test_senders_are_not_told_that_a_registration_is_gone_when_its_landlord_closes",

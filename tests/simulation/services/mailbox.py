@@ -19,6 +19,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import UnknownLeaseError
+from messaging.execution import clock
 from messaging.leases import LeaseRenewalManager
 from messaging.remoteevent import (
     EventMailbox,
@@ -44,6 +45,8 @@ from tests.simulation.simulation import Keeper, Simulation, scheduling, span
 if TYPE_CHECKING:
     import random
 
+#: how many targets an owner in the process of the mailbox has
+_TARGETS: Final = 3
 #: how long an owner that drops events takes them at rest, virtual seconds
 _SETTLING: Final = 60.0
 
@@ -60,6 +63,8 @@ class Owner(Taker):
         self.m = self.connect()
         self.mailbox = RemoteMailbox(self.m, MAILBOX, timeout=self.simulation.timeout)
         self.server: ListenerServer | None = None
+        #: how many there were in this life
+        self.listeners = 0
         if self.own["target"] == "named":
             self.insist("serve a listener", self._serve)
         if self.own["renewal"] == "manager":
@@ -68,10 +73,22 @@ class Owner(Taker):
 
     def _serve(self) -> None:
         self.server = ListenerServer(self.m, f"owners/{self.name}")
-        self.server.add(self._listener(), "owner")
+        self._add_listener(self.server)
 
-    def _listener(self) -> Any:
-        return self.notified_soon if self.own["is_coroutine"] else self.notified
+    def _add_listener(self, server: ListenerServer) -> None:
+        self.listeners += 1
+        server.add(self.listener(self.listeners), "owner")
+
+    def do_remove_listener(self, seconds: float) -> None:
+        """Step: remove the listener, and add another one with its name after some time."""
+        server = self.server
+        if server is None:
+            return
+        self.is_enabled = False  # its senders are told that it is gone
+        server.remove(ListenerReference(server.channel, "owner"))
+        self.silent[self.listeners] = self.world.scheduler.now
+        clock.pause(seconds)
+        self._add_listener(server)
 
     def register(self) -> Any:
         """See ``Taker``."""
@@ -86,7 +103,7 @@ class Owner(Taker):
         """See ``Taker``."""
         if self.server is not None:
             return ListenerReference(self.server.channel, "owner")
-        return self._listener()
+        return self.notified_soon if self.own["is_coroutine"] else self.notified
 
     def renew_interest(self, interest: Interest) -> Any:
         """See ``Taker``."""
@@ -115,6 +132,9 @@ class Owner(Taker):
 class Mailbox(Taker):
     """The mailbox and its server, with an owner in the same process if the plan says so."""
 
+    #: number of the target that was enabled last
+    enabled = 0
+
     def open(self) -> None:
         """Connect, and open the mailbox."""
         self.begin_life()
@@ -124,10 +144,12 @@ class Mailbox(Taker):
         options = self.simulation.plan.options
         self.m = self.connect()
         retry = None if options["mailbox_retry"] is None else RetryPolicy(**options["mailbox_retry"])
+        is_owner = self.name in options["owners"]
+        self.targets = {str(number): self.listener(number) for number in range(_TARGETS)} if is_owner else {}
         self.mailbox = EventMailbox(
             self.world.disk.folder / "mailbox",
             messaging=self.m,
-            listeners={"local": self.notified},
+            listeners=self.targets,
             max_duration=inf,
             retry=retry,
             max_open_boxes=options["max_open_boxes"],
@@ -147,8 +169,21 @@ class Mailbox(Taker):
         return self.mailbox.registration(box.id)
 
     def target(self) -> Any:
+        """See ``Taker``: each time another one."""
+        self.enabled = (self.enabled + 1) % _TARGETS
+        return self.targets[str(self.enabled)]
+
+    def do_enable(self) -> None:
         """See ``Taker``."""
-        return self.notified
+        self.silent.clear()
+        super().do_enable()
+        if self.is_enabled:
+            now = self.world.scheduler.now
+            self.silent = {number: now for number in range(_TARGETS) if number != self.enabled}
+
+    def silence(self) -> None:
+        """See ``Taker``."""
+        self.silent = dict.fromkeys(range(_TARGETS), self.world.scheduler.now)
 
     def renew_interest(self, interest: Interest) -> Any:
         """See ``Taker``."""
@@ -172,10 +207,15 @@ class Mailbox(Taker):
             self._ended(error, "find")
             super()._ensure_box()
 
-    def do_reopen(self, server_first: bool) -> None:
-        """Step: close the mailbox and its server, in one order or the other, and open them again."""
+    def do_reopen(self, server_first: bool, gap: float = 0.0) -> None:
+        """Step: close the mailbox and its server, in one order or the other, and open them again.
+
+        Args:
+            server_first: the server is closed first.
+            gap: how long it still answers for a mailbox that was closed first, virtual seconds.
+        """
         self.simulation.mailbox_ends += 1
-        self._close(server_first=server_first)
+        self._close(server_first=server_first, gap=gap)
         self.begin_life()
         self._open()
 
@@ -184,12 +224,14 @@ class Mailbox(Taker):
         self.stop_serving(self.server)
         self.insist("serve", self._serve)
 
-    def _close(self, *, server_first: bool) -> None:
+    def _close(self, *, server_first: bool, gap: float = 0.0) -> None:
         self.close_taker()
         if server_first:
             self.stop_serving(self.server)
+        self.is_closing = True
         self.mailbox.close()
         if not server_first:
+            clock.pause(gap)
             self.stop_serving(self.server)
         self.disconnect()
 
@@ -344,6 +386,8 @@ class Mailboxes(Simulation):
                     arguments = {"seconds": span(random, 0.01, 20.0)}
                 elif kind == "reopen":
                     arguments = {"server_first": random.random() < 0.5}
+                    if not arguments["server_first"]:
+                        arguments["gap"] = random.choice((0.0, span(random, 1e-3, 5.0)))
                 at = random.randint(0, len(steps))
                 steps.insert(at, Step("mailbox", kind, arguments))
         roles = [
@@ -405,6 +449,15 @@ class Mailboxes(Simulation):
             ]
             if name != "mailbox":
                 makers.append((1, lambda: ("reopen", {})))
+            if name != "mailbox" and own["target"] == "named":
+                makers.append((1, lambda: ("remove_listener", {"seconds": span(random, 1e-3, 5.0)})))
+        if random.random() < 0.3:
+            # batches that take long meet what ends them
+            steps.append(Step(name, "slow", {"seconds": span(random, 0.02, 0.5)}))
+            makers.append((4, lambda: ("enable", {})))
+            makers.append((4, lambda: ("pause", {"seconds": span(random, 0.1, 5.0)})))
+            if name != "mailbox" and own["target"] == "named":
+                makers.append((3, lambda: ("remove_listener", {"seconds": span(random, 1e-3, 2.0)})))
         if own["renewal"] == "owner":
             makers.append((3, lambda: ("renew", {"seconds": random.choice((30.0, 60.0, 200.0))})))
         for _ in range(random.randint(8, 25)):

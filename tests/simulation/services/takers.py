@@ -114,6 +114,8 @@ class Taker(Party):
         self.iterator: Any = None
         self.registration: Any = None
         self.is_enabled = False
+        #: since when each target of this process is to get nothing more, by number
+        self.silent: dict[int, float] = {}
         self.generators: dict[str, RemoteGenerator] = {}
 
     @property
@@ -146,6 +148,9 @@ class Taker(Party):
     def target(self) -> Any:
         """Return the target of deliveries."""
         raise NotImplementedError
+
+    def silence(self) -> None:
+        """Note that no target of this process is to get anything more: delivery was disabled."""
 
     def renew_interest(self, interest: Interest) -> Any:
         """Have the mailbox renew the lease of an interest."""
@@ -279,6 +284,32 @@ class Taker(Party):
                 self.simulation.broken(f"{box.name}: a notice of a lease that was not to be renewed: {event.lease_id}")
             each.is_over = True
 
+    def listener(self, number: int) -> Any:
+        """Return a target of its own, a function or a coroutine function."""
+        if self.own["is_coroutine"]:
+
+            async def listen_soon(event: RemoteEvent) -> None:
+                self._begun(number)
+                await self.notified_soon(event)
+
+            return listen_soon
+
+        def listen(event: RemoteEvent) -> None:
+            self._begun(number)
+            self.notified(event)
+
+        return listen
+
+    def _begun(self, number: int) -> None:
+        since = self.silent.get(number, inf)
+        options = self.simulation.plan.options
+        # "nothing follows within a batch" (EV.2.1); the event that it has is finished
+        slack = _AFTER if options["hold_up"] > 0.0 else 0.1
+        if self.world.scheduler.now > since + slack:
+            self.simulation.broken(
+                f"{self.name}: its target {number} gets an event {self.world.scheduler.now - since:g} s after its end"
+            )
+
     def notified(self, event: RemoteEvent) -> None:
         """Take a pushed event, or fail as planned. On any thread of the process."""
         if self.failing > 0:
@@ -362,6 +393,7 @@ class Taker(Party):
             iterator = self.settled(self.registration.remote_events(), self.simulation.timeout, "an iterator")
             self.iterator = iterator
             self.is_enabled = False
+            self.silence()
             box.silent_since = min(box.silent_since, self.world.scheduler.now)
         return self.iterator
 
@@ -425,6 +457,7 @@ class Taker(Party):
             finally:
                 self.is_draining = False
             self.is_enabled, self.iterator = False, None
+            self.silence()
             box.silent_since = min(box.silent_since, self.world.scheduler.now)
 
         self.call("drain", drain)
@@ -451,6 +484,7 @@ class Taker(Party):
         def disable(box: Box) -> None:
             self.settled(self.registration.disable_delivery(), self.simulation.timeout, "disable_delivery")
             self.is_enabled = False
+            self.silence()
             box.silent_since = min(box.silent_since, self.world.scheduler.now)
 
         self.call("disable delivery", disable)
