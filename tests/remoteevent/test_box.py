@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from pathlib import Path
 from typing import Any
 
-from messaging.errors import BoundReachedError, JournalFullError
+import pytest
+
+from messaging.errors import BoundReachedError, ClosedError, JournalFullError
 from messaging.remoteevent import RemoteEvent
+from messaging.remoteevent.intake import EventIntake
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.remoteevent.helpers import Box, OpenMailbox, event, events, long, taken
@@ -103,6 +108,40 @@ def test_the_journal_of_the_newest_events_stays_small(reopen: OpenMailbox, tmp_p
     eventually(lambda: deliver(box, event(1, "another")) and size() < 12 * MIB)
     again = reopen().registration(box.id)
     assert [each.sequence_number for each in again.drain() if each.id == 1] == [2_000]
+
+
+@table("keep", ["all", "latest"])
+def test_an_event_that_a_full_box_stores_while_it_closes_is_answered(
+    reopen: OpenMailbox, monkeypatch: pytest.MonkeyPatch, keep: Any
+) -> None:
+    """The oldest one goes in the next run: the journal of a box that closes moves no position."""
+    mailbox = reopen()
+    registration = mailbox.register(60.0, keep=keep, max_events=2, full="drop_oldest")
+    assert deliver(registration, event(1, 1), event(1, 2)) == [None, None]
+    box = registration.box
+    may_close = threading.Event()
+    finish = EventIntake._finish  # type: ignore[attr-defined]
+
+    def is_closed() -> bool:
+        with contextlib.suppress(ClosedError):
+            box._cursor.commit(0, wait=False)  # type: ignore[attr-defined]
+            return False
+        return True
+
+    def finish_late(self: Any, *arguments: Any) -> None:
+        may_close.set()
+        eventually(is_closed, "the journal of the box closes")
+        finish(self, *arguments)
+
+    monkeypatch.setattr(EventIntake, "_finish", finish_late)
+    promise = registration.listener.deliver([event(1, 3)])
+    assert may_close.wait(PATIENCE)
+    mailbox.close()
+    assert promise.result(PATIENCE) == [None]
+    monkeypatch.undo()
+    registration = reopen().registration(registration.id)
+    assert deliver(registration, event(1, 4)) == [None]
+    assert [each.id for each in registration.drain()] == [3, 4]
 
 
 # --- events that arrive twice, or late

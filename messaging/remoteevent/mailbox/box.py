@@ -157,7 +157,7 @@ class BoxBase(EventIntake):
         """See ``EventIntake``."""
         self._pending -= 1
         self.keep(event, offset, size)
-        if self._full == "drop_oldest" and offset >= 0:
+        if self._full == "drop_oldest" and offset >= 0 and not self._is_closed:  # else the next run drops them
             self._dropped += self.drop_oldest()
 
     def keep(self, event: RemoteEvent, offset: int, size: int) -> None:

@@ -165,7 +165,9 @@ class LatestBox(BoxBase):
             heapq.heapify(self._offsets)
 
     def _advance(self) -> None:
-        """Move the position of the box to the first record of an entry. With the lock."""
+        """Move the position of the box to the first record of an entry, unless it is closed. With the lock."""
+        if self._is_closed:
+            return
         while self._offsets:
             offset, kind = self._offsets[0]
             found = self._latest.get(kind)

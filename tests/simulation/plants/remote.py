@@ -112,6 +112,30 @@ REMOTE = (
         "tests/remoteevent/test_withdrawn.py::test_nothing_follows_the_end_of_a_lease_within_a_batch",
     ),
     Planted(
+        "a full box that closes leaves the sender of an event without an answer",
+        "Answer the senders of events that a full box stores while it closes",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/mailbox/box.py",
+                'if self._full == "drop_oldest" and offset >= 0 and not self._is_closed:',
+                'if self._full == "drop_oldest" and offset >= 0:',
+            ),
+            Edit(
+                "messaging/remoteevent/mailbox/latest_box.py",
+                """\
+        if self._is_closed:
+            return
+        while self._offsets:
+""",
+                """\
+        while self._offsets:
+""",
+            ),
+        ),
+        "tests/remoteevent/test_box.py::test_an_event_that_a_full_box_stores_while_it_closes_is_answered",
+    ),
+    Planted(
         "a batch goes on to a target that another took the place of",
         "Look between two events whether the rest of a batch is still wanted",
         "remote events",
