@@ -79,11 +79,12 @@ class Owner(Taker):
         self.listeners += 1
         server.add(self.listener(self.listeners), "owner")
 
-    def do_remove_listener(self, seconds: float) -> None:
-        """Step: remove the listener, and add another one with its name after some time."""
+    def do_remove_listener(self, seconds: float, waits: float = 0.0) -> None:
+        """Step: remove the listener, and add another one with its name later; ``waits`` is that of ``do_enable``."""
         server = self.server
         if server is None:
             return
+        self.await_event(waits)
         self.is_enabled = False  # its senders are told that it is gone
         server.remove(ListenerReference(server.channel, "owner"))
         self.silent[self.listeners] = self.world.scheduler.now
@@ -173,8 +174,9 @@ class Mailbox(Taker):
         self.enabled = (self.enabled + 1) % _TARGETS
         return self.targets[str(self.enabled)]
 
-    def do_enable(self) -> None:
+    def do_enable(self, waits: float = 0.0) -> None:
         """See ``Taker``."""
+        self.await_event(waits)
         self.silent.clear()
         super().do_enable()
         if self.is_enabled:
@@ -452,12 +454,19 @@ class Mailboxes(Simulation):
             if name != "mailbox" and own["target"] == "named":
                 makers.append((1, lambda: ("remove_listener", {"seconds": span(random, 1e-3, 5.0)})))
         if random.random() < 0.3:
-            # batches that take long meet what ends them
-            steps.append(Step(name, "slow", {"seconds": span(random, 0.02, 0.5)}))
-            makers.append((4, lambda: ("enable", {})))
-            makers.append((4, lambda: ("pause", {"seconds": span(random, 0.1, 5.0)})))
+            # a batch takes at most 50 ms: it meets what ends it if it has several events that take their time
+            steps.append(Step(name, "slow", {"seconds": span(random, 1e-3, 0.05)}))
+            makers.append((5, lambda: ("enable", {"waits": span(random, 0.1, 20.0)})))
             if name != "mailbox" and own["target"] == "named":
-                makers.append((3, lambda: ("remove_listener", {"seconds": span(random, 1e-3, 2.0)})))
+                makers.append(
+                    (
+                        4,
+                        lambda: (
+                            "remove_listener",
+                            {"seconds": span(random, 1e-3, 2.0), "waits": span(random, 0.1, 20.0)},
+                        ),
+                    )
+                )
         if own["renewal"] == "owner":
             makers.append((3, lambda: ("renew", {"seconds": random.choice((30.0, 60.0, 200.0))})))
         for _ in range(random.randint(8, 25)):

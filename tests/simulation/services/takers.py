@@ -116,6 +116,8 @@ class Taker(Party):
         self.is_enabled = False
         #: since when each target of this process is to get nothing more, by number
         self.silent: dict[int, float] = {}
+        #: how many events targets of this process have begun
+        self.begun = 0
         self.generators: dict[str, RemoteGenerator] = {}
 
     @property
@@ -300,11 +302,18 @@ class Taker(Party):
 
         return listen
 
+    def await_event(self, seconds: float) -> None:
+        """Wait until a target begins an event, for at most so many seconds."""
+        begun, until = self.begun, self.world.scheduler.now + seconds
+        while self.begun == begun and self.world.scheduler.now < until:
+            clock.pause(0.001)
+
     def _begun(self, number: int) -> None:
+        self.begun += 1
         since = self.silent.get(number, inf)
         options = self.simulation.plan.options
         # "nothing follows within a batch" (EV.2.1); the event that it has is finished
-        slack = _AFTER if options["hold_up"] > 0.0 else 0.1
+        slack = _AFTER if options["hold_up"] > 0.0 else 0.0
         if self.world.scheduler.now > since + slack:
             self.simulation.broken(
                 f"{self.name}: its target {number} gets an event {self.world.scheduler.now - since:g} s after its end"
@@ -462,8 +471,9 @@ class Taker(Party):
 
         self.call("drain", drain)
 
-    def do_enable(self) -> None:
-        """Step: have the events pushed."""
+    def do_enable(self, waits: float = 0.0) -> None:
+        """Step: have the events pushed. If it ``waits``, for at most so long, a batch may be under way."""
+        self.await_event(waits)
 
         def enable(box: Box) -> None:
             box.silent_since = inf
