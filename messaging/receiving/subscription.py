@@ -166,8 +166,6 @@ class Subscription(Receiver):
         self._end(error)
         if self.handle is not None:
             self.connection.endings.end(self)
-        elif self.inbox is not None:  # nobody has to close a stream that was refused
-            self.inbox.discard()
 
     # --- from the connection, on the loop unless stated otherwise
 
@@ -178,9 +176,7 @@ class Subscription(Receiver):
     def complete(self) -> None:
         """End without error."""
         self._end(None)
-        self.settlement.is_released = True
-        if self.inbox is not None:
-            self.inbox.discard()
+        self._mark_released()
 
     def _end(self, error: MessagingError | None) -> None:
         if self.ended:
@@ -189,8 +185,8 @@ class Subscription(Receiver):
         self.ended = True
         self.throttle.release()
         self.settlement.stop_gathering()
-        if self.handle is None:
-            self.settlement.is_released = True
+        if self.handle is None:  # there is nothing to unsubscribe, and a refused stream need not be closed
+            self._mark_released()
         self._untaken += self.buffer.clear()
         self.ready.reject(
             error or ClosedError(f"the stream of {self.spec.channel!r} was closed, or forgotten, before it was ready")
@@ -198,6 +194,12 @@ class Subscription(Receiver):
         self.ready.exception()  # the consumer of the stream is told; the promise need not be
         if self.consumer is not None:
             self.consumer.wake()
+
+    def _mark_released(self) -> None:
+        """Take no further verdicts, and return the inbox."""
+        self.settlement.is_released = True
+        if self.inbox is not None:
+            self.inbox.discard()
 
     def on_connection_lost(self) -> None:
         """Drop the messages that the broker will redeliver after the reconnect."""

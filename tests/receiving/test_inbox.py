@@ -340,7 +340,7 @@ def test_a_refused_subscription_gives_its_inbox_back(broker: FakeBroker, connect
         stream.ready.result(PATIENCE)
 
 
-def test_a_refused_subscription_that_nobody_closes_gives_its_inbox_back(
+def test_a_refused_subscription_that_is_not_closed_gives_its_inbox_back(
     broker: FakeBroker, connect: Connect, tmp_path: Path
 ) -> None:
     """The first one, and one that is refused when the broker is back."""

@@ -421,20 +421,20 @@ INBOX = (
         "tests/receiving/test_inbox.py::test_a_message_that_an_interrupt_kept_back_is_no_duplicate_of_itself",
     ),
     Planted(
-        "a refused subscription that nobody closes keeps its inbox locked",
+        "a refused subscription that is not closed keeps its inbox locked",
         "Give the inbox of a refused subscription back",
         "inbox",
         (
             Edit(
                 "messaging/receiving/subscription.py",
                 """\
-        elif self.inbox is not None:  # nobody has to close a stream that was refused
-            self.inbox.discard()
+        if self.handle is None:  # there is nothing to unsubscribe, and a refused stream need not be closed
+            self._mark_released()
 """,
-                "",
+                "        if self.handle is None:\n            self.settlement.is_released = True\n",
             ),
         ),
-        "tests/receiving/test_inbox.py::test_a_refused_subscription_that_nobody_closes_gives_its_inbox_back",
+        "tests/receiving/test_inbox.py::test_a_refused_subscription_that_is_not_closed_gives_its_inbox_back",
     ),
     Planted(
         "a refused subscription keeps its inbox locked",
