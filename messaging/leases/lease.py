@@ -56,27 +56,30 @@ class Grantor(Protocol):
 
 
 class Renewal:
-    """A renewal of a lease that was asked for, and is not answered yet. For grantors of other processes.
+    """A renewal of a lease by a grantor of another process, from the request on.
 
     Args:
         asked_at: time of the lease clock.
         duration: seconds that were asked for.
+        earlier: renewals that were answered before.
     """
 
-    __slots__ = ("asked_at", "duration", "is_overtaken", "shortest")
+    __slots__ = ("asked_at", "duration", "earlier", "granted", "is_pending")
 
-    def __init__(self, asked_at: float, duration: float) -> None:
+    def __init__(self, asked_at: float, duration: float, earlier: tuple[Renewal, ...]) -> None:
         self.asked_at = asked_at
         self.duration = duration
-        #: fewest seconds of the other renewals that the grantor may have answered after this one
-        self.shortest = math.inf
-        #: whether a renewal that was asked for meanwhile has succeeded
-        self.is_overtaken = False
+        self.earlier = earlier
+        #: seconds, if the grantor has said so
+        self.granted: float | None = None
+        self.is_pending = True
 
-    def meet(self, other: Renewal) -> None:
-        """Note that the grantor may answer ``other`` after this one."""
-        if other.duration != ANY:
-            self.shortest = min(self.shortest, other.duration)
+    @property
+    def shortest(self) -> float:
+        """Seconds that the lease has for this renewal, as far as it is known."""
+        if self.granted is not None:
+            return self.granted
+        return math.inf if self.duration == ANY else self.duration
 
 
 class Lease:
@@ -116,7 +119,7 @@ class Lease:
         self.grantor = grantor
         self._clock = clock
         self._is_cancelled = False
-        #: those without an answer
+        #: those without an answer, and each that the grantor may have had after one of them; guarded by _renewals_lock
         self._renewals: tuple[Renewal, ...] = ()
         self.note_granted(requested, duration, asked_at)
 
@@ -132,11 +135,8 @@ class Lease:
 
     def note_asked(self, duration: float, asked_at: float) -> Renewal:
         """Note that a grantor in another process is asked to renew the lease; see :meth:`note_answered`."""
-        renewal = Renewal(asked_at, duration)
         with _renewals_lock:
-            for each in self._renewals:
-                each.meet(renewal)
-                renewal.meet(each)
+            renewal = Renewal(asked_at, duration, tuple(each for each in self._renewals if not each.is_pending))
             self._renewals = (*self._renewals, renewal)
         return renewal
 
@@ -147,16 +147,22 @@ class Lease:
         for the seconds that were asked for, and of renewals that overlap any may have come last.
         """
         with _renewals_lock:
-            self._renewals = tuple(each for each in self._renewals if each is not renewal)
+            renewal.is_pending = False
             if not isinstance(outcome, MessagingError):
-                end = renewal.asked_at + min(outcome, renewal.shortest)
+                renewal.granted = outcome
                 self.requested = renewal.duration
                 self.duration = outcome
-                self._expires = max(end, self._expires) if renewal.is_overtaken else end
-                for each in self._renewals:
-                    each.is_overtaken = True
-            elif not (is_definite(outcome) or renewal.is_overtaken or renewal.duration == ANY):
+                self._renewals = found = tuple(each for each in self._renewals if each not in renewal.earlier)
+                # the last one came after all of these were asked for
+                begin = max(each.asked_at for each in found if each.granted is not None)
+                self._expires = begin + min(each.shortest for each in found)
+            elif is_definite(outcome) or renewal.duration == ANY:
+                self._renewals = tuple(each for each in self._renewals if each is not renewal)
+            elif all(each.granted is None or each in renewal.earlier for each in self._renewals):
                 self._expires = min(self._expires, renewal.asked_at + renewal.duration)
+            renewal.earlier = ()
+            if not any(each.is_pending for each in self._renewals):
+                self._renewals = ()
 
     @property
     def clock(self) -> Clock:

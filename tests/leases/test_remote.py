@@ -223,6 +223,25 @@ def test_overlapping_renewals_leave_the_shorter_one(memory: Connect, channel: st
             assert 890.0 < lease.remaining <= 900.0
 
 
+def test_a_renewal_that_was_answered_before_a_shorter_one_was_asked_for_does_not_count(
+    memory: Connect, channel: str
+) -> None:
+    with Landlord() as landlord:
+        server = LossyServer(memory(), channel, landlord)
+        granted = landlord.grant(1000.0)
+        lease = lease_from_value(memory(), channel, lease_to_value(granted), 1000.0, lease_time())
+        promises = [lease.renew(1000.0), lease.renew(1000.0)]
+        server.answers.wait_for(2)
+        server.answer(0)
+        promises[0].result(PATIENCE)
+        promises.append(lease.renew(50.0))
+        server.answers.wait_for(3)
+        server.answer(1)
+        server.answer(2)
+        results(promises)
+        assert lease.remaining <= granted.remaining <= 50.0
+
+
 def test_a_lost_answer_does_not_shorten_a_lease_that_was_renewed_meanwhile(memory: Connect, channel: str) -> None:
     with Landlord() as landlord:
         server = LossyServer(memory(), channel, landlord)

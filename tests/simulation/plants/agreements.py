@@ -246,4 +246,23 @@ LEASES = (
         ),
         "tests/leases/test_remote.py::test_a_lost_answer_to_a_shortening_renewal_shortens_the_lease",
     ),
+    Planted(
+        "a renewal counts that was answered before a shorter one was asked for",
+        "Count no renewal that was answered before another one was asked for",
+        "leases",
+        (
+            Edit(
+                "messaging/leases/lease.py",
+                "                self._renewals = found = tuple(each for each in self._renewals if each not in renewal.earlier)\n",
+                "                found = self._renewals\n",
+            ),
+            Edit(
+                "messaging/leases/lease.py",
+                "self._expires = begin + min(each.shortest for each in found)",
+                "self._expires = max(begin + min(each.shortest for each in found), self._expires * (len(found) > 2))",
+            ),
+        ),
+        "tests/leases/test_remote.py"
+        "::test_a_renewal_that_was_answered_before_a_shorter_one_was_asked_for_does_not_count",
+    ),
 )
