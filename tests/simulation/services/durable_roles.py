@@ -59,13 +59,13 @@ class DurablePublisher(Role):
         assert dto is not None
         self.waiting = dto.waiting + dto.unstored
         if dto.dead_letters != self._letters:
-            self._letters = dto.dead_letters
-            self._look()
+            self._letters = self._look()
 
-    def _look(self) -> None:
-        """Note the dead letters."""
+    def _look(self) -> int:
+        """Note the dead letters; return how many there are. A failing disk shows none."""
         view = Journal.view(self.folder)
-        for letter in view.dead_letters():
+        letters = [*view.dead_letters()]
+        for letter in letters:
             message = letter.stored.payload.rstrip(b".").decode()
             if message not in self.ledger.sent:
                 self.simulation.broken(f"a dead letter was never published: {message[:50]!r}")
@@ -74,6 +74,7 @@ class DurablePublisher(Role):
                 self.note(f"{message} is kept as a dead letter: {letter.reason}")
             self.ledger.letters[message] = letter.reason
         view.close()
+        return len(letters)
 
     # --- publishing
 
