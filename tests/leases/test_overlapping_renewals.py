@@ -1,4 +1,4 @@
-"""What a holder knows of a lease of another process, against a model of the grantor: any order of renewals and answers."""
+"""What a holder knows of a lease of another process, against a model of the grantor: any order of answers."""
 
 from __future__ import annotations
 

@@ -253,8 +253,8 @@ LEASES = (
         (
             Edit(
                 "messaging/leases/lease.py",
-                "                self._renewals = found = tuple(each for each in self._renewals if each not in renewal.earlier)\n",
-                "                found = self._renewals\n",
+                "found = tuple(each for each in self._renewals if each not in renewal.earlier)",
+                "found = self._renewals",
             ),
             Edit(
                 "messaging/leases/lease.py",
