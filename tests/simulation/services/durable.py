@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: faults of the disk, after which calls may fail
 DISK_FAULTS: Final = frozenset({"full_disk", "failing_sync", "failing_write"})
+#: how long a dead letter may wait when a disk has room again, seconds: "trying again each 1 s", and threads are held up
+_TRY_AGAIN: Final = 3.0
 
 
 class Durable(Simulation):
@@ -48,6 +50,8 @@ class Durable(Simulation):
             fault.name == "kill" and fault.arguments["vanishes"] for fault in faults
         )
         self.has_clock_faults = "wall_clock" in names
+        #: until when the disk may be full
+        self.full_until = 0.0
         if self.protocol == "memory":
             self.roles.append(Keeper(self, "keeper"))
         self.roles.append(DurableConsumer(self, "consumer-1"))
@@ -104,6 +108,11 @@ class Durable(Simulation):
         """Check a message that arrives."""
         self.ledger.check_arrival(message)
 
+    def ended(self, publisher: DurablePublisher) -> None:
+        """Note that the instance of a publisher has ended."""
+        if self.world.scheduler.now < self.full_until:
+            self.ledger.ended_on_full_disk(publisher.name)
+
     def check_outcome(self, message: str, sent: Sent, error: BaseException | None) -> None:
         """Check an outcome."""
         name = sent.outcome
@@ -150,6 +159,11 @@ class Durable(Simulation):
 
     # --- faults
 
+    def fault_full_disk(self, seconds: float, left: int = 0) -> None:
+        """Fault: as everywhere."""
+        self.full_until = max(self.full_until, self.world.scheduler.now + seconds + _TRY_AGAIN)
+        super().fault_full_disk(seconds, left)
+
     def fault_kill(self, role: str, seconds: float, vanishes: bool) -> None:
         """Fault: as everywhere."""
         for each in self.publishers:
@@ -158,6 +172,7 @@ class Durable(Simulation):
                 self.ledger.died(
                     role, self.world.scheduler.now, vanishes=vanishes, fsync=fsync, is_failing=self.has_disk_faults
                 )
+                self.ended(each)
         super().fault_kill(role, seconds, vanishes)
 
     # --- plans

@@ -31,7 +31,8 @@ class Sent:
         stored_at: when it was stored; ``None``: not known.
         outcome: ``sent``, ``confirmed`` by the broker, ``stored``, ``killed``, or the name of an error.
         is_dropped: its error says that it was dropped from the full outbox, after it was accepted.
-        is_unsure: it was stored, and its machine has lost power before the disk had it for certain.
+        is_unsure: it was stored, and its machine has lost power before the disk had it for certain, or its instance has
+            ended before its dead letter had room.
     """
 
     publisher: str
@@ -111,6 +112,15 @@ class Ledger:
                 continue
             # "interval: the last second may be lost"; "never: what the system had not written is lost"
             if fsync == "never" or is_failing or now < sent.stored_at + INTERVAL:
+                sent.is_unsure = True
+
+    def ended_on_full_disk(self, publisher: str) -> None:
+        """Note that the instance of a publisher has ended on a disk that may be full.
+
+        "On a full disk a dead letter is kept in memory until there is room; if the instance ends before, it is lost"
+        """
+        for message, sent in self.sent.items():
+            if sent.publisher == publisher and sent.outcome == "UnroutableError" and message not in self.letters:
                 sent.is_unsure = True
 
     def check_order(self) -> None:

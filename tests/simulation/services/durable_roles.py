@@ -166,6 +166,7 @@ class DurablePublisher(Role):
                 if not each.done():
                     self.simulation.broken(f"the {what} of {message} has no outcome after close()")
         self.promises.clear()
+        self.simulation.ended(self)
 
     def close(self) -> None:
         """Close the instance, and look at what it leaves."""
