@@ -424,7 +424,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
                 "the micro-batch, as a file sink does if '_spark_metadata' in its output path has the number of the "
                 "micro-batch from an earlier checkpoint. The journal keeps the rows; to process them, set a new output "
                 "path, a new checkpointLocation and adoptJournal=true. If the query is meant to leave these rows "
-                "unread, set failOnSkippedBatch=false",
+                "unread, or the journal is a copy from before its first micro-batch, set failOnSkippedBatch=false",
             )
         opened.note_read()
 

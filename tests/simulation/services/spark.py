@@ -10,7 +10,9 @@ outlives the driver, and tasks that run in processes of their own. What is promi
   broker lose the identity of a delivery;
 - rows are deleted only after their micro-batch was committed;
 - rows of a receiver are in the order of publishing, unless a fault has changed the order of delivery;
-- a query fails for a reason, and starts again where it was.
+- a query fails for a reason, and starts again where it was;
+- an older copy of the journal in its place is refused, before anything is received, if the checkpoint has seen later
+  offsets; with ``failOnDataLoss=false`` the query goes on with the rows that are left, and no offset is used twice.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import json
 import pickle
 import tempfile
 from importlib.util import find_spec
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from messaging import MessagingError
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
+    from tests.simulation.world.disk import Copy
     from tests.simulation.world.processes import Process
 
 #: a row: partition and offset
@@ -72,6 +76,12 @@ class Query(Role):
         #: number of micro-batches that the sink has
         self.done: int = getattr(self, "done", 0)
         self.tasks: int = getattr(self, "tasks", 0)
+        #: a copy of the journal, the offsets at which it ends, by partition, and whether it is from before the first
+        #: micro-batch
+        self.copy: tuple[Copy, dict[int, int], bool] | None = getattr(self, "copy", None)
+        #: the copy is in the place of the journal; the options that errors have named since
+        self.is_restored: bool = getattr(self, "is_restored", False)
+        self.advice: dict[str, str] = getattr(self, "advice", {})
         self.executor: Process | None = None
         self.reader: Any = None
         while not self.offsets:
@@ -82,12 +92,27 @@ class Query(Role):
     def _started(self) -> Any:
         """Return the reader, after a start as Spark does it."""
         if self.reader is None:
-            source = MessagingDataSource(self.simulation.reader_options())
-            self.reader = source.streamReader(source.schema())
-            self.simulation.forgotten = self.simulation.committed
+            self._make_reader()
         if not self.offsets:
             self.offsets.append(json.dumps(self.reader.initialOffset()))
         return self.reader
+
+    def _make_reader(self) -> None:
+        source = MessagingDataSource(self.simulation.reader_options() | self.advice)
+        self.reader = source.streamReader(source.schema())
+        self.simulation.forgotten = self.simulation.committed
+
+    def _goes_on(self) -> None:
+        """Note that the journal was accepted."""
+        if not self.is_restored or self.copy is None:
+            return
+        seen, ends = _ends(self.offsets[self.done]), self.copy[1]
+        if "failOnDataLoss" not in self.advice and any(seen[number] > ends.get(number, inf) for number in seen):
+            self.simulation.broken(
+                f"a journal that was put back, to {ends}, is accepted, and the checkpoint is at {seen}"
+            )
+        self.is_restored = False
+        self.advice = {option: value for option, value in self.advice.items() if option != "failOnDataLoss"}
 
     def _end(self) -> str | None:
         """Plan a micro-batch, unless one is planned that has not ended; ``None`` if there are no new rows."""
@@ -97,6 +122,7 @@ class Query(Role):
         self.simulation.committed = _ends(start)
         if self.done == len(self.offsets) - 1:
             end = json.dumps(reader.latestOffset(json.loads(start), reader.getDefaultReadLimit()))
+            self._goes_on()
             if end == start:
                 return None
             self.offsets.append(end)
@@ -126,8 +152,20 @@ class Query(Role):
         is_explained = not simulation.is_calm or bool(simulation.faults - {"kill_task"})
         if name.startswith("Journal"):
             is_explained = bool(simulation.faults & DISK_FAULTS)
-        if name in NEVER or not is_explained:
+        option = self._advised(name)
+        if option is not None and option not in self.advice:
+            self.advice = {**self.advice, option: "false"}
+        elif name in NEVER or not is_explained:
             simulation.broken(f"the query has failed with {name}: {error}")
+
+    def _advised(self, error: str) -> str | None:
+        """Return the option with which a query goes on after an error with a journal that was put back."""
+        if not self.is_restored or self.copy is None:
+            return None
+        if error == "DataLossError":
+            return "failOnDataLoss"
+        # "A copy from before the first micro-batch does not know that tasks have read its rows"
+        return "failOnSkippedBatch" if error == "MicroBatchSkippedError" and self.copy[2] else None
 
     def _micro_batch(self, times: int = 1) -> bool:
         """Run a micro-batch, its tasks so many times; return ``False`` if there are no new rows."""
@@ -144,11 +182,18 @@ class Query(Role):
     def _process(self, begin: str, end: str) -> None:
         """Run the tasks of a micro-batch, and check its rows."""
         partitions = self.reader.partitions(json.loads(begin), json.loads(end))
+        self._goes_on()
         places: list[Place] = []
         for partition in partitions:
             places += self._run_task(pickle.dumps((self.reader, partition)))
         first, last = _ends(begin), _ends(end)
-        expected = [(number, at) for number in sorted(last) for at in range(first.get(number, 0), last[number])]
+        gone = self.simulation.gone
+        expected = [
+            (number, at)
+            for number in sorted(last)
+            for at in range(first.get(number, 0), last[number])
+            if (number, at) not in gone
+        ]
         if sorted(places) != expected:
             self.simulation.broken(f"the micro-batch from {first} to {last} has the rows {places}"[:500])
 
@@ -208,21 +253,53 @@ class Query(Role):
         if not self.offsets or not last:
             return
 
-        def read() -> None:
-            source = MessagingDataSource(simulation.reader_options())
-            reader: Any = source.reader(source.schema())
-            found = {
-                simulation.has_read(row)
-                for task in reader.partitions()
-                for batch in reader.read(task)
-                for row in batch.to_pylist()
-            }
+        def look() -> None:
+            found = self._read()
             for number, end in last.items():
                 for at in range(first.get(number, 0), end):
-                    if (number, at) not in found:
+                    if (number, at) not in found and (number, at) not in simulation.gone:
                         simulation.broken(f"row {at} of partition {number} is not in the journal, and not committed")
 
-        self._attempt(read)
+        self._attempt(look)
+
+    def _read(self) -> set[Place]:
+        """Read the journal as a batch read does, and return the places of its rows."""
+        source = MessagingDataSource(self.simulation.reader_options())
+        reader: Any = source.reader(source.schema())
+        return {
+            self.simulation.has_read(row)
+            for task in reader.partitions()
+            for batch in reader.read(task)
+            for row in batch.to_pylist()
+        }
+
+    def do_copy(self) -> None:
+        """Step: stop the query, and copy its journal."""
+        self._stop()
+
+        def copy() -> None:
+            ends: dict[int, int] = {}
+            for number, at in self._read():
+                ends[number] = max(ends.get(number, 0), at + 1)
+            self.copy = self.world.disk.copy("journal"), ends, self.done == 0
+
+        if self.offsets and not self.is_restored:
+            self._attempt(copy)
+
+    def do_put_back(self) -> None:
+        """Step: stop the query, and put the copy of its journal in the place of that."""
+        self._stop()
+        if self.copy is None or self.is_restored:
+            return
+        copied, ends, _ = self.copy
+
+        def put_back() -> None:
+            rows = self._read()
+            self.world.disk.restore("journal", copied)
+            self.simulation.lost({(number, at) for number, at in rows if at >= ends.get(number, 0)}, self.offsets[-1])
+            self.is_restored = True
+
+        self._attempt(put_back)
 
     def do_restart(self) -> None:
         """Step: stop the query, and start it again with its checkpoint."""
@@ -234,9 +311,7 @@ class Query(Role):
         self._stop()
 
         def run() -> None:
-            source = MessagingDataSource(self.simulation.reader_options())
-            self.reader = source.streamReader(source.schema())
-            self.simulation.forgotten = self.simulation.committed
+            self._make_reader()
             self.reader.prepareForTriggerAvailableNow()
             while self._micro_batch():
                 pass
@@ -279,6 +354,10 @@ class Spark(Simulation):
         self.ends: dict[int, int] = {}
         #: before which rows may have been deleted when the query started last, by partition
         self.forgotten: dict[int, int] = {}
+        #: rows that a checkpoint knows and a journal that was put back lacks; messages that may be lost with such a one
+        self.gone: set[Place] = set()
+        self.may_be_lost: set[str] = set()
+        self.has_lost = False
         #: the places of each message
         self.places: dict[str, list[Place]] = {}
         self.query = Query(self, "query")
@@ -322,6 +401,27 @@ class Spark(Simulation):
         places.append(place)
         return place
 
+    def lost(self, places: set[Place], planned: str) -> None:
+        """Note rows that went with the journal, which ends before them now.
+
+        Args:
+            places: of the rows.
+            planned: the last offsets in the checkpoint. "If no checkpoint knows of them, [...] the query cannot detect
+                that": their offsets are used again.
+        """
+        ends = _ends(planned)
+        for place in sorted(places):
+            number, at = place
+            message = self.rows[place]["value"].rstrip(b".").decode()
+            if message not in self.ledger.handled:
+                self.may_be_lost.add(message)
+            if at < ends.get(number, 0):
+                self.gone.add(place)
+            else:
+                del self.rows[place]
+                self.places[message].remove(place)
+        self.has_lost = True
+
     def stored(self, begin: dict[int, int], end: dict[int, int]) -> None:
         """Note that the sink has a micro-batch."""
         handled = self.ledger.handled
@@ -329,7 +429,7 @@ class Spark(Simulation):
         for number in sorted(end):
             for at in range(begin.get(number, 0), end[number]):
                 row = self.rows.get((number, at))
-                if row is not None:
+                if row is not None and (number, at) not in self.gone:
                     message = row["value"].rstrip(b".").decode()
                     handled[message] = handled.get(message, 0) + 1
                     count += 1
@@ -340,7 +440,8 @@ class Spark(Simulation):
         """See ``Simulation``."""
         ledger = self.ledger
         return all(
-            state != "sent" and (state not in ("confirmed", "stored") or message in ledger.handled)
+            state != "sent"
+            and (state not in ("confirmed", "stored") or message in ledger.handled or message in self.may_be_lost)
             for message, state in ledger.sent.items()
         )
 
@@ -352,7 +453,8 @@ class Spark(Simulation):
             if state == "sent":
                 self.broken(f"the promise of {message} has no outcome")
             elif state in ("confirmed", "stored") and message not in ledger.handled:
-                self.broken(f"{message} was {state}, and is lost")
+                if message not in self.may_be_lost:
+                    self.broken(f"{message} was {state}, and is lost")
             elif state not in ("confirmed", "stored") and state not in may_arrive and message in self.places:
                 self.broken(f"{message} arrived although its promise failed with {state}")
         if self._is_once():
@@ -369,6 +471,8 @@ class Spark(Simulation):
 
         "once, for each delivery with its own packet identifier or message id of the sender"
         """
+        if self.has_lost:
+            return False
         return all(
             fault.name in _HARMLESS or fault.arguments.get("role") == "query" for fault in self.plan.faults
         ) and (self.is_calm and not any(step.name == "reopen" for step in self.plan.steps))
@@ -443,7 +547,14 @@ class Spark(Simulation):
             "is_durable": False,
             "query": query,
         }
-        return Plan(options, tuple(steps), tuple(cls._faults(random, protocol, roles)))
+        faults = cls._faults(random, protocol, roles)
+        if random.random() < 0.25:
+            begin = next(at for at, step in enumerate(steps) if step.role == "query")
+            for at, name in zip(
+                sorted(random.choices(range(begin, len(steps)), k=2)), ("copy", "put_back"), strict=True
+            ):
+                steps.insert(at + (name == "put_back"), Step("query", name, {}))
+        return Plan(options, tuple(steps), tuple(faults))
 
     @staticmethod
     def _bounds(random: random.Random) -> dict[str, str]:
