@@ -366,7 +366,15 @@ class Sharing(Simulation):
             "is_typed": is_typed,
             "credentials": credentials,
             "is_durable": random.random() < 0.25,
+            "has_late_letters": False,
         }
+        if "dead_letter_channel" in subscribe and protocol != "mqtt311" and random.random() < 0.25:
+            # "A dead letter that nothing receives is not lost where the broker says so"
+            options["has_late_letters"] = True
+            steps += [
+                Step("letters", "pause", {"seconds": random.choice((0.5, 3.0, 20.0))}),
+                Step("letters", "begin", {}),
+            ]
         return Plan(options, tuple(steps), tuple(sorted(faults, key=lambda fault: fault.at)))
 
     @staticmethod

@@ -85,6 +85,8 @@ class Ledger:
         self.away: dict[str, None] = {}
         #: when the broker was killed or stopped last
         self.restarted = -inf
+        #: when the first subscription to the dead letters was there
+        self.letters_since = inf if self._options["has_late_letters"] else -inf
 
     def message(self, payload: bytes) -> str:
         """Return the message of a payload, which may be in an envelope."""
@@ -209,10 +211,10 @@ class Ledger:
         )
 
     def _may_return(self, group: str, each: Delivery) -> bool:
-        """Return whether a rejected message may come again: not behind a dead letter."""
+        """Return whether a rejected message may come again: not behind a dead letter that something receives."""
         options = self._options["subscribe"]
-        if "dead_letter_channel" not in options or "max_deliveries" in options:
-            return True
+        if "dead_letter_channel" not in options or "max_deliveries" in options or each.at <= self.letters_since:
+            return True  # "Its message is kept and delivered again" (``docs/guarantees.md``)
         return self.has_trouble(group, each.at) or bool(self._simulation.plan.faults)
 
     def _check_redelivered(self, group: str, message: str, earlier: list[Delivery], is_again: bool) -> None:

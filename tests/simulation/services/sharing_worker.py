@@ -113,7 +113,21 @@ class Client(Role):
 
 
 class Letters(Client):
-    """Takes the dead letters."""
+    """Takes the dead letters, in some plans after a while in which nothing receives them."""
+
+    has_begun = False
+
+    def connect(self) -> None:
+        """See ``Client``."""
+        if self.has_begun or not self.simulation.plan.options["has_late_letters"]:
+            super().connect()
+            ledger = self.simulation.ledger
+            ledger.letters_since = min(ledger.letters_since, self.world.scheduler.now)
+
+    def do_begin(self) -> None:
+        """Step: take the dead letters from now on."""
+        self.has_begun = True
+        self.connect()
 
     def begin(self) -> None:
         """See ``Client``."""
