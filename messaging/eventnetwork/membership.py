@@ -72,14 +72,16 @@ class Member:
         is_known: whether its interests and offers are complete up to ``version``.
         is_refused: whether those of ``version`` were refused, so that earlier ones are in force.
         is_lost: whether it is silent, or its broker says that it is gone.
+        is_heard_late: whether events of it arrived since it was lost, and more may follow.
         interests, offers: its interests and offers; replaced as a whole.
         heard: when it was last heard of, monotonic seconds.
         reported: what was wrong in its announcements, and was logged.
     """
 
     __slots__ = (
-        "answers", "framework", "heard", "heartbeat", "id", "inbox", "interests", "is_known", "is_lost", "is_refused",
-        "linger", "lost_at", "name", "offers", "qos", "queried", "replays", "reported", "version",
+        "answers", "framework", "heard", "heartbeat", "id", "inbox", "interests", "is_heard_late", "is_known",
+        "is_lost", "is_refused", "linger", "lost_at", "name", "offers", "qos", "queried", "replays", "reported",
+        "version",
     )  # fmt: skip
 
     def __init__(self, id: str, now: float) -> None:  # noqa: A002
@@ -92,7 +94,7 @@ class Member:
         self.replays = self.answers = False
         self.version = 0
         self.is_known = self.is_refused = False
-        self.is_lost = False
+        self.is_lost = self.is_heard_late = False
         self.lost_at = 0.0
         self.interests: frozenset[Interest] = frozenset()
         self.offers: frozenset[str] = frozenset()
@@ -100,6 +102,11 @@ class Member:
         #: when it was last queried; ``None``: never
         self.queried: float | None = None
         self.reported: set[str] = set()
+
+    @property
+    def is_watched(self) -> bool:
+        """Return whether its silence is to be noticed."""
+        return not self.is_lost or self.is_heard_late
 
     def __str__(self) -> str:
         return f"{printable(self.name)} ({self.id})" if self.name else self.id
@@ -119,6 +126,9 @@ class MembershipListener(abc.ABC):
     @abc.abstractmethod
     def lost(self, member: Member) -> None:
         """Note that ``member`` is lost: its process may have crashed."""
+
+    def silent_again(self, member: Member) -> None:  # noqa: B027  # a service may have no use for late events
+        """Note that ``member`` is still lost, and that no more of the events arrive that its broker kept."""
 
     @abc.abstractmethod
     def left(self, member: Member) -> None:
@@ -275,7 +285,7 @@ class Membership:
         """Count the silence of all members from now on: their announcements may be on the way."""
         self._ticked = now
         for member in self.members.values():
-            if not member.is_lost:
+            if member.is_watched:
                 member.heard = now
 
     # --- time
@@ -283,7 +293,7 @@ class Membership:
     @property
     def interval(self) -> float:
         """Return the longest time between two calls of :meth:`tick`, seconds."""
-        shortest = min((each.heartbeat for each in self.members.values() if not each.is_lost and each.heartbeat),
+        shortest = min((each.heartbeat for each in self.members.values() if each.is_watched and each.heartbeat),
                        default=self.own.heartbeat)  # fmt: skip
         interval = min(shortest, self.own.heartbeat) / (2 * _BEATS)
         return interval if self.is_settled else min(interval, _SETTLE)
@@ -297,7 +307,7 @@ class Membership:
         gap = 0.0 if before is None else now - before
         # This thread or process was suspended: announcements of that time are still to be read.
         for member in self.members.values():
-            if not member.is_lost and gap > min(member.heartbeat, self.own.heartbeat):
+            if member.is_watched and gap > min(member.heartbeat, self.own.heartbeat):
                 member.heard = now
         if gap > self.own.heartbeat:
             # the others may have lost this member
@@ -319,10 +329,10 @@ class Membership:
             self._listener.settled()
 
     def _expire(self, member: Member, now: float) -> None:
-        if not member.is_lost:
-            self._suspect(member, now)
-        elif now - member.lost_at >= member.linger:
+        if member.is_lost and now - member.lost_at >= member.linger:
             self._forget(member)
+        elif member.is_watched:
+            self._suspect(member, now)
 
     def _suspect(self, member: Member, now: float) -> None:
         """Lose a silent member, if its silence is not that of this member's own subscription."""
@@ -336,7 +346,11 @@ class Membership:
             self._lose(member, now)
 
     def _lose(self, member: Member, now: float) -> None:
-        member.is_lost, member.lost_at = True, now
+        if member.is_lost:
+            member.is_heard_late = False
+            self._listener.silent_again(member)
+            return
+        member.is_lost, member.is_heard_late, member.lost_at = True, False, now
         logger.info("event network: member %s is lost: no announcement for %g s", member, now - member.heard)
         self._listener.lost(member)
 
@@ -348,14 +362,16 @@ class Membership:
     # --- what the others send
 
     def heard_of(self, id_: str, now: float) -> None:
-        """Note that an event of a member arrived that has not announced itself.
+        """Note that an event of a member arrived that has not announced itself, or is lost.
 
         Its process may have ended before this member began: a broker, or an outbox, kept the event. Without further
-        events and announcements it is lost as any silent member is.
+        events and announcements it is lost as any silent member is. Such an event does not bring a lost member back.
         """
         member = self.members.get(id_)
         if member is None:
             self._admit(Announcement(kind="heartbeat", member=id_), now)
+        elif member.is_lost:
+            member.heard, member.is_heard_late = now, True
         elif not member.is_known:
             member.heard = now
 

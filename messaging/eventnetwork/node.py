@@ -96,7 +96,10 @@ class NodeService(abc.ABC):
 
     @abc.abstractmethod
     def member_lost(self, member: str) -> None:
-        """Note that a member is lost, after its last event was received. On the thread of :meth:`receive`."""
+        """Note that a member is lost, after its last event was received. On the thread of :meth:`receive`.
+
+        It is called again if events of a lost member arrive that its broker kept, see :meth:`EventNode.heard_of`.
+        """
 
     def replay_asked(self, request: Announcement) -> None:  # noqa: B027  # a service need not share its history
         """Answer the ``replay`` of another member, on another thread. On a worker thread; does not wait."""
@@ -158,6 +161,10 @@ class _Listener(MembershipListener):
         """See ``MembershipListener``."""
         for each in self._notifications.all():
             each.lost(member.id)
+        self._in_order(partial(self._service.member_lost, member.id))
+
+    def silent_again(self, member: Member) -> None:
+        """See ``MembershipListener``."""
         self._in_order(partial(self._service.member_lost, member.id))
 
     def left(self, member: Member) -> None:
@@ -497,12 +504,13 @@ class EventNode:
         return found is not None and not found.is_lost
 
     def heard_of(self, member: str) -> None:
-        """Have ``NodeService.member_lost`` called for the sender of an event in the end, whether or not it is known.
+        """Have ``NodeService.member_lost`` called for the sender of an event in the end.
 
-        It may have ended before this member began. From any thread.
+        Also for a sender that is not known, or was lost before: a broker or an outbox may keep events longer than their
+        sender lives. On the thread of :meth:`NodeService.receive`.
         """
         found = self._membership.members.get(member)
-        if found is None or not found.is_known:
+        if found is None or found.is_lost or not found.is_known:
             self._control.post(lambda: self._membership.heard_of(member, clock.monotonic()))
 
     def get_dto(self) -> NodeDTO:

@@ -136,6 +136,44 @@ def test_a_session_of_a_sender_that_ended_before_ends_with_an_error(
         assert admin.members() == ()
 
 
+@table("known_by", ["update", "add"])
+def test_a_session_that_arrives_after_its_sender_was_lost_ends_with_an_error(
+    admins: Admins, virtual_clock: VirtualClock, known_by: Any
+) -> None:
+    """The broker kept its events longer than the announcements of the sender, or the outbox of the sender did."""
+    url = f"memory://late{uuid4().hex}"
+    member = str(uuid4())
+    with messaging.connect(url) as m, messaging.connect(url) as raw:
+        admin = admins(instance=m, network=EventNetwork(heartbeat=1.0))
+        recorder = record(admin, "a", lifecycle="SESSION")
+        admin.announced(PATIENCE).result(PATIENCE)
+
+        def announce(kind: Any, **fields: Any) -> None:
+            announcement = Announcement(kind=kind, member=member, **fields)
+            raw.publish("topics-members/all", dump_announcement(announcement), qos="1").result(PATIENCE)
+
+        def send(number: int, session: str) -> None:
+            event = WireEvent("a", number, sender=member, sequence=number, session=session)
+            raw.publish("topics/a", encode(event), qos="1").result(PATIENCE)
+
+        announce(known_by, version=3, heartbeat=1.0, linger=3_600.0)
+        announce("leave", is_lost=True)
+        eventually(lambda: [each.is_lost for each in admin.members()] == [True])
+        ended = []
+        for number, session in ((1, "first"), (3, "second")):
+            send(number, session)
+            eventually(lambda number=number: recorder.values[-1:] == [number])
+            virtual_clock.advance(1.0)
+            send(number + 1, session)
+            eventually(lambda number=number: recorder.values[-1:] == [number + 1])
+            assert recorder.kinds == [*ended, "data", "data"]
+            virtual_clock.advance(5.0)
+            ended += ["data", "data", "error"]
+            eventually(lambda ended=tuple(ended): tuple(recorder.kinds) == ended)
+        assert [type(each) for each in recorder.failures] == [EventSessionLostError] * 2
+        assert [each.is_lost for each in admin.members()] == [True]
+
+
 def test_27_an_error_ends_the_session(admin: DistributedEventAdmin) -> None:
     aware = record(admin, lifecycle="SESSION")
     error = ValueError("x")

@@ -61,6 +61,10 @@ class Node(MembershipListener):
         assert member.is_lost
         self.calls.append(("lost", member.id))
 
+    def silent_again(self, member: Member) -> None:
+        assert member.is_lost
+        self.calls.append(("silent_again", member.id))
+
     def left(self, member: Member) -> None:
         assert member.id not in self.membership.members
         self.versions.pop(member.id, None)
@@ -320,6 +324,32 @@ def test_a_member_that_receives_nothing_takes_no_other_for_lost() -> None:
     assert not member.is_lost
     pair.tick(6.0)
     assert member.is_lost
+
+
+def test_late_events_do_not_bring_a_lost_member_back_and_their_end_is_noticed_once() -> None:
+    pair = Pair(heartbeat=1.0)
+    pair.hear(2, "update", 0.0, heartbeat=1.0, linger=LINGER)
+    pair.hear(2, "leave", 0.1, is_lost=True)
+    id_ = str(UUID(int=2))
+    member, calls = pair.membership.members[id_], pair.listener.calls
+    calls.clear()
+    pair.tick(*(n * 0.1 for n in range(2, 50)))
+    assert calls == []
+    pair.membership.heard_of(id_, 5.0)
+    pair.tick(*(5.0 + n * 0.1 for n in range(15)))
+    pair.membership.heard_of(id_, 6.5)
+    pair.tick(*(6.5 + n * 0.1 for n in range(19)))
+    assert calls == []
+    pair.tick(*(8.4 + n * 0.1 for n in range(30)))
+    assert calls == [("silent_again", id_)]
+    assert member.is_lost
+    pair.membership.heard_of(id_, 12.0)
+    pair.hear(2, "heartbeat", 12.1, heartbeat=1.0, linger=LINGER)
+    pair.tick(*(12.2 + n * 0.1 for n in range(30)))
+    assert calls == [("silent_again", id_), ("joined", id_), ("lost", id_)]
+    pair.membership.heard_of(id_, 15.3)
+    pair.tick(40.0)
+    assert calls[-1] == ("left", id_)
 
 
 def test_members_are_not_settled_before_the_query_has_come_back() -> None:
