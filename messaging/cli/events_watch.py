@@ -82,7 +82,9 @@ class Watcher(NodeService):
                 arrival.notified()
             return
         if event.session is not None and self._with_ends:
-            self._sessions.note((event.sender or "", event.session), event.topic, event.kind)
+            is_late = self._sessions.note((event.sender or "", event.session), event.topic, event.kind)
+            if event.sender is not None and event.kind == "data" and not is_late:
+                hop.node.heard_of(event.sender)  # the session ends when its sender is lost
         sender = hop.path[0] if hop.path else None
         self._put(EventLine(event, time.time(), sender, self._name(sender), arrival=arrival))
 

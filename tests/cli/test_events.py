@@ -150,6 +150,15 @@ def test_a_member_that_crashes_ends_its_sessions(url: str, topic: str, m: Messag
         assert (end["topic"], end["session"], end["error"]["type"]) == ("a", session, "EventSessionLostError")
 
 
+def test_a_session_that_the_broker_kept_longer_than_its_sender_lived_ends(url: str, topic: str, m: Messaging) -> None:
+    prefix = topic.replace("/", "-")
+    with ready("watching", "events", "watch", url, "--type", "all", "--prefix", prefix, *FAST, "--json") as program:
+        event = encode(WireEvent("a", 1, sender=str(uuid4()), sequence=1, session="s1"))
+        m.publish(f"{prefix}/a", event, qos=1).result(PATIENCE)
+        end = json.loads(program.out.until(lambda line: b'"error"' in line))
+        assert (end["topic"], end["session"], end["error"]["type"]) == ("a", "s1", "EventSessionLostError")
+
+
 def test_watch_understands_the_events_of_typed_buses(run: Run, here: Here) -> None:
     url, m = here
     with TypedEventBus(ServiceRegistry(), name="shop") as bus, bus.connect(m, "*") as connection:
