@@ -57,10 +57,6 @@ class Event:
         """Return the role of its member."""
         return self.member.split(".")[0]
 
-    def origin_is_own(self, role: str, life: int) -> bool:
-        """Return whether it was published in a process."""
-        return self.member.startswith(f"{role}.{life}.")
-
     @property
     def payload(self) -> dict[str, object]:
         """Return what is published."""
