@@ -23,6 +23,7 @@ class Sent:
         state: ``sent``, ``confirmed``, ``killed``, or the name of an error.
         is_owed: a route was subscribed from before it was sent until it was confirmed.
         may_repeat: the device may have sent it twice, and its broker cannot tell.
+        forgotten: how often the gateway may have lost its record of the message, by which it recognises it.
         is_bad: the route cannot handle it, so it becomes a dead letter.
         is_filtered: the route filters it out.
         at: when it was sent, virtual seconds.
@@ -38,6 +39,7 @@ class Sent:
     state: str = "sent"
     is_owed: bool = False
     may_repeat: bool = False
+    forgotten: int = 0
     is_bad: bool = False
     is_filtered: bool = False
 
