@@ -70,7 +70,9 @@ class Breaks:
     """Notes when connections end at a broker, by the role that opened them. Put it between network and broker.
 
     Attributes:
-        times: moments, by role.
+        times: moments, by role; each connection has one, when its socket ends.
+        closing: moments at which an AMQP broker began to close a connection, by role: it gives the unsettled messages
+            back then, and waits for ``connection.close-ok`` before the socket ends.
         ended: moments at which an AMQP broker ended a channel or a consumer, but not its connection, by role.
     """
 
@@ -78,9 +80,11 @@ class Breaks:
         self._broker = broker
         self._scheduler = scheduler
         self.times: dict[str, list[float]] = {}
+        self.closing: dict[str, list[float]] = {}
         self.ended: dict[str, list[float]] = {}
         if isinstance(broker, AmqpBroker):
-            broker.on_ended = self._ended
+            broker.on_ended = lambda connection: self._note(self.ended, connection)
+            broker.on_closing = lambda connection: self._note(self.closing, connection)
 
     def accept(self, peer: Peer) -> Connection:
         """See ``Broker``."""
@@ -103,16 +107,16 @@ class Breaks:
         self._broker.start()
 
     def between(self, role: str, begin: float, end: float) -> bool:
-        """Return whether a connection of ``role`` ended in that time."""
-        return any(begin <= each <= end for each in self.times.get(role, ()))
+        """Return whether a connection of ``role`` ended in that time, or the broker began to close one."""
+        return any(begin <= each <= end for times in (self.times, self.closing) for each in times.get(role, ()))
 
     def ended_between(self, role: str, begin: float, end: float) -> bool:
         """Return whether the broker ended a channel or a consumer of ``role`` in that time."""
         return any(begin <= each <= end for each in self.ended.get(role, ()))
 
-    def _ended(self, connection: AmqpConnection) -> None:
+    def _note(self, moments: dict[str, list[float]], connection: AmqpConnection) -> None:
         watched: Any = connection.peer
-        self.ended.setdefault(watched.role, []).append(self._scheduler.now)
+        moments.setdefault(watched.role, []).append(self._scheduler.now)
 
 
 class _Watched:

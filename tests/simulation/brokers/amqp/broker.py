@@ -103,6 +103,8 @@ class AmqpBroker:
         self.on_dropped: Callable[[str, str, str, bytes], object] | None = None
         #: called with each connection of which a fault ends a channel or a consumer
         self.on_ended: Callable[[AmqpConnection], object] | None = None
+        #: called with each connection that the broker begins to close: its channels end now, its socket ends later
+        self.on_closing: Callable[[AmqpConnection], object] | None = None
         self.injector = Injector(self, AmqpFaults())
         #: whether any fault can happen
         self.is_faulty = False

@@ -393,6 +393,8 @@ class AmqpConnection:
         if self.state in ("closing", "ended", "header"):
             return
         self.broker.counters.connection_errors += 1
+        if self.broker.on_closing is not None:
+            self.broker.on_closing(self)
         self._drop_all()
         self.state = "closing"
         self._is_blocked = False
