@@ -507,6 +507,22 @@ def test_the_broker_closes_a_connection(broker: AmqpBroker, client: FakeClient, 
     assert not other.ended
 
 
+def test_a_connection_that_the_broker_closes_is_told_before_its_messages_are_requeued(
+    broker: AmqpBroker, client: FakeClient
+) -> None:
+    declare(client, "q")
+    client.publish(1, "", "q", b"1")
+    consume(client, "q", channel=2)
+    client.take()
+    told = []
+    broker.on_closing = lambda _: told.append(counts(again(broker), "q"))
+    [connection, *_] = broker.connections
+    connection.close_by_error({"reply_code": 530, "reply_text": "NOT_ALLOWED - credentials expired"})
+    assert told == [(0, 1)]
+    assert counts(again(broker), "q") == (1, 0)
+    assert not client.ended
+
+
 @pytest.mark.parametrize("is_after", [False, True])
 def test_a_connection_is_reset_before_or_after_the_effect(
     broker: AmqpBroker, client: FakeClient, is_after: bool
