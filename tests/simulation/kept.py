@@ -14,4 +14,6 @@ KEPT: Final = {
     "transactions/mqtt311/100014": "a manager told a participant for ever that was closed",
     "distributed/mqtt311/900146": "a session of a sender that was lost before its events arrived did not end",
     "typedevents/memory/400066": "a replay left out live events below the sequence that it was asked for",
+    "sharing/amqp/900116": "an AMQP broker that closes a connection requeues before the connection has ended",
+    "gateway/mqtt311/900090": "a loss of power took the records by which a gateway recognises equal messages",
 }
