@@ -28,7 +28,8 @@ class MessageBuffer:
         withheld: with autoAcknowledge, messages that arrived while the buffer was full; they are acknowledged when
             they move up.
         expects_stale: a connection was lost: ``messages`` may have arrived on it.
-        is_redelivered: the broker redelivers the unsettled messages of that connection.
+        is_redelivered: the broker redelivers the unsettled messages of that connection, which may be lost before the
+            loop knows.
         is_admitting: the consumer has called :meth:`request_more`, and the loop has not followed yet.
     """
 
@@ -40,7 +41,8 @@ class MessageBuffer:
         self._auto = owner.spec.options.auto_acknowledge
         self.messages: deque[Incoming] = deque()
         self.withheld: deque[Incoming] = deque()
-        self.expects_stale = self.is_redelivered = self.is_admitting = False
+        self.expects_stale = self.is_admitting = False
+        self.is_redelivered = self._outlives_connection()
 
     def __len__(self) -> int:
         return len(self.messages) + len(self.withheld)
@@ -175,11 +177,11 @@ class MessageBuffer:
 
     def on_connection_lost(self) -> None:
         """Drop the messages that the broker will redeliver, as far as no consumer takes them meanwhile."""
-        self._expect_stale(is_redelivered=self.outlives_connection())
+        self._expect_stale(is_redelivered=self._outlives_connection())
 
     def reconnected(self, resumed: bool) -> None:
         """Bound the messages of the lost connection. :meth:`is_superseded` drops what the broker redelivers."""
-        self._expect_stale(is_redelivered=resumed or self.outlives_connection())
+        self._expect_stale(is_redelivered=resumed or self._outlives_connection())
         for queue in (self.messages, self.withheld):
             # from the end where the consumer takes: their order must not change under its hands
             with contextlib.suppress(IndexError):
@@ -193,7 +195,7 @@ class MessageBuffer:
         if is_redelivered and self.withheld:
             self.withheld = deque(incoming for incoming in self.withheld if not self.is_stale(incoming))
 
-    def outlives_connection(self) -> bool:
+    def _outlives_connection(self) -> bool:
         """Return whether the queue outlives its connection and redelivers unsettled messages."""
         return self._adapter.redelivers(self._owner.spec)
 

@@ -170,7 +170,7 @@ class Settlement:
         if self.is_released:
             held = self._credit.held
             return self._is_lost and (held is None or id(incoming) in held)
-        return not (self._buffer.is_redelivered or self._buffer.outlives_connection())
+        return not self._buffer.is_redelivered
 
     def accept(self, message: Message) -> None:
         """Acknowledge a message unless it is settled: the fast form of :meth:`settle`."""

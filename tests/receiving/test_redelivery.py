@@ -207,6 +207,23 @@ def test_a_dead_letter_is_published_before_its_message_is_acknowledged(broker: F
     assert stream.counters.dead_lettered == 1
 
 
+def test_messages_of_a_loss_that_is_not_told_yet_are_no_dead_letters_of_a_stream_that_ends(
+    broker: FakeBroker, connect: Connect
+) -> None:
+    """The broker redelivers them: its queue outlives the connection."""
+    m = connect(broker)
+    stream = manual(m, queue="q", deadLetterChannel="dead", prefetch=2)
+    broker.deliver(b"0")
+    broker.deliver(b"1")
+    eventually(lambda: stream.counters.received == 2)
+    epoch = broker.epoch
+    on_loop(lambda: setattr(broker, "epoch", epoch + 1))
+    stream.close().result(PATIENCE)
+    settle_loop()
+    assert broker.sent == []
+    assert stream.counters.dead_lettered == stream.counters.dropped == 0
+
+
 def test_a_refused_dead_letter_is_retried(
     broker: FakeBroker, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -24,6 +24,20 @@ RECEIVING = (
         "::test_a_message_whose_dead_letter_channel_nothing_receives_is_kept --backend memory",
     ),
     Planted(
+        "messages that the broker redelivers are dead letters of a stream that ends before a loss is told",
+        "Leave messages to the broker when a loss is not told yet",
+        "receiving",
+        (
+            Edit(
+                "messaging/receiving/buffer.py",
+                "        self.is_redelivered = self._outlives_connection()\n",
+                "        self.is_redelivered = False\n",
+            ),
+        ),
+        "tests/receiving/test_redelivery.py"
+        "::test_messages_of_a_loss_that_is_not_told_yet_are_no_dead_letters_of_a_stream_that_ends",
+    ),
+    Planted(
         "a message whose dead letter was returned is acknowledged",
         "Keep a message whose dead letter nothing receives",
         "receiving",
