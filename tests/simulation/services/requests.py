@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ReplyError
+from messaging.errors import OutcomeUnknownError, ReplyError
 from tests.simulation.plans import Plan, Step
 from tests.simulation.services.messages import Messages
 from tests.simulation.services.requests_ledger import (
@@ -108,7 +108,8 @@ class Requests(Simulation):
         """Enter a request that ``role`` is about to make."""
         ask = Ask(name, role.name, channel, verb, **terms)
         self.ledger.add(ask)
-        ask.due = self.world.scheduler.now + ask.timeout + SLACK
+        ask.asked = self.world.scheduler.now
+        ask.due = ask.asked + ask.timeout + SLACK
         role.note(f"{name} to {channel}: {verb}")
         return ask
 
@@ -122,6 +123,8 @@ class Requests(Simulation):
         """Enter the outcome of a request with one reply."""
         self._outcome(ask, error)
         instance = ask.instance
+        if type(error) is OutcomeUnknownError and self._is_full(ask):
+            self.ledger.held.append((ask.asked, self.world.scheduler.now))
         if instance is not None:
             if error is None:
                 instance.answered += 1
@@ -133,6 +136,13 @@ class Requests(Simulation):
             self.broken(f"{ask.name} got the reply {payload!r}")
         if error is None and ask.fails and ask.verb != "items":
             self.broken(f"{ask.name} got a reply, although its handler fails")
+
+    def _is_full(self, ask: Ask) -> bool:
+        """Return whether a handler has made this request, and unanswered ones fill the window of its instance."""
+        if not self.protocol.startswith("mqtt") or not ask.is_inner or ask.instance is None:
+            return False
+        session = self.broker.sessions.get(ask.instance.m.runtime.get_runtime_dto().connection.client_id)
+        return session is not None and session.connection is not None and not session.quota
 
     def stream_ended(self, ask: Ask, error: MessagingError | None, state: str) -> None:
         """Enter the end of a stream of replies."""
@@ -149,6 +159,7 @@ class Requests(Simulation):
         if ask.state:
             self.broken(f"{ask.name} has a second outcome: {error!r} after {ask.state}")
         ask.state = state or (ANSWERED if error is None else type(error).__name__)
+        ask.ended = self.world.scheduler.now
         if isinstance(error, ReplyError):
             ask.reason = error.kind
         self.world.note(ask.requester, f"{ask.name} {ask.state} {ask.reason}".rstrip())
@@ -216,8 +227,18 @@ class Requests(Simulation):
                 self.broken(f"{name} failed with a ReplyError of kind {ask.reason}")
         if self.is_handled_once and ask.handled > (1 if self.plan.options["keeps"] else len(self.responders)):
             self.broken(f"{name} was handled {ask.handled} times")
-        if self._is_owed(ask) and ask.state not in (ANSWERED, CLOSED, "ReplyError"):
+        if self._is_owed(ask) and ask.state not in (ANSWERED, CLOSED, "ReplyError") and not self._is_held(ask):
             self.broken(f"{name} failed with {ask.state}, although it was kept for a responder")
+
+    def _is_held(self, ask: Ask) -> bool:
+        """Return whether the request ran out of time behind handlers that waited for replies in vain.
+
+        "While they fill it, the broker sends the instance nothing else that is acknowledged, neither requests of other
+        channels nor replies" (``docs/reply-to.md``, Where and how many). A window that stays full fails the probes.
+        """
+        if ask.is_probe or ask.state != "OutcomeUnknownError":
+            return False
+        return any(begin <= ask.ended <= end + SLACK for begin, end in self.ledger.held)
 
     def _is_owed(self, ask: Ask) -> bool:
         """Return whether the request has to be answered."""

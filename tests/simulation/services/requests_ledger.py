@@ -80,6 +80,7 @@ class Ask:
         qos: of the request.
         timeout: seconds.
         taken: replies after which the requester closes the stream; ``None``: it takes all.
+        asked, ended: virtual times at which it was made, and had its outcome.
         due: virtual time until which it needs an outcome; of many replies: until which the next one has to come.
         state: ``""`` while it waits, :data:`ANSWERED`, :data:`KILLED`, :data:`CLOSED`, or the name of an error.
         reason: kind of the ``ReplyError``.
@@ -87,6 +88,7 @@ class Ask:
         items: of many replies, their numbers.
         is_cancelled: the requester has cancelled it.
         is_probe: it was made when all faults were over: nothing excuses its failure.
+        is_inner: a handler has made it, with the instance that its own requests come to.
     """
 
     name: str
@@ -100,6 +102,8 @@ class Ask:
     qos: int | None = None
     timeout: float = 60.0
     taken: int | None = None
+    asked: float = 0.0
+    ended: float = 0.0
     due: float = 0.0
     state: str = ""
     reason: str = ""
@@ -107,6 +111,7 @@ class Ask:
     items: list[int] = field(default_factory=list)
     is_cancelled: bool = False
     is_probe: bool = False
+    is_inner: bool = False
     instance: Instance | None = None
 
     @property
@@ -133,11 +138,18 @@ class Ask:
 
 
 class Ledger:
-    """All requests and handlers of a run."""
+    """All requests and handlers of a run.
+
+    Attributes:
+        asks: the requests by name.
+        served: the handlers.
+        held: begin and end of the waits of handlers for replies that a full window of MQTT kept from them.
+    """
 
     def __init__(self) -> None:
         self.asks: dict[str, Ask] = {}
         self.served: list[Served] = []
+        self.held: list[tuple[float, float]] = []
         #: the requests that had no outcome when that was asked last
         self._waiting: list[Ask] = []
 

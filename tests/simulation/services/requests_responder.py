@@ -236,7 +236,9 @@ class Responder(Role):
     def _inner(self, ask: Ask) -> Ask:
         self.asked += 1
         name = f"{ask.name}.{self.name}.{self.asked}"
-        return self.simulation.ask(self, name, "svc/two", "echo", qos=1, timeout=20.0, instance=self.instance)
+        return self.simulation.ask(
+            self, name, "svc/two", "echo", qos=1, timeout=20.0, instance=self.instance, is_inner=True
+        )
 
     # --- handlers with many replies
 
