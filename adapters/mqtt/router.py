@@ -119,8 +119,8 @@ class Router:
         self._copies = _Copies()
         #: joint subscriptions that take the messages of abandoned channels
         self._heirs: list[Joint] = []
-        #: by filter: the last streams that ended without a connection. The filters are to be unsubscribed unless other
-        #: streams take them over
+        #: by filter: the last streams that ended without a connection, or whose connection ended before the broker
+        #: answered UNSUBSCRIBE. The filters are to be unsubscribed unless other streams take them over
         self.orphans: dict[str, Stream] = {}
 
     def connected(self, *, is_resumed: bool) -> None:
@@ -205,6 +205,11 @@ class Router:
             if len(self._former) > _FORMER:
                 del self._former[next(iter(self._former))]
         return True
+
+    def orphan(self, stream: Stream) -> None:
+        """Note that the filter of a removed stream is to be unsubscribed on the next connection."""
+        if stream.route.filter not in self._routes:
+            self.orphans[stream.route.filter] = stream
 
     def detach(self, stream: Stream) -> None:
         """Remove a stream and keep its route: the broker keeps the subscription."""

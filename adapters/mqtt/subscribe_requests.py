@@ -88,11 +88,19 @@ class SubscribeRequests:
         return await request
 
     async def unsubscribe(
-        self, topic_filter: str, uses: Callable[[int], bool], read: Callable[[Answer], object] | None = None
+        self,
+        topic_filter: str,
+        uses: Callable[[int], bool],
+        read: Callable[[Answer], object] | None = None,
+        lost: Callable[[], object] | None = None,
     ) -> None:
-        """Unsubscribe and wait for the answer. Arguments and errors as for :meth:`subscribe`."""
+        """Unsubscribe and wait for the answer. Arguments as for :meth:`unsubscribe_soon`.
+
+        Raises:
+            ConnectionLostError: the connection ended before the answer.
+        """
         self._require_control()
-        request = self.unsubscribe_soon(topic_filter, uses, read)
+        request = self.unsubscribe_soon(topic_filter, uses, read, lost)
         if request is None:
             return
         answer = await shielded(request)
@@ -104,16 +112,29 @@ class SubscribeRequests:
             )  # fmt: skip
 
     def unsubscribe_soon(
-        self, topic_filter: str, uses: Callable[[int], bool], read: Callable[[Answer], object] | None = None
+        self,
+        topic_filter: str,
+        uses: Callable[[int], bool],
+        read: Callable[[Answer], object] | None = None,
+        lost: Callable[[], object] | None = None,
     ) -> asyncio.Future[Answer] | None:
-        """Unsubscribe without waiting for the answer; ``None`` without a connection."""
+        """Unsubscribe without waiting for the answer; ``None`` without a connection.
+
+        Args:
+            topic_filter: what to unsubscribe from.
+            uses: as for :meth:`subscribe`.
+            read: as for :meth:`subscribe`.
+            lost: called when the connection has ended before the answer.
+        """
         if self._control is None:
             return None
         answer = self._request(*self._control.unsubscribe(topic_filter, self._taken(uses)), read)
         self._ending[topic_filter] = answer
 
         def answered(_: asyncio.Future[Answer]) -> None:
-            answer.exception()  # its result need not be retrieved
+            error = answer.exception()  # its result need not be retrieved
+            if isinstance(error, ConnectionLostError) and lost is not None:
+                lost()
             if self._ending.get(topic_filter) is answer:
                 del self._ending[topic_filter]
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from adapters.mqtt import handshake, packets
@@ -67,7 +68,7 @@ class Subscriptions:
         self._connack: Connack | None = None
 
     def connected(self, link: Link, connack: Connack) -> None:
-        """Use a new connection; end the subscriptions whose last stream ended without one.
+        """Use a new connection; end the subscriptions that the broker did not confirm to end on an earlier one.
 
         That waits for the streams that subscribe again: between an UNSUBSCRIBE and the next SUBSCRIBE, a session would
         miss messages.
@@ -85,12 +86,18 @@ class Subscriptions:
             self._timer = None
 
     def end_orphans(self) -> None:
-        """End the subscriptions whose last stream ended without a connection, and that no stream has taken over."""
+        """End the subscriptions that were to end on an earlier connection, and that no stream has taken over."""
         if self._link is not None:
-            for orphan, stream in self._router.orphans.items():
-                self._link.requests.unsubscribe_soon(orphan, self._outbound.uses)
+            for stream in self._router.orphans.values():
+                self._unsubscribe_soon(self._link, stream)
                 self._inbound.leftovers.drop(stream)
             self._router.orphans.clear()
+
+    def _unsubscribe_soon(self, link: Link, stream: Stream) -> None:
+        """Unsubscribe the filter of a removed stream, again on the next connection if this one ends unanswered."""
+        link.requests.unsubscribe_soon(
+            stream.route.filter, self._outbound.uses, lost=partial(self._router.orphan, stream)
+        )
 
     async def subscribe(self, target: Target, spec: SubscriptionSpec, sink: Sink, joint: Joint | None = None) -> Stream:
         """See ``Adapter.subscribe``. There is no time limit here.
@@ -193,9 +200,9 @@ class Subscriptions:
         self._end(stream)
         if self._router.remove(stream) and is_at_broker:
             if self._link is not None:
-                self._link.requests.unsubscribe_soon(stream.route.filter, self._outbound.uses)
+                self._unsubscribe_soon(self._link, stream)
             else:
-                self._router.orphans[stream.route.filter] = stream
+                self._router.orphan(stream)
 
     async def part(self, joint: Joint, pattern: str) -> None:
         """See ``SubscribesJointly``. The stream takes messages until the broker has answered."""
@@ -242,9 +249,11 @@ class Subscriptions:
         if self._link is not None:
             leftovers = self._inbound.leftovers
             with leftovers.departing(stream) if self._persistent else contextlib.nullcontext():
-                await self._link.requests.unsubscribe(route.filter, self._outbound.uses)
+                # a session that outlives the connection may keep the subscription if the broker has not answered
+                lost = partial(self._router.orphan, stream)
+                await self._link.requests.unsubscribe(route.filter, self._outbound.uses, lost=lost)
         else:
-            self._router.orphans[route.filter] = stream
+            self._router.orphan(stream)
 
     def _end(self, stream: Stream) -> None:
         """Leave the unsettled messages of a stream to the session's next one; without a session, settle them."""

@@ -536,6 +536,43 @@ async def test_an_unsubscription_without_a_connection_is_sent_in_the_resumed_ses
         await kept.count(1)
 
 
+@table("losses", [1, 2])
+async def test_an_unsubscription_that_was_not_answered_is_sent_again_in_the_resumed_session(
+    losses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker may not have got it."""
+    monkeypatch.setattr(subscriptions, "ORPHAN_TIMEOUT", 0.1)
+    async with session(**PERSISTENT) as (core, peer, connection):
+        kept, _ = await subscribed(core, connection, "kept")
+        _, gone = await subscribed(core, connection, "gone")
+        unsubscribing = asyncio.create_task(core.adapter.unsubscribe(gone))
+        for _ in range(losses):
+            assert (await connection.expect(0xA0)).endswith(b"\x00\x04gone")
+            connection, resumed = await reconnect(core, peer, connection, present=True)
+            assert resumed
+        with pytest.raises(ConnectionLostError):
+            await unsubscribing
+        assert (await connection.expect(0xA0)).endswith(b"\x00\x04gone")
+        connection.deliver("kept", b"")
+        await kept.count(1)
+
+
+async def test_a_stream_takes_over_a_subscription_whose_end_was_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriptions, "ORPHAN_TIMEOUT", 0.1)
+    async with session(**PERSISTENT) as (core, peer, connection):
+        _, ended = await subscribed(core, connection, "t", qos="1")
+        unsubscribing = asyncio.create_task(core.adapter.unsubscribe(ended))
+        await connection.expect(0xA0)
+        connection, _ = await reconnect(core, peer, connection, present=True)
+        with pytest.raises(ConnectionLostError):
+            await unsubscribing
+        sink, _ = await subscribed(core, connection, "t", qos="1")
+        await asyncio.sleep(0.2)  # sleeps: an UNSUBSCRIBE would come in this time
+        connection.deliver("t", b"1", 1, 1)
+        core.acknowledge(*(await sink.count(1)))
+        await connection.expect(packets.PUBACK)
+
+
 async def test_an_unsubscription_without_a_connection_is_sent_when_the_session_is_left() -> None:
     async with session(**PERSISTENT) as (core, peer, connection):
         _, gone = await subscribed(core, connection, "gone")

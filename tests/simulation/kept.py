@@ -11,6 +11,7 @@ KEPT: Final = {
     "sharing/memory/100072": "messages that the broker redelivers were dead letters: a loss was not told yet",
     "requests/mqtt311/1082": "messages that a session resumed twice held for no stream filled the window for ever",
     "requests/mqtt311/900130/steps=20,27/faults=": "unanswered requests kept from a handler the replies it waited for",
+    "streams/mqtt5/700017/steps=/faults=2,3": "a session kept a subscription whose UNSUBSCRIBE a lost connection took",
     "eventadmin/memory/1036": "an event met the topics of a registration and the filter of its update",
     "leases/memory/900005": "a renewal counted that was answered before a shorter one was asked for",
     "transactions/mqtt311/100014": "a manager told a participant for ever that was closed",
