@@ -168,7 +168,7 @@ class Router:
                 f"this instance has a subscription to {topic_filter!r} with other values of noLocal and "
                 f"retainAsPublished, and MQTT has one for each filter: use equal ones, or another instance"
             )
-        elif as_published and not route.is_shared:
+        elif as_published and route.streams and not route.is_shared:
             # an old retained message could not be told from a new one, nor from the replay to the other stream
             raise SubscriptionRefusedError(
                 f"this instance has a subscription to {topic_filter!r} with retainAsPublished, and there can be but one"

@@ -149,6 +149,19 @@ def test_a_second_stream_of_the_channel_is_refused_until_the_first_has_ended(m: 
         assert receive(again, 1) == [b"kept"]
 
 
+def test_a_stream_may_follow_one_whose_subscription_is_kept(other: Messaging, connect: Connect, channel: str) -> None:
+    m = connect(client_id=f"keeper of {channel}", clean_start=False, session_expiry=60)
+    options: dict[str, Any] = {"qos": 1, "retain_as_published": True, "keep_subscription": True}
+    with m.subscribe(channel, **options) as stream:
+        assert _flags(stream, 1) == [(b"kept", True)]
+    publish(other, channel, [b"meanwhile"], qos=1)
+    with m.subscribe(channel, retain_handling=2, **options) as stream:
+        stream.ready.result(PATIENCE)
+        publish(other, channel, [b"live"], qos=1, retain=True)
+        assert _flags(stream, 2) == [(b"meanwhile", None), (b"live", True)]
+        nothing_more(other, channel, stream, qos=1)
+
+
 def test_members_of_a_queue_may_be_several_and_get_the_flag_but_no_old_messages(
     m: Messaging, other: Messaging, channel: str
 ) -> None:

@@ -267,4 +267,17 @@ MQTT = (
         ),
         "tests/mqtt/test_keepalive.py::test_a_silent_broker_is_lost_within_twice_the_keepalive",
     ),
+    Planted(
+        "no stream with retainAsPublished follows one whose subscription is kept",
+        "Let a stream follow one whose subscription with its options is kept",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/router.py",
+                "        elif as_published and route.streams and not route.is_shared:\n",
+                "        elif as_published and not route.is_shared:\n",
+            ),
+        ),
+        "tests/mqtt/test_subscribe_options.py::test_a_stream_may_follow_one_whose_subscription_is_kept",
+    ),
 )
