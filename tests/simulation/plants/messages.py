@@ -188,7 +188,7 @@ RECEIVING = (
         (
             Edit(
                 "messaging/receiving/settlement.py",
-                "        return not (self._buffer.is_redelivered or self._buffer.outlives_connection())",
+                "        return not self._buffer.is_redelivered",
                 "        return False",
             ),
         ),
