@@ -51,6 +51,8 @@ class Renewals(RuleBasedStateMachine):
     def ask(self, duration: float) -> None:
         if not self.asked:
             self.before, self.first, self.fewest = self.lease.expires, self.clock.now, math.inf
+        if duration != ANY:  # it counts while it is pending, also if it is refused then
+            self.fewest = min(self.fewest, duration)
         self.asked.append(Asked(self.lease.note_asked(duration, self.clock.now)))
 
     @precondition(lambda self: any(each.granted is None for each in self.asked))
