@@ -8,7 +8,8 @@ What is promised, and checked (``docs/journal.md``):
   thread has appended it;
 - a cursor passes no record that was not acknowledged, and reads none again whose acknowledgement is stored;
 - bounds hold; an append that has no room waits for its timeout, and not for longer; dropped records are counted;
-- damage costs the records of its place only, and is reported; a crash is none.
+- damage costs the records of its place only, and is reported; a crash is none;
+- files of another journal in its folder are refused, and nothing is changed, until they are replaced or repaired.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ from messaging.journal import Journal, repair, verify
 from tests.simulation.plans import Fault, Plan, Step
 from tests.simulation.services.journal_ledger import Acknowledged, Entry, Ledger
 from tests.simulation.simulation import Role, Simulation, scheduling, span
+from tests.simulation.world.disk import Copy
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
     from messaging.journal import Cursor, Record
-    from tests.simulation.world.disk import Copy
 
 FOLDER: Final = "journal"
+#: of another journal, whose files get into this one
+OTHER: Final = "other"
 #: time that an append may take beyond its timeout, virtual seconds: threads are held up, and syncs are slow
 SLACK: Final = 120.0
 CURSORS: Final = ("one", "two", "three")
 #: faults after which calls may fail
-DISK_FAULTS: Final = frozenset({"full_disk", "failing_sync", "failing_write", "change", "remove_segment"})
+DISK_FAULTS: Final = frozenset({"full_disk", "failing_sync", "failing_write", "change", "remove_segment", "exchange"})
 
 
 class Writer(Role):
@@ -60,7 +63,7 @@ class Writer(Role):
                 self.note(f"cannot open: {error}")
                 if not self.simulation.is_unreadable:
                     self._unexpected("open", error)
-                else:
+                elif not self.simulation.put_back():
                     self._repair(path)
             except MessagingError as error:
                 self._unexpected("open", error)
@@ -447,6 +450,23 @@ class Viewer(Role):
     def open(self) -> None:
         """Begin without a view."""
         self.view: Any = None
+        if self.simulation.other is None and any(fault.name == "exchange" for fault in self.simulation.plan.faults):
+            try:
+                self._make_other()
+            except MessagingError as error:
+                self.note(f"cannot make another journal: {type(error).__name__}: {error}")
+
+    def _make_other(self) -> None:
+        """Make another journal, and keep a copy of its files."""
+        with Journal.open(str(self.world.disk.folder / OTHER), segment_bytes=1000) as other:
+            for number in range(30):
+                other.submit("other", b"other", message_id=f"other:{number}")
+            other.sync()
+            for most, name in enumerate(CURSORS):
+                cursor = other.cursor(name)
+                cursor.read(10 * most + 5)
+                cursor.commit()
+        self.simulation.other = self.world.disk.copy(OTHER)
 
     def do_look(self, is_new: bool) -> None:
         """Step: read all records."""
@@ -520,6 +540,10 @@ class JournalAlone(Simulation):
             fault.name == "kill" and fault.arguments["vanishes"] for fault in self.plan.faults
         )
         self._copy: tuple[Copy, Ledger, bool] | None = None
+        #: the files of another journal
+        self.other: Copy | None = None
+        #: the right files, and those that are there instead
+        self._exchanged: tuple[Copy, Copy] | None = None
         self.writer = Writer(self, "writer")
         self.roles += [self.writer, Viewer(self, "viewer")]
 
@@ -562,6 +586,43 @@ class JournalAlone(Simulation):
         self.world.disk.restore(FOLDER, self._copy[0])
         self.ledger = self._copy[1].copy()
         self.is_unreadable = self._copy[2]
+
+    def fault_exchange(self, what: str, seconds: float, is_put_back: bool) -> None:
+        """Fault: files of another journal replace those of this one, while no program runs."""
+        own = self.world.disk.copy(FOLDER)
+        is_known = any(not self.ledger.is_excused(offset) for offset in self.ledger.at)
+        if self.other is None or self.is_unreadable or not is_known or "state.db" not in own.files:
+            return
+        for each in self.roles:
+            self.fault_kill(each.name, seconds, vanishes=False)
+        own = self.world.disk.copy(FOLDER)
+
+        def is_exchanged(file: str) -> bool:
+            return file.startswith({"state": "state.db", "segments": "0/", "identity": "journal.json"}[what])
+
+        changed = Copy(
+            {file: content for file, content in own.files.items() if not is_exchanged(file)}
+            | {file: content for file, content in self.other.files.items() if is_exchanged(file)},
+            own.folders,
+        )
+        self.world.disk.restore(FOLDER, changed)
+        self.is_unreadable = True
+        if is_put_back or what == "segments":
+            self._exchanged = own, changed
+        elif what == "state":
+            self.ledger.forget_state()
+
+    def put_back(self) -> bool:
+        """Put the right files in the place of those of another journal; return whether there are such."""
+        if self._exchanged is None:
+            return False
+        own, changed = self._exchanged
+        there = self.world.disk.copy(FOLDER).files
+        for file in (file for file, content in changed.files.items() if there.get(file) != content):
+            self.broken(f"{file} of a journal that was refused has changed")
+        self.world.disk.restore(FOLDER, own)
+        self._exchanged, self.is_unreadable = None, False
+        return True
 
     def fault_change(self, what: str, count: int) -> None:
         """Fault: bytes of a segment, or of ``journal.json``, change."""
@@ -720,6 +781,17 @@ class JournalAlone(Simulation):
         ]
         if random.random() < 0.1:
             makers.append(lambda: ("remove_segment", {}))
+        if random.random() < 0.2:
+            makers += [
+                lambda: (
+                    "exchange",
+                    {
+                        "what": random.choice(("state", "state", "segments", "identity")),
+                        "seconds": span(random, 0.01, 1.0),
+                        "is_put_back": random.random() < 0.5,
+                    },
+                )
+            ] * 4
         faults = []
         for _ in range(random.choice((1, 2, 2, 3, 3, 4, 6))):
             name, arguments = random.choice(makers)()

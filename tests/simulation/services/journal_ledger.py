@@ -187,6 +187,13 @@ class Ledger:
 
     # --- faults
 
+    def forget_state(self) -> None:
+        """Note that the cursors and dead letters are those of another journal, and begin anew in a repair."""
+        self.cursors.clear()
+        self.letters.clear()
+        self.tried.clear()
+        self.removing.clear()
+
     def died(self, *, has_crashed: bool) -> None:
         """Note that the process was killed, or its machine has crashed."""
         for _message, entry in self.entries.items():
