@@ -29,6 +29,7 @@ from tests.house import ROOT, say
 from tests.mutations import copy
 from tests.simulation.plants.agreements import LEASES, TRANSACTIONS
 from tests.simulation.plants.amqp import AMQP
+from tests.simulation.plants.devices import DEVICES
 from tests.simulation.plants.events import DISTRIBUTED, TYPED_BUS
 from tests.simulation.plants.gateway import GATEWAY
 from tests.simulation.plants.memory import MEMORY
@@ -52,6 +53,7 @@ PLANTED: tuple[Planted, ...] = (
     *REQUESTS,
     *OUTBOX,
     *INBOX,
+    *DEVICES,
     *GATEWAY,
     *TYPED_BUS,
     *DISTRIBUTED,

@@ -25,6 +25,7 @@ PLACES: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "requests": (("requests",), ()),
     "outbox": (("durable", "messages"), ()),
     "inbox": (("durable",), ()),
+    "devices": (("devices",), ()),
     "gateway": (("gateway",), ()),
     "typed bus": (("typedevents",), ()),
     "distributed admin": (("distributed",), ()),

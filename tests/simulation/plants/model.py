@@ -46,6 +46,7 @@ SERVICES = (
     "requests",
     "outbox",
     "inbox",
+    "devices",
     "gateway",
     "typed bus",
     "distributed admin",
