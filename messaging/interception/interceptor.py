@@ -225,6 +225,8 @@ class Interceptor:
 
         Both happen on the thread that processes the message, in one :class:`contextvars.Context`: context variables
         that are set when it is entered are set in the handler, observer or body of the loop, also after an ``await``.
+        If another thread closes the stream of a loop, it is exited there, in the same context, while the body may
+        still be running.
 
         ============================  ==============================================================================
         processed by                  exited

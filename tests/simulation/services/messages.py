@@ -6,7 +6,8 @@ What is promised, and checked (``docs/guarantees.md``, ``docs/faults.md``):
 - no message arrives that was not sent, or whose promise failed with another error than ``OutcomeUnknownError``;
 - the first deliveries of a publisher come in its order, where one consumer takes one message at a time;
 - a message comes twice only if something failed, was closed, or its handler raised;
-- each promise has an outcome when its deadline has passed.
+- each promise has an outcome when its deadline has passed;
+- interceptors see each message, and each outcome once; handlers run in their contexts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging import MessagingError
 from messaging.execution import clock
 from tests.simulation.plans import Fault, Plan, Step
+from tests.simulation.services.watching import Watching
 from tests.simulation.simulation import AMQP_FAULTS, MQTT_FAULTS, Keeper, Role, Simulation, scheduling, span
 from tests.simulation.world.world import PlannedError
 
@@ -80,7 +82,7 @@ class Publisher(Role):
         settings = dict(options["publisher"])
         if options["is_durable"]:
             settings["outbox_path"] = str(self.world.disk.folder / self.name)
-        self.m = self.simulation.connect(self, retry_connect=True, **settings)
+        self.m = self.simulation.connect(self, retry_connect=True, **settings, **self.simulation.watched(self))
 
     def do_publish(self, count: int, size: int) -> None:
         """Step: publish so many messages at once."""
@@ -166,7 +168,7 @@ class Consumer(Role):
         settings = dict(options["consumer"])
         if self.simulation.protocol.startswith("mqtt"):
             settings["client_id"] = self.name
-        self.m = self.simulation.connect(self, retry_connect=True, **settings)
+        self.m = self.simulation.connect(self, retry_connect=True, **settings, **self.simulation.watched(self))
         self._subscribe()
 
     def _subscribe(self) -> None:
@@ -217,6 +219,8 @@ class Consumer(Role):
     def _arrived(self, payload: bytes) -> str:
         message = payload.rstrip(b".").decode()
         simulation = self.simulation
+        if simulation.watching and Watching.current.get() != payload:
+            simulation.broken(f"{message} is handled outside of the context of its interceptor")
         state = simulation.ledger.sent.get(message)
         if state is None:
             simulation.broken(f"a message arrived that was not sent: {message!r}")
@@ -320,6 +324,7 @@ class Messages(Simulation):
     def begin(self) -> None:
         """See ``Simulation``."""
         self.ledger = Ledger()
+        self.watching: list[Watching] = []
         if self.protocol == "memory":
             self.roles.append(Keeper(self, "keeper"))
         for number in range(self.plan.options["consumers"]):
@@ -327,8 +332,19 @@ class Messages(Simulation):
         for number in range(self.plan.options["publishers"]):
             self.roles.append(Publisher(self, f"publisher-{number + 1}"))
 
+    def watched(self, role: Role) -> dict[str, Any]:
+        """Return arguments of ``connect``: an interceptor, if the plan asks for it."""
+        options = self.plan.options["intercept"]
+        if options is None:
+            return {}
+        self.watching.append(Watching(role, options["refused"] if isinstance(role, Publisher) else 0))
+        return {"interceptors": [self.watching[-1]]}
+
     def is_at_rest(self) -> bool:
         """See ``Simulation``."""
+        return self._has_arrived() and all(each.is_idle for each in self.watching)
+
+    def _has_arrived(self) -> bool:
         ledger = self.ledger
         for message, state in ledger.sent.items():
             if state == "sent":
@@ -340,6 +356,9 @@ class Messages(Simulation):
     def judge(self) -> None:
         """See ``Simulation``."""
         ledger, options = self.ledger, self.plan.options
+        for each in self.watching:
+            if not each.is_idle:
+                self.broken(f"an interceptor has not been told of {each.published or each.processed}")
         may_arrive = open_outcomes(self.plan)
         for message, state in ledger.sent.items():
             has_arrived = message in ledger.handled or message in ledger.dead
@@ -452,6 +471,7 @@ class Messages(Simulation):
                 {"kill", "broker", "restart_broker"} & names or {"fail", "reopen_stream", "reopen"} & done
             ),
             "may_repeat": bool({"reopen_stream", "reopen", "fail"} & done),
+            "intercept": {"refused": random.choice((0, 0, 3, 20))} if random.random() < 0.25 else None,
         }
         return Plan(options, tuple(steps), tuple(faults))
 
