@@ -61,8 +61,8 @@ class _Copies:
     """The copies that a broker sends of one message, one for each matching filter."""
 
     def __init__(self) -> None:
-        #: by channel and payload: the routes whose copies are still awaited
-        self._awaited: OrderedDict[tuple[str, bytes], set[Route]] = OrderedDict()
+        #: by channel and payload: the route of the first copy, and those whose copies are still awaited
+        self._awaited: OrderedDict[tuple[str, bytes], tuple[Route, set[Route]]] = OrderedDict()
 
     def is_further(self, publish: Publish, route: Route, routes: Sequence[Route]) -> bool:
         """Return whether ``publish``, for ``route``, is a further copy of the last message like it.
@@ -70,13 +70,13 @@ class _Copies:
         Otherwise it is the first copy of a message that is for all ``routes``.
         """
         key = publish.topic, publish.payload
-        awaited = self._awaited.get(key)
+        _, awaited = self._awaited.get(key, (route, None))
         if awaited is not None and route in awaited:
             awaited.remove(route)
             if not awaited:
                 del self._awaited[key]
             return True
-        self._awaited[key] = {each for each in routes if each is not route}
+        self._awaited[key] = route, {each for each in routes if each is not route}
         if len(self._awaited) > _AWAITED:
             self._awaited.popitem(last=False)
         return False
@@ -84,6 +84,14 @@ class _Copies:
     def clear(self) -> None:
         """Await no copies: the connection is a new one."""
         self._awaited.clear()
+
+    def forget(self, route: Route) -> None:
+        """Await no further copies of messages whose first one came for ``route``, which is removed.
+
+        A restored session got no others. Those of the next equal message would be taken for them.
+        """
+        for key in [key for key, (first, _) in self._awaited.items() if first is route]:
+            del self._awaited[key]
 
 
 class Router:
@@ -198,6 +206,7 @@ class Router:
             return False
         del self._routes[route.filter]
         self._matched.clear()
+        self._copies.forget(route)
         for identifier in route.identifiers:
             del self._identified[identifier]
         if self._foreign_identifiers and route.identifiers:

@@ -90,3 +90,17 @@ def test_the_next_stream_of_a_filter_gets_the_messages_that_a_session_holds_for_
     router.reset()
     router.add(None, "a", 1, Sink())
     assert router.receivers(message("a", identifier)) == []
+
+
+def test_a_message_is_not_taken_for_a_copy_of_an_equal_one_that_came_for_a_filter_that_has_ended() -> None:
+    """A restored session gets one copy: those for the other filters are awaited in vain."""
+    router = Router(persistent=True)
+    router.connected(is_resumed=True)
+    streams = [add(router, pattern, qos=1) for pattern in ("a/b", "a/+", "#")]
+    copies = [message("a/b", router.identify(each)) for each in streams]
+    for copy in copies:
+        copy.qos = 1
+    assert router.receivers(copies[0]) == streams
+    router.remove(streams[0])
+    assert router.receivers(copies[1]) == streams[1:]
+    assert router.receivers(copies[2]) == []
