@@ -6,7 +6,9 @@ and plain subscriptions are told apart, and a retained message goes to the one s
 
 A session that mosquitto has restored after its restart gets a message that is published before its client is back only
 once, with one of several identifiers. So where a session was resumed, the first copy of a message is for all matching
-filters, and the copies for the others are dropped as they come (:class:`_Copies`).
+filters, and the copies for the others are dropped as they come (:class:`_Copies`). If the connection is lost between
+the copies of a message, those that come on the next one are told from new messages by their place in the broker's queue
+(:class:`_LastCopy`).
 
 **MQTT 3.1.1** (and brokers without identifiers). A message goes to every route whose filter matches. That is right if
 the broker sends one packet for overlapping filters, as mosquitto does. From a broker that sends several, streams of
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from adapters.mqtt.streams import Outlet, Route, Stream, filter_of
 from messaging.bounded import BoundedCache
@@ -41,6 +43,10 @@ if TYPE_CHECKING:
     from messaging.adapter import Sink
 
 _MAX_IDENTIFIER: Final = 268_435_455
+_MAX_PACKET_ID: Final = 65_535
+#: mosquitto finds a level itself first, then these, and the filter that ends there last
+_LEVELS: Final = {"+": 1, "#": 2}
+_END: Final = 3
 #: identifiers kept for each route: the broker may still hold messages with the identifiers of earlier SUBSCRIBEs
 _IDENTIFIERS: Final = 64
 #: removed routes whose identifiers are kept for the next route of their filter
@@ -52,6 +58,9 @@ _MATCHED: Final = 4096
 _MATCHED_LENGTH: Final = 1024
 #: messages whose further copies are awaited: the broker sends them one after the other
 _AWAITED: Final = 64
+
+#: channel, payload, correlation data and user properties of a message
+_Content: TypeAlias = "tuple[str, bytes, bytes | None, list[tuple[str, str]]]"
 
 #: streams of a message of which another copy was delivered to all
 COVERED: Final[list[Stream]] = []
@@ -94,6 +103,47 @@ class _Copies:
             del self._awaited[key]
 
 
+class _LastCopy(NamedTuple):
+    """The last message of a session, if it came as one of several copies. A loss may part it from the next ones.
+
+    A new message that is equal must not be taken for a further copy. After its restart the broker may send it but once,
+    and the streams of all other filters would miss it. What tells them apart is how mosquitto makes copies:
+
+    - It numbers them one after the other when it puts them into the queue of the session, and the numbers outlive it.
+    - It finds the filters in one order (:func:`_place`), and a single copy has the identifier of the first. So a new
+      message does not begin with a filter behind that of the last copy, which is subscribed to.
+
+    Where a broker numbers or orders copies in another way, a further one counts as a new message, and comes twice.
+    """
+
+    packet_id: int
+    content: _Content
+    route: Route
+    #: routes whose streams have received the message with this copy or an earlier one, whether or not theirs came
+    served: Sequence[Route]
+    #: whether the connection was lost after it
+    is_parted: bool = False
+
+    def is_followed_by(self, packet_id: int, content: _Content) -> bool:
+        """Return whether a message with an equal content is the next one in the queue of the session."""
+        return packet_id == self.packet_id % _MAX_PACKET_ID + 1 and content == self.content
+
+    def is_before(self, route: Route) -> bool:
+        """Return whether the broker finds the filter of ``route`` after that of this copy."""
+        return _place(self.route.pattern) < _place(route.pattern)
+
+
+def _content(publish: Publish) -> _Content:
+    """Return what is the same in all copies of a message. The payload of a settled message is dropped."""
+    properties = publish.properties
+    return publish.topic, publish.payload, properties.correlation, properties.user
+
+
+def _place(pattern: str) -> tuple[int, ...]:
+    """Return the place of a filter in the order in which mosquitto finds those that match a channel."""
+    return *(_LEVELS.get(level, 0) for level in pattern.split("/")), _END
+
+
 class Router:
     """The routes of one instance.
 
@@ -125,6 +175,8 @@ class Router:
         #: whether this connection has resumed a session
         self._is_resumed = False
         self._copies = _Copies()
+        #: the last message of QoS 1 or 2, if one of several copies
+        self._last: _LastCopy | None = None
         #: joint subscriptions that take the messages of abandoned channels
         self._heirs: list[Joint] = []
         #: by filter: the last streams that ended without a connection, or whose connection ended before the broker
@@ -135,6 +187,8 @@ class Router:
         """Note a new connection."""
         self._is_resumed = is_resumed
         self._copies.clear()
+        if self._last is not None:
+            self._last = self._last._replace(is_parted=True) if is_resumed else None
 
     def reset(self) -> None:
         """Void every handle: the broker has lost all subscriptions."""
@@ -207,6 +261,8 @@ class Router:
         del self._routes[route.filter]
         self._matched.clear()
         self._copies.forget(route)
+        if self._last is not None and self._last.route is route:
+            self._last = None
         for identifier in route.identifiers:
             del self._identified[identifier]
         if self._foreign_identifiers and route.identifiers:
@@ -234,9 +290,14 @@ class Router:
         known = {self._identified[each][0] for each in publish.properties.subscriptions if each in self._identified}
         if not known:
             routes = [route for route in routes if not route.is_shared]
-        elif not (self._is_resumed and len(known) == 1 and known <= {*self._alike(routes)}):
+        elif self._is_parted_copy or not (self._is_resumed and len(known) == 1 and known <= {*self._alike(routes)}):
             routes = [route for route in routes if route in known]
         return self._detached(routes)
+
+    @property
+    def _is_parted_copy(self) -> bool:
+        """Whether the last message was a further copy of one whose first copies came on an earlier connection."""
+        return self._last is not None and self._last.is_parted
 
     def kept(self, topic: str) -> list[Stream]:
         """Return the detached streams of the kept routes that match a channel and have no stream now."""
@@ -283,6 +344,9 @@ class Router:
 
         A shared route moves on to its next stream. The caller must not change the list.
         """
+        last = self._last
+        if publish.qos:
+            self._last = None
         identifiers = publish.properties.subscriptions
         if not identifiers:
             return self._newcomer(publish.topic) if publish.retain else self._by_topic(publish.topic)
@@ -296,8 +360,8 @@ class Router:
             else:
                 routes = self._matching(publish.topic)
                 if known[0] in routes:
-                    if len(routes) > 1 and self._is_resumed:
-                        return self._once(publish, known[0], routes)
+                    if len(routes) > 1 and publish.qos:
+                        return self._once(publish, known[0], routes, last)
                     return known[0].receivers()
         found = [self._identified[each] for each in identifiers if each in self._identified]
         if self._foreign_identifiers:
@@ -321,10 +385,23 @@ class Router:
         # two identifiers may belong to an earlier and a later SUBSCRIBE of one route
         return [stream for route in dict.fromkeys(route for route, _ in found) for stream in route.receivers()]
 
-    def _once(self, publish: Publish, route: Route, routes: Sequence[Route]) -> list[Stream]:
-        """Return the streams of all ``routes`` for the first copy of a message, ``COVERED`` for the further ones."""
+    def _once(self, publish: Publish, route: Route, routes: Sequence[Route], last: _LastCopy | None) -> list[Stream]:
+        """Return the streams of all ``routes`` for the first copy of a message, ``COVERED`` for the further ones.
+
+        On the connection that began the session each copy is for the streams of its own route.
+        """
         alike = self._alike(routes)
-        if not publish.qos or route not in alike or len(alike) == 1:
+        content = _content(publish)
+        is_next = last is not None and last.is_followed_by(publish.id, content)
+        if route not in alike or len(alike) == 1:
+            if last is not None and is_next:  # between the copies for the others
+                self._last = last._replace(packet_id=publish.id)
+            return route.receivers()
+        if last is not None and is_next and last.is_parted and last.is_before(route):
+            self._last = last._replace(packet_id=publish.id, route=route)
+            return COVERED if route in last.served else route.receivers()
+        self._last = _LastCopy(publish.id, content, route, alike if self._is_resumed else ())
+        if not self._is_resumed:
             return route.receivers()
         if self._copies.is_further(publish, route, alike):
             return COVERED

@@ -20,12 +20,12 @@ from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, sessi
 REFUSED = 0x87
 
 
-def message(topic: str, payload: bytes, *identifiers: int, packet_id: int = 0) -> bytes:
-    """A PUBLISH of version 5, of QoS 1 with a packet id, sent for the subscriptions with these identifiers."""
+def message(topic: str, payload: bytes, *identifiers: int, packet_id: int = 0, qos: int = 1) -> bytes:
+    """A PUBLISH of version 5, of QoS 0 without a packet id, sent for the subscriptions with these identifiers."""
     properties = b"".join(b"\x0b" + packets.varint(each) for each in identifiers)
     body = packets.text(topic) + (packet_id.to_bytes(2, "big") if packet_id else b"")
     body += packets.varint(len(properties)) + properties + payload
-    return bytes((packets.PUBLISH | (packet_id and 1) << 1,)) + packets.varint(len(body)) + body
+    return bytes((packets.PUBLISH | (packet_id and qos) << 1,)) + packets.varint(len(body)) + body
 
 
 def answer(kind: int, asked: bytes, reason: int = 0) -> bytes:
@@ -226,3 +226,19 @@ async def test_a_resumed_session_may_get_one_copy_for_overlapping_filters_or_one
         core.acknowledge(*wide.arrived, *narrow.arrived)
         answered = [(await connection.expect(0x40))[1] for _ in range(7)]
         assert sorted(answered) == [1, 3, 4, 6, 8, 9, 20]
+
+
+async def test_a_loss_between_the_copies_of_a_message_gives_it_to_no_stream_twice() -> None:
+    async with session(**lasting("5")) as (core, peer, connection):
+        wide, one = await subscribed(core, connection, "a/#", qos=2)
+        narrow, two = await subscribed(core, connection, "a/b", qos=2)
+        w, n = identifiers(one, two)
+        connection.write(message("a/b", b"1", n, packet_id=7, qos=2))
+        await narrow.count(1)
+        core.acknowledge(*narrow.arrived)
+        assert (await connection.expect(0x50))[1] == 7
+        connection, _ = await reconnect(core, peer, connection, present=True)
+        for number, (identifier, payload) in enumerate([(w, b"1"), (n, b"2"), (w, b"2"), (n, b"3")], 8):
+            connection.write(message("a/b", payload, identifier, packet_id=number, qos=2))
+        await wide.count(3)
+        assert (wide.payloads, narrow.payloads) == ([b"1", b"2", b"3"], [b"1", b"2", b"3"])

@@ -104,3 +104,139 @@ def test_a_message_is_not_taken_for_a_copy_of_an_equal_one_that_came_for_a_filte
     router.remove(streams[0])
     assert router.receivers(copies[1]) == streams[1:]
     assert router.receivers(copies[2]) == []
+
+
+#: numbers of the streams
+ALL = [0, 1, 2]
+
+
+class Copies:
+    """A persistent session with streams of overlapping filters, and the copies that a broker sends of its messages."""
+
+    def __init__(self, *patterns: str, is_resumed: bool = False) -> None:
+        self.router = Router(persistent=True)
+        self.router.connected(is_resumed=is_resumed)
+        self.streams = [add(self.router, pattern, qos=2) for pattern in patterns]
+        self.identifiers = [self.router.identify(each) for each in self.streams]
+
+    def reconnect(self, *, is_resumed: bool = True) -> None:
+        self.router.connected(is_resumed=is_resumed)
+
+    def copy(
+        self,
+        of: int,
+        packet_id: int,
+        payload: bytes = b"1",
+        topic: str = "a/b",
+        *,
+        qos: int = 2,
+        user: list[tuple[str, str]] | None = None,
+    ) -> list[int]:
+        """Return the numbers of the streams that get a copy, which comes for filter number ``of``."""
+        publish = message(topic, self.identifiers[of])
+        publish.payload, publish.qos, publish.id = payload, qos, packet_id if qos else 0
+        publish.properties.user = user or []
+        return [self.streams.index(each) for each in self.router.receivers(publish)]
+
+
+def test_copies_of_a_message_that_come_after_a_loss_are_for_their_own_streams_alone() -> None:
+    copies = Copies("a/b", "a/+", "#")
+    assert copies.copy(0, 7) == [0]
+    assert copies.copy(1, 8, qos=0) == [1]  # of another message, without a place in the broker's queue
+    copies.reconnect()
+    assert (copies.copy(1, 8), copies.copy(2, 9)) == ([1], [2])
+    # an equal message: of a broker that restored the session, and of one that did not
+    assert copies.copy(0, 10) == ALL
+    assert [copies.copy(number, 13 + number) for number in ALL] == [ALL, [], []]
+
+
+def test_copies_of_a_message_that_all_streams_have_are_dropped_after_a_loss_too() -> None:
+    copies = Copies("a/b", "a/+", "#", is_resumed=True)
+    assert (copies.copy(0, 0xFFFE), copies.copy(1, 0xFFFF)) == (ALL, [])
+    copies.reconnect()
+    copies.reconnect()
+    assert copies.copy(2, 1) == []
+    assert copies.copy(2, 2, b"2") == ALL
+    copies = Copies("a/b", "a/+", "#", is_resumed=True)
+    assert copies.copy(0, 5) == ALL
+    copies.reconnect()
+    assert (copies.copy(1, 6), copies.copy(2, 7)) == ([], [])
+    assert copies.copy(0, 8) == ALL
+
+
+def test_copies_for_filters_of_another_kind_may_come_between_those_that_a_loss_has_parted() -> None:
+    copies = Copies("a/b", "#")
+    copies.streams.append(copies.router.add("queue", "a/+", 2, Sink()))
+    copies.streams.append(copies.router.add(None, "a/#", 2, Sink(), no_local=True))
+    copies.identifiers += [copies.router.identify(each) for each in copies.streams[2:]]
+    assert (copies.copy(0, 1), copies.copy(2, 2)) == ([0], [2])
+    copies.reconnect()
+    assert (copies.copy(3, 3), copies.copy(1, 4)) == ([3], [1])
+
+
+def test_copies_that_a_loss_has_parted_wait_for_the_next_streams_of_their_own_filters_alone() -> None:
+    copies = Copies("a/b", "a/+", "#")
+    copies.router.detach(copies.streams[2])
+    assert copies.copy(0, 1) == [0]
+    copies.reconnect()
+    assert copies.copy(1, 2) == [1]
+    assert copies.router.kept_beside(message("a/b", copies.identifiers[1])) == []
+    assert copies.copy(2, 3) == []
+    assert copies.copy(0, 4) == [0, 1]
+    assert copies.router.kept_beside(message("a/b", copies.identifiers[0])) == [copies.streams[2]]
+
+
+def test_a_copy_after_a_loss_that_does_not_continue_the_last_message_is_for_all_streams() -> None:
+    """A broker that has restored the session sends one copy: to take it for one of the last message would lose it."""
+
+    def parted() -> Copies:
+        copies = Copies("a/b", "a/+", "#")
+        assert copies.copy(1, 7) == [1]
+        return copies
+
+    copies = parted()
+    copies.reconnect()
+    assert copies.copy(2, 9) == ALL  # not the next packet identifier
+    copies = parted()
+    copies.reconnect()
+    assert copies.copy(2, 8, b"2") == ALL
+    copies = parted()
+    copies.reconnect()
+    assert copies.copy(2, 8, topic="a/b/c") == [2]
+    assert copies.copy(2, 8) == ALL  # another message came between
+    copies = parted()
+    assert copies.copy(2, 8, topic="a/b/c") == [2]
+    copies.reconnect()
+    assert copies.copy(2, 8) == ALL
+    copies = parted()
+    copies.reconnect()
+    assert copies.copy(0, 8) == ALL  # the broker finds this filter before the one that came
+    copies = parted()
+    copies.reconnect()
+    assert copies.copy(1, 8) == ALL
+    copies = parted()
+    copies.reconnect(is_resumed=False)
+    copies.reconnect()
+    assert copies.copy(2, 8) == ALL
+    copies = parted()
+    copies.router.remove(copies.streams[1])
+    copies.reconnect()
+    assert copies.copy(2, 8) == [0, 2]  # the filter that came is no longer subscribed to
+    copies = parted()
+    copies.router.remove(copies.streams[0])
+    copies.reconnect()
+    assert copies.copy(2, 8) == [2]
+    copies = Copies("a/b", "a/+", "#")
+    assert copies.copy(0, 7, user=[("message-id", "x")]) == [0]
+    copies.reconnect()
+    assert copies.copy(1, 8, user=[("message-id", "y")]) == ALL
+
+
+def test_the_filters_of_parted_copies_have_the_order_in_which_mosquitto_finds_them() -> None:
+    patterns = "a/b/#", "a/b", "a/+/#", "a/+", "a/#", "+/b", "#"
+    for first in range(len(patterns)):
+        for second in range(len(patterns)):
+            copies = Copies(*patterns)
+            assert copies.copy(first, 1) == [first]
+            copies.reconnect()
+            assert copies.copy(second, 2) == ([second] if second > first else [*range(len(patterns))])

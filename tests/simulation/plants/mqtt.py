@@ -246,8 +246,8 @@ MQTT = (
             Edit(
                 "adapters/mqtt/router.py",
                 """\
-                    if len(routes) > 1 and self._is_resumed:
-                        return self._once(publish, known[0], routes)
+                    if len(routes) > 1 and publish.qos:
+                        return self._once(publish, known[0], routes, last)
 """,
                 "",
             ),
