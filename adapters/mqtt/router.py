@@ -60,7 +60,7 @@ _MATCHED_LENGTH: Final = 1024
 _AWAITED: Final = 64
 
 #: channel, payload, correlation data and user properties of a message
-_Content: TypeAlias = "tuple[str, bytes, bytes | None, list[tuple[str, str]]]"
+_Content: TypeAlias = "tuple[str, bytes, bytes | None, tuple[tuple[str, str], ...]]"
 
 #: streams of a message of which another copy was delivered to all
 COVERED: Final[list[Stream]] = []
@@ -70,22 +70,21 @@ class _Copies:
     """The copies that a broker sends of one message, one for each matching filter."""
 
     def __init__(self) -> None:
-        #: by channel and payload: the route of the first copy, and those whose copies are still awaited
-        self._awaited: OrderedDict[tuple[str, bytes], tuple[Route, set[Route]]] = OrderedDict()
+        #: by content: the route of the first copy, and those whose copies are still awaited
+        self._awaited: OrderedDict[_Content, tuple[Route, set[Route]]] = OrderedDict()
 
-    def is_further(self, publish: Publish, route: Route, routes: Sequence[Route]) -> bool:
-        """Return whether ``publish``, for ``route``, is a further copy of the last message like it.
+    def is_further(self, content: _Content, route: Route, routes: Sequence[Route]) -> bool:
+        """Return whether a copy for ``route`` is a further one of the last message with an equal content.
 
         Otherwise it is the first copy of a message that is for all ``routes``.
         """
-        key = publish.topic, publish.payload
-        _, awaited = self._awaited.get(key, (route, None))
+        _, awaited = self._awaited.get(content, (route, None))
         if awaited is not None and route in awaited:
             awaited.remove(route)
             if not awaited:
-                del self._awaited[key]
+                del self._awaited[content]
             return True
-        self._awaited[key] = route, {each for each in routes if each is not route}
+        self._awaited[content] = route, {each for each in routes if each is not route}
         if len(self._awaited) > _AWAITED:
             self._awaited.popitem(last=False)
         return False
@@ -99,8 +98,8 @@ class _Copies:
 
         A restored session got no others. Those of the next equal message would be taken for them.
         """
-        for key in [key for key, (first, _) in self._awaited.items() if first is route]:
-            del self._awaited[key]
+        for content in [content for content, (first, _) in self._awaited.items() if first is route]:
+            del self._awaited[content]
 
 
 class _LastCopy(NamedTuple):
@@ -134,9 +133,12 @@ class _LastCopy(NamedTuple):
 
 
 def _content(publish: Publish) -> _Content:
-    """Return what is the same in all copies of a message. The payload of a settled message is dropped."""
+    """Return what is the same in all copies of a message, its id among it.
+
+    A settled message does not keep its payload.
+    """
     properties = publish.properties
-    return publish.topic, publish.payload, properties.correlation, properties.user
+    return publish.topic, publish.payload, properties.correlation, tuple(properties.user)
 
 
 def _place(pattern: str) -> tuple[int, ...]:
@@ -403,7 +405,7 @@ class Router:
         self._last = _LastCopy(publish.id, content, route, alike if self._is_resumed else ())
         if not self._is_resumed:
             return route.receivers()
-        if self._copies.is_further(publish, route, alike):
+        if self._copies.is_further(content, route, alike):
             return COVERED
         return [stream for each in alike for stream in each.receivers()]
 

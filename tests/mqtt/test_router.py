@@ -240,3 +240,10 @@ def test_the_filters_of_parted_copies_have_the_order_in_which_mosquitto_finds_th
             assert copies.copy(first, 1) == [first]
             copies.reconnect()
             assert copies.copy(second, 2) == ([second] if second > first else [*range(len(patterns))])
+
+
+def test_a_message_is_not_taken_for_a_copy_of_another_one_with_an_equal_payload_and_another_id() -> None:
+    copies = Copies("a/b", "a/+", "#", is_resumed=True)
+    assert copies.copy(0, 1, user=[("message-id", "x")]) == ALL
+    assert copies.copy(1, 4, user=[("message-id", "y")]) == ALL
+    assert copies.copy(2, 5, user=[("message-id", "x")]) == []
