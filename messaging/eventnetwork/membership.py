@@ -12,7 +12,8 @@ that is behind, or a session with events of an earlier process before the announ
 back show how far it received.
 
 **Settling.** After each connection the other members are queried. Until the query has come back, and the answers had
-time to arrive, the members are not settled: a member that is not known yet may want any event.
+time to arrive, the members are not settled: a member that is not known yet may want any event. They are not settled,
+either, while the broker has ended a subscription to announcements, until it is made again and they are queried anew.
 """
 
 from __future__ import annotations
@@ -245,6 +246,8 @@ class Membership:
     ) -> None:
         self.members: dict[str, Member] = {}
         self.is_settled = False
+        #: whether the broker ended a subscription to announcements, which is not made again yet
+        self.is_deaf = False
         #: the announcements of this member
         self.own = OwnAnnouncements(own, everything, send)
         self._listener = listener
@@ -268,6 +271,7 @@ class Membership:
     def connected(self, now: float) -> None:
         """Announce this member, and query the others: for the first time, or after the connection was lost."""
         self.own.is_connected = True
+        self.is_deaf = False
         self.is_settled = False
         self._settles_at = math.inf  # until the query comes back
         self._listen_anew(now)
@@ -280,6 +284,12 @@ class Membership:
         """Note that the connection is lost: until the next one, silence proves nothing."""
         self.own.is_connected = False
         self.is_settled = False
+
+    def deafened(self) -> None:
+        """Note that the broker ended a subscription to announcements: until :meth:`connected` some are missed."""
+        self.is_deaf = True
+        self.is_settled = False
+        self._settles_at = math.inf
 
     def _listen_anew(self, now: float) -> None:
         """Count the silence of all members from now on: their announcements may be on the way."""
@@ -455,7 +465,7 @@ class Membership:
         if sent is None:
             return
         self._received_until = max(self._received_until, sent)
-        if self._settles_at == math.inf:
+        if self._settles_at == math.inf and not self.is_deaf:
             self._settles_at = now + min(_SETTLE, self.own.heartbeat)
 
     def _answer(self, to: str) -> None:

@@ -299,8 +299,9 @@ class EventNode:
         #: resolves when this member is subscribed and has announced itself for the first time
         self.ready: Promise[None] = Promise(f"connecting {title}")
         self._is_closed = False
-        #: channels of announcements whose subscription the broker ended
+        #: channels of announcements whose subscription the broker ended; and those that are subscribed to again
         self._failed: dict[str, None] = {}
+        self._rejoining: dict[str, None] = {}
         #: when subscriptions are asked for again, monotonic seconds; and the pause before the time after that
         self._retry_at, self._retry_pause = math.inf, _RETRY[0]
         self._closed: Promise[None] = Promise(f"closing {title}")
@@ -409,8 +410,11 @@ class EventNode:
         finally:
             engine().call(self.ready.resolve, None)
             self._control.post_later(self._membership.interval, self._tick)
-        self._wants.retry()
-        self._pings.ask_again()
+        if self._failed or self._rejoining:  # ended before the connection was lost
+            self._membership.deafened()
+        self._retry()
+        if not self._membership.is_deaf:
+            self._pings.ask_again()
 
     def _disconnected(self) -> None:
         self._membership.disconnected()
@@ -436,16 +440,18 @@ class EventNode:
     def _retry(self) -> None:
         """Ask for the subscriptions again that the broker refused or ended: a member must not stay deaf."""
         failed, self._failed = self._failed, {}
+        self._rejoining |= failed
         for channel in failed:
             joined = self._joint.add(channel)
             joined.listen(partial(self._control.post, self._rejoined, channel, joined))
         self._wants.retry()
 
     def _rejoined(self, channel: str, joined: Promise[None]) -> None:
+        self._rejoining.pop(channel, None)
         error = joined.exception()
         if error is not None:
             self._channel_failed(channel, error)
-        elif not self._failed:
+        elif not (self._failed or self._rejoining):
             self._connected()  # announcements were missed
 
     def _confirm(self, event_id: str, sender: str) -> None:
@@ -458,6 +464,11 @@ class EventNode:
             return
         if self.names.is_announcement(channel):
             self._failed[channel] = None
+            self._membership.deafened()
+            self._pings.deafened()
+            if self._retry_at == math.inf:
+                self._retry_at = clock.monotonic() + self._retry_pause
+                self._control.post_later(self._membership.interval, self._tick)  # sooner than while it was settled
             logger.error(
                 "%s: the announcements on %r do not arrive: %s; subscribing again in %g s",
                 self.title, channel, error, self._retry_pause,
@@ -492,6 +503,8 @@ class EventNode:
         """Return a promise that resolves when every live member that answers has read the announcements of this one.
 
         From any thread. A plain program that does not answer pings is not waited for.
+        While the broker has ended the subscription to announcements, it waits until that is made again. It does not
+        wait for the subscriptions of interests that the broker refused.
         It fails with ``PartialNotificationError`` after ``timeout`` seconds, or if a member is lost meanwhile.
         """
         return self._pings.ask(timeout)

@@ -108,6 +108,12 @@ class Notification:
             self._is_open.discard(reason)
         self._settle()
 
+    def restart(self) -> None:
+        """Hold it for ``DISPATCH`` alone, as at first, and have members confirm it again."""
+        with self._lock:
+            self._is_open = {DISPATCH}
+            self._confirmed.clear()
+
     def expect_part(self, name: str) -> Callable[[], None]:
         """Wait for one delivery to a consumer of this process; return the function to call when it is over."""
         key = object()
@@ -233,6 +239,15 @@ class Notifications:
             self._pending[key] = notification
         notification.promise.listen(lambda: self._remove(key, notification))
         notification.watch()
+
+    def renew(self, key: str, new: str) -> None:
+        """Have a pending notification confirmed by ``new``, and no more by ``key``."""
+        with self._lock:
+            found = self._pending.pop(key, None)
+            if found is None:
+                return
+            self._pending[new] = found
+        found.promise.listen(lambda: self._remove(new, found))
 
     def _remove(self, key: str, notification: Notification) -> None:
         with self._lock:

@@ -48,15 +48,22 @@ class Pings:
         self._notifications = notifications
         self._announce = announce
         self._refresh = refresh
-        #: pings that wait for the connection, by token; used by the control thread
+        # --- used by the control thread
+        #: pings that wait until this member is connected and hears announcements, by token; and pings that were sent
         self._unasked: dict[str, Notification] = {}
+        self._asked: dict[str, Notification] = {}
 
     def ask(self, timeout: float) -> Promise[None]:
         """Return the promise that every live member has read the announcements so far; see ``EventNode.announced``."""
         token = str(uuid4())
-        asking = Notification(f"announcing the interests of {self._title}", timeout, partial(self._ping_one, token))
+        asking = Notification(f"announcing the interests of {self._title}", timeout)
         asking.is_for = lambda member: member.answers
         self._notifications.add(token, asking)
+        self._refresh_first(token, asking)
+        return asking.promise
+
+    def _refresh_first(self, token: str, asking: Notification) -> None:
+        """Announce the interests of now, and then send a ping."""
         announced = self._refresh()
 
         def go_on() -> None:
@@ -67,19 +74,36 @@ class Pings:
                 self._control.post(self._ping, token, asking)
 
         announced.listen(go_on)
-        return asking.promise
 
     def ask_again(self) -> None:
-        """Send the pings that waited for the connection. On the control thread."""
+        """Send the pings that waited. On the control thread."""
         unasked, self._unasked = self._unasked, {}
         for token, asking in unasked.items():
-            self._ping(token, asking)
+            self._refresh_first(token, asking)
+
+    def deafened(self) -> None:
+        """Have all pings sent again by the next :meth:`ask_again`. On the control thread.
+
+        The interests are withdrawn, so members that answered do not know them any more. Answers to the former pings
+        that are still on their way do not count.
+        """
+        asked = [*self._asked.items()]
+        self._asked.clear()
+        for token, asking in asked:
+            renewed = str(uuid4())
+            asking.restart()
+            self._notifications.renew(token, renewed)
+            self._unasked[renewed] = asking
 
     def _ping(self, token: str, asking: Notification) -> None:
-        if not self._membership.own.is_connected:  # no answer would arrive: asked again when it is
-            if not asking.promise.done():
-                self._unasked[token] = asking
+        if asking.promise.done():
             return
+        if not self._membership.own.is_connected or self._membership.is_deaf:  # no answer would arrive
+            self._unasked[token] = asking
+            return
+        self._asked[token] = asking
+        asking.promise.listen(partial(self._control.post, self._asked.pop, token, None))
+        asking.joined = partial(self._ping_one, token)
         if not self._membership.is_settled:
             asking.hold(MEMBERS)
         asking.expect(each for each in self._membership.members.values() if each.answers and not each.is_lost)
