@@ -473,6 +473,8 @@ class EventNode:
                 "%s: the announcements on %r do not arrive: %s; subscribing again in %g s",
                 self.title, channel, error, self._retry_pause,
             )  # fmt: skip
+        elif self.names.is_past(channel):
+            self.replays.deafened()
         else:
             self._wants.failed(channel, error)
 

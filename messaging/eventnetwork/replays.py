@@ -195,10 +195,23 @@ class Replays:
 
     def _prepare(self, request: PastRequest) -> None:
         self._waiting.append(request)
+        self._listen_first()
+
+    def _listen_first(self) -> None:
+        """Subscribe to the answers, and then send the requests that wait."""
         if self._listening is None:
             self.is_listening = True
             self._listening = self._listen()
         self._listening.listen(partial(self._control.post, self.ask_all))
+
+    def deafened(self) -> None:
+        """Note that the broker ended the subscription to the answers: the next request subscribes again.
+
+        On the control thread.
+        """
+        self._listening = None
+        if self._waiting:
+            self._listen_first()
 
     def ask_all(self) -> None:
         """Send the requests that wait, if that is possible by now. On the control thread."""

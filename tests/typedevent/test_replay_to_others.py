@@ -35,6 +35,8 @@ from messaging.typedevent import (
     TypedEventBus,
 )
 from tests.dispatch.helpers import renewed
+from tests.doubles.fake import on_loop
+from tests.doubles.memory import broker_of
 
 NETWORK = EventNetwork(heartbeat=0.5)
 KEPT = {"*": RangePolicy.at_most(10_000)}
@@ -82,9 +84,11 @@ class Plant:
     def __init__(self, url: str, stack: ExitStack) -> None:
         self.url = url
         self.stack = stack
+        self.instances: list[messaging.Messaging] = []
 
     def instance(self) -> messaging.Messaging:
-        return self.stack.enter_context(messaging.connect(self.url))
+        self.instances.append(self.stack.enter_context(messaging.connect(self.url)))
+        return self.instances[-1]
 
     def bus(self, *, shares: bool = True, **options: Any) -> tuple[TypedEventBus, BusConnection]:
         connecting = {key: options.pop(key) for key in ("outbound_policy", "inbound_policy", "principal", "inbound",
@@ -645,3 +649,18 @@ def test_a_process_that_is_killed_while_it_answers_is_named_and_the_others_event
     assert -1 in found.numbers
     assert late.get_dto().past_arrived == len(found.numbers)
     assert 1 < len(found.numbers) <= 501
+
+
+def test_past_events_arrive_again_after_the_broker_ended_their_subscription(plant: Plant) -> None:
+    bus, _ = plant.bus()
+    count(bus, range(3))
+    late, connection = plant.bus(shares=False, network=EventNetwork(heartbeat=0.5, queue="late"))
+    late.on("a", handler=lambda _: None, type=dict)
+    connection.announced().result(PATIENCE)
+    assert replayed(connection).numbers == [0, 1, 2]
+    broker = broker_of(plant.instances[-1])
+    on_loop(lambda: broker.delete("late", if_empty=False, if_unused=False))
+    eventually(lambda: not connection.get_dto().node.is_settled)
+    found = replayed(connection, timeout=5.0)
+    assert found.error is None
+    assert found.numbers == [0, 1, 2]
