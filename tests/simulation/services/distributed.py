@@ -89,6 +89,12 @@ class DistributedEvents(Simulation):
         """Check that ``announced()`` was right to resolve."""
         if self.plan.options["linger"] < SLACK:
             return
+        node, now = member.node(), self.world.scheduler.now
+        is_ended = self.breaks is not None and self.breaks.ended_between(member.name, now - REPAIR, now)
+        if is_ended and (node is None or not node.is_settled):
+            # docs/distributed-events.md: "A subscription that the broker ends … is logged, and its interests are
+            # withdrawn", here since the promise resolved: the member has noticed, and is not settled again yet
+            return
         for other in [*self.admins.values()]:
             if other.member not in before or not other.process.is_alive:
                 continue
