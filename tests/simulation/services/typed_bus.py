@@ -392,7 +392,8 @@ class BusProgram(Role):
             key = f"{seen.event_data.get('p')}/{seen.event_data.get('n')}"
             event = simulation.ledger.events.get(key)
             if event is None:
-                simulation.broken(f"{watch.name} saw an event that was not published: {seen}")
+                # not the whole event: its origin, the UUID of this process, is none of the seed
+                simulation.broken(f"{watch.name} saw an event that was not published: {seen.topic} {seen.event_data}")
                 return
             if watch.over or watch.is_disposed > 1:
                 simulation.broken(f"{watch.name} saw {key} after its end")
@@ -415,7 +416,8 @@ class BusProgram(Role):
             # MonitorEvent: "the framework that a remote event came from"; docs/events.md: "A bus that starts again may
             # get an event" that "an earlier run had taken, or published": of this process, too
             if (event.member == watch.member) != (seen.origin is None) and not is_replay and not history:
-                simulation.broken(f"{watch.name} saw {key} with the origin {seen.origin}")
+                origin = "no origin" if seen.origin is None else "an origin"
+                simulation.broken(f"{watch.name} saw {key} with {origin}")
             simulation.check_sequence(self.name, seen.sequence, key, is_recorded=self.form["is_recorded"])
 
         stream = self.bus.monitor.replay(history) if is_replay else self.bus.monitor.monitor_events(history)
