@@ -21,4 +21,5 @@ KEPT: Final = {
     "typedevents/memory/400066": "a replay left out live events below the sequence that it was asked for",
     "sharing/amqp/900116": "an AMQP broker that closes a connection requeues before the connection has ended",
     "gateway/mqtt311/900090": "a loss of power took the records by which a gateway recognises equal messages",
+    "typedevents/amqp/900196": "a bus that the broker gave no announcements any more took the others for known",
 }
