@@ -198,7 +198,9 @@ class Subscriptions:
         if stream.ended:
             return
         self._end(stream)
-        if self._router.remove(stream) and is_at_broker:
+        if stream.route.is_kept and stream.route.streams == [stream] and not is_at_broker:
+            self._router.detach(stream)  # as it was before
+        elif self._router.remove(stream) and is_at_broker:
             if self._link is not None:
                 self._unsubscribe_soon(self._link, stream)
             else:

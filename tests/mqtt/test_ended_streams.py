@@ -238,6 +238,25 @@ def test_messages_left_in_the_window_are_dropped_with_a_warning_where_they_hold_
 # --- kept subscriptions
 
 
+async def test_an_attempt_that_is_cancelled_leaves_a_kept_subscription_its_messages() -> None:
+    async with session(client_id="me", clean_start=False, session_expiry=60) as (core, _, connection):
+        other, _ = await subscribed(core, connection, "other")
+        _, handle = await subscribed(core, connection, "t", qos="1")
+        core.adapter.detach(handle)
+        subscribing = asyncio.create_task(core.subscribe("t", qos="1"))
+        body = await connection.expect(0x80)
+        subscribing.cancel()
+        await asyncio.wait([subscribing])
+        connection.send(0x90, body[:2] + b"\0\1")
+        connection.deliver("t", b"meanwhile", 1, 1)
+        connection.deliver("other", b"behind it")
+        await other.count(1)
+        sink, _ = await subscribed(core, connection, "t", qos="1")  # no PUBACK before SUBSCRIBE
+        await sink.count(1)
+        core.acknowledge(*sink.arrived)
+        assert await connection.expect(packets.PUBACK) == b"\0\x01"
+
+
 @table("qos", [None, 2])
 @both_versions
 def test_a_kept_subscription_stays_when_its_stream_is_closed(
