@@ -197,7 +197,7 @@ class Inbound:
             self._deliver_unclaimed(stream, joint.is_abandoned)
 
     def _deliver_unclaimed(self, stream: Stream, matches: Callable[[str], bool]) -> None:
-        for publish, receipt in self.leftovers.claim_unclaimed(matches, as_published=stream.route.as_published):
+        for publish, receipt in self.leftovers.claim_unclaimed(matches, passes_flags=stream.route.passes_flags):
             decoded = self._codec.decode(publish)
             if decoded is None:
                 self.answers.settled(receipt)

@@ -137,20 +137,20 @@ class Leftovers:
             del self._left[token]
         return [token.receipt for token in tokens]
 
-    def claim_unclaimed(self, matches: Callable[[str], bool], *, as_published: bool) -> list[tuple[Publish, Receipt]]:
+    def claim_unclaimed(self, matches: Callable[[str], bool], *, passes_flags: bool) -> list[tuple[Publish, Receipt]]:
         """Hand over the messages for subscriptions of an earlier process whose channels match.
 
         Args:
             matches: returns whether a channel matches.
-            as_published: the stream has ``retainAsPublished``: a message with the flag may be a new one. Without it,
-                such a message is a retained one, which the new subscription gets anyway: it is acknowledged.
+            passes_flags: of the stream's route: a message with the retained flag may be a new one. Otherwise such a
+                message is a retained one, which the new subscription gets anyway: it is acknowledged.
         """
         if not self._unclaimed:
             return []
         claimed = []
         for publish, receipt in [each for each in self._unclaimed.values() if matches(each[0].topic)]:
             del self._unclaimed[receipt.id]
-            if as_published or not publish.retain:
+            if passes_flags or not publish.retain:
                 claimed.append((publish, receipt))
             else:
                 self._answers.settled(receipt)
@@ -220,10 +220,11 @@ class Leftovers:
 def _claimants(ended: Iterable[Stream], publish: Publish) -> list[Stream]:
     """Return the ended streams whose next ones have to get a message.
 
-    With ``retainAsPublished`` the retained flag tells nothing: the message may be a new one.
+    With ``retainAsPublished`` (also of an earlier subscription) the retained flag tells nothing: the message may be a
+    new one.
     """
     return [
         each
         for each in ended
-        if each.settles and each.route.matches(publish.topic) and (each.route.as_published or not publish.retain)
+        if each.settles and each.route.matches(publish.topic) and (each.route.passes_flags or not publish.retain)
     ]

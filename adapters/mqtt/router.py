@@ -49,7 +49,7 @@ _LEVELS: Final = {"+": 1, "#": 2}
 _END: Final = 3
 #: identifiers kept for each route: the broker may still hold messages with the identifiers of earlier SUBSCRIBEs
 _IDENTIFIERS: Final = 64
-#: removed routes whose identifiers are kept for the next route of their filter
+#: removed routes whose identifiers, and options, are kept for the next route of their filter
 _FORMER: Final = 1024
 #: channels remembered for each stream, whose retained message it has received
 _REPLAYED: Final = 4096
@@ -159,6 +159,8 @@ class Router:
 
     def __init__(self, persistent: bool) -> None:
         self._routes: dict[str, Route] = {}
+        #: by filter: options of subscriptions of removed routes, of which the broker may have one; see ``Route.held``
+        self._held: dict[str, set[tuple[bool, bool]]] = {}
         #: subscription identifier -> its route, and the stream whose SUBSCRIBE it was
         self._identified: dict[int, tuple[Route, Stream]] = {}
         self._foreign_identifiers = persistent
@@ -200,6 +202,7 @@ class Router:
         self._routes.clear()
         self._identified.clear()
         self._former.clear()
+        self._held.clear()
         self._matched.clear()
         self._heirs.clear()
         self.orphans.clear()
@@ -224,13 +227,15 @@ class Router:
         topic_filter = filter_of(queue, pattern)
         route = self._routes.get(topic_filter)
         if route is None:
-            route = self._routes[topic_filter] = Route(queue, pattern, no_local, as_published)
+            held = self._held.pop(topic_filter, None)
+            route = self._routes[topic_filter] = Route(queue, pattern, no_local, as_published, held)
             self._matched.clear()
             self.orphans.pop(topic_filter, None)
-        elif (route.no_local, route.as_published) != (no_local, as_published):
+        elif route.options != (no_local, as_published) and route.streams:
             raise SubscriptionRefusedError(
-                f"this instance has a subscription to {topic_filter!r} with other values of noLocal and "
-                f"retainAsPublished, and MQTT has one for each filter: use equal ones, or another instance"
+                f"this instance has a stream of {topic_filter!r} with other values of noLocal and retainAsPublished, "
+                f"and MQTT has one subscription for each filter: use equal values, close that stream first, or use "
+                f"another instance"
             )
         elif as_published and route.streams and not route.is_shared:
             # an old retained message could not be told from a new one, nor from the replay to the other stream
@@ -244,6 +249,10 @@ class Router:
         stream = Stream(route, joint or Outlet(sink), self._streams, qos > 0, tells_id)
         self.has_joints = self.has_joints or joint is not None
         route.streams.append(stream)
+        if route.options != (no_local, as_published):
+            # the messages that the session has for the kept subscription are for this stream
+            route.change(no_local, as_published)
+            self._identified |= dict.fromkeys(route.identifiers, (route, stream))
         if (former := self._former.pop(topic_filter, None)) is not None:
             route.identifiers = former
             self._identified |= dict.fromkeys(former, (route, stream))
@@ -265,6 +274,10 @@ class Router:
         self._copies.forget(route)
         if self._last is not None and self._last.route is route:
             self._last = None
+        if route.held:
+            self._held[route.filter] = route.held
+            if len(self._held) > _FORMER:
+                del self._held[next(iter(self._held))]
         for identifier in route.identifiers:
             del self._identified[identifier]
         if self._foreign_identifiers and route.identifiers:
@@ -272,6 +285,10 @@ class Router:
             if len(self._former) > _FORMER:
                 del self._former[next(iter(self._former))]
         return True
+
+    def unsubscribed(self, topic_filter: str) -> None:
+        """Note that the broker has no subscription to the filter of removed streams."""
+        self._held.pop(topic_filter, None)
 
     def orphan(self, stream: Stream) -> None:
         """Note that the filter of a removed stream is to be unsubscribed on the next connection."""
@@ -435,7 +452,7 @@ class Router:
 
     def _newcomer(self, topic: str) -> list[Stream]:
         routes = self._matching(topic)
-        if any(route.as_published for route in routes):
+        if any(route.passes_flags for route in routes):
             return self._by_topic(topic)
         streams = [stream for route in routes if not route.is_shared for stream in route.streams]
         waiting = [stream for stream in streams if topic not in stream.replayed]

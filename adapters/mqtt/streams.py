@@ -124,22 +124,35 @@ class Route:
         "confirmed",
         "detached",
         "filter",
+        "held",
         "identifiers",
         "is_kept",
         "is_shared",
         "matches",
         "no_local",
+        "passes_flags",
         "pattern",
         "qos",
         "streams",
     )
 
-    def __init__(self, queue: str | None, pattern: str, no_local: bool, as_published: bool) -> None:
+    def __init__(
+        self,
+        queue: str | None,
+        pattern: str,
+        no_local: bool,
+        as_published: bool,
+        held: set[tuple[bool, bool]] | None = None,
+    ) -> None:
         self.filter = filter_of(queue, pattern)
         self.pattern = pattern
         #: subscription options (MQTT 5, 3.8.3.1): No Local, Retain As Published
         self.no_local = no_local
         self.as_published = as_published
+        #: the options, No Local and Retain As Published, of the subscriptions of which the broker may have one
+        self.held: set[tuple[bool, bool]] = set() if held is None else held
+        #: whether the retained flag of a message may be its publisher's: it does not tell an old message then
+        self.passes_flags = as_published or any(published for _, published in self.held)
         #: streams compete for messages (``queue``, a shared subscription); otherwise each gets a copy
         self.is_shared = queue is not None
         self.matches = channels.matcher(pattern)
@@ -153,6 +166,22 @@ class Route:
         self.detached: Stream | None = None
         self.identifiers: deque[int] = deque()
         self._turn = 0
+
+    @property
+    def options(self) -> tuple[bool, bool]:
+        """No Local and Retain As Published."""
+        return self.no_local, self.as_published
+
+    @property
+    def differs(self) -> bool:
+        """Whether the broker may have a subscription with other options."""
+        return bool(self.held - {self.options})
+
+    def change(self, no_local: bool, as_published: bool) -> None:
+        """Have other options; the broker may have a subscription with the present ones."""
+        self.no_local = no_local
+        self.as_published = as_published
+        self.passes_flags = self.passes_flags or as_published
 
     def receivers(self) -> list[Stream]:
         """Return the streams that the next message goes to."""

@@ -95,9 +95,16 @@ class Subscriptions:
 
     def _unsubscribe_soon(self, link: Link, stream: Stream) -> None:
         """Unsubscribe the filter of a removed stream, again on the next connection if this one ends unanswered."""
+        topic_filter = stream.route.filter
         link.requests.unsubscribe_soon(
-            stream.route.filter, self._outbound.uses, lost=partial(self._router.orphan, stream)
-        )
+            topic_filter, self._outbound.uses, partial(self._unsubscribed, topic_filter),
+            partial(self._router.orphan, stream),
+        )  # fmt: skip
+
+    def _unsubscribed(self, topic_filter: str, answer: Answer) -> None:
+        """Process the answer to the UNSUBSCRIBE of removed streams."""
+        if answer.code < packets.FAILURE:
+            self._router.unsubscribed(topic_filter)
 
     async def subscribe(self, target: Target, spec: SubscriptionSpec, sink: Sink, joint: Joint | None = None) -> Stream:
         """See ``Adapter.subscribe``. There is no time limit here.
@@ -127,7 +134,7 @@ class Subscriptions:
         route, asked = stream.route, int(spec.options.qos)
         self._inbound.claim(stream)
         # a further SUBSCRIBE makes the broker send retained messages again, which shared subscriptions do not get
-        if route.is_shared and route.confirmed:
+        if route.is_shared and route.confirmed and not route.differs:
             if joint is not None:
                 joint.grant(stream)
             return stream
@@ -151,6 +158,9 @@ class Subscriptions:
                 # a queue gets none (MQTT 5, 4.8.2); mosquitto sends it some unless told not to
                 retain_handling=2 if route.is_shared else custom.get(RETAIN_HANDLING, 0),
             )
+            if route.differs:
+                self._end_differing(link, route)
+            route.held.add(route.options)
             answer = await link.requests.subscribe(route.filter, wanted, identifier, self._outbound.uses, read)
         except BaseException:
             # a session may have the subscription from an earlier attempt or process: it keeps it for the next one
@@ -167,6 +177,31 @@ class Subscriptions:
         self._owner.grants.subscribed(target, route.filter, asked, answer.code)
         route.confirmed = route.confirmed or qos == route.qos
         return stream
+
+    def _end_differing(self, link: Link, route: Route) -> None:
+        """End the subscription that the broker has to a filter, or may have, for the sake of other options.
+
+        By MQTT 5, 3.8.4, SUBSCRIBE alone replaces it, and loses no message. But mosquitto up to 2.0 keeps the options
+        of the first SUBSCRIBE. UNSUBSCRIBE and the SUBSCRIBE that follows at once are one write.
+        """
+        logger.warning(
+            "mqtt '%s': the subscription to %r gets other values of noLocal or retainAsPublished: it is ended and made "
+            "again; a message that the broker receives in the moment between is lost",
+            self._owner.name, route.filter,
+        )  # fmt: skip
+        ended = route.held - {route.options}
+
+        def read(answer: Answer) -> None:
+            if answer.code < packets.FAILURE:
+                route.held.difference_update(ended)
+                return
+            logger.warning(
+                "mqtt '%s': the broker refused to end the subscription to %r: %s; it may keep its values of noLocal "
+                "and retainAsPublished; use another instance, or end the session",
+                self._owner.name, route.filter, handshake.reason_name(answer.code, answer.detail),
+            )  # fmt: skip
+
+        link.requests.unsubscribe_soon(route.filter, self._outbound.uses, read)
 
     async def check_sharing(self, target: Target, spec: SubscriptionSpec) -> None:
         """Refuse a queue if the broker has no shared subscriptions; see :mod:`.sharing`."""
@@ -214,18 +249,22 @@ class Subscriptions:
                 self._link.requests.unsubscribe_soon(pattern, self._outbound.uses)
             return
 
-        def part(_: object = None) -> None:
+        def part() -> None:
             if joint.streams.get(pattern) is stream:
                 joint.left(stream)
                 joint.keep(stream)
                 self._router.unroute(stream)
+
+        def read(answer: Answer) -> None:
+            part()
+            self._unsubscribed(stream.route.filter, answer)
 
         if len(stream.route.streams) > 1:
             part()
         elif self._link is None:
             raise ConnectionLostError(f"no connection to end the subscription to {pattern!r}")
         else:
-            await self._link.requests.unsubscribe(stream.route.filter, self._outbound.uses, part)
+            await self._link.requests.unsubscribe(stream.route.filter, self._outbound.uses, read)
 
     async def unsubscribe_joint(self, joint: Joint) -> None:
         """End a joint subscription; see ``Adapter.unsubscribe``."""
@@ -253,7 +292,8 @@ class Subscriptions:
             with leftovers.departing(stream) if self._persistent else contextlib.nullcontext():
                 # a session that outlives the connection may keep the subscription if the broker has not answered
                 lost = partial(self._router.orphan, stream)
-                await self._link.requests.unsubscribe(route.filter, self._outbound.uses, lost=lost)
+                read = partial(self._unsubscribed, route.filter)
+                await self._link.requests.unsubscribe(route.filter, self._outbound.uses, read, lost)
         else:
             self._router.orphan(stream)
 

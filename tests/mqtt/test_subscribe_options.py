@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from messaging import Messaging
-from messaging.errors import InvalidExtensionError, SubscriptionRefusedError, UnsupportedFeatureError
+from messaging.errors import (
+    ConnectionLostError,
+    InvalidExtensionError,
+    SubscriptionRefusedError,
+    UnsupportedFeatureError,
+)
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.conformance.helpers import nothing_more, online, publish, receive
 from messaging.testing.proxy import Proxy
@@ -18,7 +23,7 @@ from messaging.testing.waiting import PATIENCE, eventually
 from messaging.testing.waiting import subscribed as subscribed_at
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import url_of
-from tests.mqtt.peer import reconnect, session, subscribed
+from tests.mqtt.peer import accept, reconnect, session, subscribed
 
 pytestmark = pytest.mark.usefixtures("needs_mosquitto")
 
@@ -160,6 +165,127 @@ def test_a_stream_may_follow_one_whose_subscription_is_kept(other: Messaging, co
         publish(other, channel, [b"live"], qos=1, retain=True)
         assert _flags(stream, 2) == [(b"meanwhile", None), (b"live", True)]
         nothing_more(other, channel, stream, qos=1)
+
+
+@table(
+    "first, second",
+    [
+        ({}, {"retain_as_published": True}),
+        ({"retain_as_published": True}, {}),
+        ({}, {"no_local": True}),
+        ({"no_local": True}, {"retain_as_published": True}),
+        ({"queue": "q"}, {"queue": "q", "retain_as_published": True}),
+        ({"queue": "q", "retain_as_published": True}, {"queue": "q"}),
+    ],
+)
+def test_the_next_stream_of_a_kept_subscription_may_have_other_options(
+    first: dict[str, Any], second: dict[str, Any], other: Messaging, connect: Connect
+) -> None:
+    channel = f"options/{next(_numbers)}"
+    m = connect(client_id=f"changer of {channel}", clean_start=False, session_expiry=60)
+    more: dict[str, Any] = {"qos": 1, "keep_subscription": True, "retain_handling": 2}
+    for options, name in ((first, b"1"), (second, b"2"), (first, b"3"), (second, b"4")):
+        with m.subscribe(channel, **more, **options) as stream:
+            stream.ready.result(PATIENCE)
+            if name > b"1":
+                # what the session has for the kept subscription has the flag of the options of before
+                before = first if options is second else second
+                flag = before.get("retain_as_published")
+                assert _flags(stream, 2) == [(b"meanwhile", flag), (b"and then", flag)]
+            publish(m, channel, [b"mine"], qos=1)
+            publish(other, channel, [name], qos=1, retain=True)
+            if not options.get("no_local"):
+                assert receive(stream, 1) == [b"mine"]
+            assert _flags(stream, 1) == [(name, options.get("retain_as_published"))]
+        publish(other, channel, [b"meanwhile", b"and then"], qos=1, retain=True)
+
+
+async def test_a_subscription_with_other_options_is_ended_and_made_again_in_one_write() -> None:
+    async with session(client_id="me", clean_start=False, session_expiry=60) as (core, _, connection):
+        _, handle = await subscribed(core, connection, "t", qos="1")
+        core.adapter.detach(handle)
+        subscribing = asyncio.create_task(core.subscribe("t", qos="1", no_local=True))
+        ending = await connection.expect(0xA0)
+        beginning = await connection.expect(0x80)  # without the answer to UNSUBSCRIBE
+        connection.deliver("t", b"on its way", 1, 1)
+        connection.send(0xB0, ending[:2] + b"\0\0")
+        connection.send(0x90, beginning[:2] + b"\0\1")
+        sink, _ = await subscribing
+        await sink.count(1)
+        # and now that is the subscription
+        subscribing = asyncio.create_task(core.subscribe("t", qos="1", no_local=True))
+        await connection.suback()
+        await subscribing
+
+
+@table("end", ["lost", "cancelled", "refused unsubscription"])
+async def test_other_options_are_asked_for_until_the_broker_has_confirmed_them(end: str) -> None:
+    async with session(client_id="me", clean_start=False, session_expiry=60) as (core, peer, connection):
+        other, _ = await subscribed(core, connection, "other")
+        _, handle = await subscribed(core, connection, "t", qos="1")
+        core.adapter.detach(handle)
+        subscribing = asyncio.create_task(core.subscribe("t", qos="1", retain_as_published=True))
+        ending = await connection.expect(0xA0)
+        beginning = await connection.expect(0x80)
+        if end == "lost":
+            connection, _ = await reconnect(core, peer, connection, present=True)
+            with pytest.raises(ConnectionLostError):
+                await subscribing
+        else:
+            if end == "cancelled":
+                subscribing.cancel()
+                await asyncio.wait([subscribing])
+            connection.send(0xB0, ending[:2] + b"\0" + (b"\x87" if end.startswith("refused") else b"\0"))
+            connection.send(0x90, beginning[:2] + b"\0\1")
+        if end == "refused unsubscription":
+            core.adapter.detach((await subscribing)[1])
+        connection.deliver("t", b"meanwhile", 1, 1, 1)
+        connection.deliver("other", b"behind it")
+        await other.count(1)
+        again = asyncio.create_task(core.subscribe("t", qos="1", retain_as_published=True))
+        if end != "cancelled":  # then the broker has answered all the same
+            await connection.unsuback()
+        await connection.suback()
+        sink, _ = await again
+        await sink.count(1)
+
+
+@table("end", ["offline", "unanswered"])
+async def test_a_stream_with_other_options_follows_one_that_the_broker_did_not_confirm_to_end(end: str) -> None:
+    async with session(client_id="me", clean_start=False, session_expiry=60) as (core, peer, connection):
+        _, handle = await subscribed(core, connection, "t", qos="1", retain_as_published=True)
+        if end == "offline":
+            connection.abort()
+            await core.lost(1)
+            await core.adapter.unsubscribe(handle)
+            connection, _ = await accept(core, peer, present=True)
+        else:
+            unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
+            await connection.expect(0xA0)
+            connection, _ = await reconnect(core, peer, connection, present=True)
+            with pytest.raises(ConnectionLostError):
+                await unsubscribing
+        # a message of the old subscription: with the flag it may be a new one
+        connection.deliver("t", b"live", 1, 1, 1)
+        subscribing = asyncio.create_task(core.subscribe("t", qos="1"))
+        await connection.unsuback()
+        await connection.suback()
+        sink, _ = await subscribing
+        await sink.count(1)
+
+
+async def test_a_stream_with_other_options_waits_for_the_end_of_the_one_before() -> None:
+    async with session(client_id="me", clean_start=False, session_expiry=60) as (core, _, connection):
+        _, handle = await subscribed(core, connection, "t", qos="1", retain_as_published=True)
+        unsubscribing = asyncio.create_task(core.adapter.unsubscribe(handle))
+        ending = await connection.expect(0xA0)
+        subscribing = asyncio.create_task(core.subscribe("t", qos="1"))
+        connection.deliver("t", b"crossed", 1, 1, 1)
+        connection.send(0xB0, ending[:2] + b"\0\0")
+        await unsubscribing
+        await connection.suback()  # the subscription has ended: no second UNSUBSCRIBE
+        sink, _ = await subscribing
+        await sink.count(1)
 
 
 def test_members_of_a_queue_may_be_several_and_get_the_flag_but_no_old_messages(

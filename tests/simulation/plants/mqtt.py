@@ -280,4 +280,17 @@ MQTT = (
         ),
         "tests/mqtt/test_subscribe_options.py::test_a_stream_may_follow_one_whose_subscription_is_kept",
     ),
+    Planted(
+        "no stream with other options follows one whose subscription is kept",
+        "Make a kept MQTT subscription again for other options",
+        "mqtt",
+        (
+            Edit(
+                "adapters/mqtt/router.py",
+                "        elif route.options != (no_local, as_published) and route.streams:\n",
+                "        elif route.options != (no_local, as_published):\n",
+            ),
+        ),
+        "tests/mqtt/test_subscribe_options.py::test_the_next_stream_of_a_kept_subscription_may_have_other_options",
+    ),
 )
