@@ -57,6 +57,8 @@ _CACHED: Final = 4096
 _PACKET_ID: Final = "packetId"
 #: subscription option of MQTT 5: retained messages keep their flag
 _RETAIN_AS_PUBLISHED: Final = "retainAsPublished"
+#: subscription option of MQTT 5: without messages of the own instance
+_NO_LOCAL: Final = "noLocal"
 
 
 class IntakeCounts:
@@ -230,7 +232,7 @@ class Intake:
 
     def _subscribe(self) -> None:
         try:
-            self._stream = stream = self._open(self._rules)
+            self._stream = stream = self._open()
             stream.ready.add_done_callback(self._note_ready)
             stream.subscribe(self._enqueue if self._rules.has_timers else self._take, self._ended, None)
             if self._is_stopped:
@@ -240,14 +242,37 @@ class Intake:
         except MessagingError as error:
             self._ended(error)
 
-    def _open(self, rules: Rules) -> MessageStream[Any]:
-        source, settings = self._source, rules.settings.source
-        features = source.features
-        extensions = with_prefetch(of_source(settings, features), settings.prefetch)
-        if rules.settings.target.retain == "keep" and _RETAIN_AS_PUBLISHED in features:
+    def _extensions(self) -> dict[str, Any]:
+        settings, features = self._rules.settings, self._source.features
+        extensions = with_prefetch(of_source(settings.source, features), settings.source.prefetch)
+        if settings.target.retain == "keep" and _RETAIN_AS_PUBLISHED in features:
             extensions.setdefault(_RETAIN_AS_PUBLISHED, True)
         if _PACKET_ID in features:
             extensions.setdefault(_PACKET_ID, True)
+        return extensions
+
+    def excludes(self, other: Intake) -> bool:
+        """Return whether the source refuses a subscription while it has that of ``other``.
+
+        MQTT 5 has one subscription for each filter of a session, with one value of each option.
+        """
+        if _RETAIN_AS_PUBLISHED not in self._source.features or self._source is not other._source:
+            return False
+        mine, its = self._extensions(), other._extensions()
+        queue = mine.get(Features.EXTENSION_QUEUE)
+        patterns = {ChannelPattern(each._rules.settings.source.channel).pattern for each in (self, other)}
+        if len(patterns) > 1 or queue != its.get(Features.EXTENSION_QUEUE):
+            return False
+        is_published = bool(mine.get(_RETAIN_AS_PUBLISHED))
+        if is_published and queue is None:
+            return True
+        options = is_published, bool(mine.get(_NO_LOCAL))
+        return options != (bool(its.get(_RETAIN_AS_PUBLISHED)), bool(its.get(_NO_LOCAL)))
+
+    def _open(self) -> MessageStream[Any]:
+        rules, source = self._rules, self._source
+        settings = rules.settings.source
+        extensions = self._extensions()
         context = MessageContext(ChannelPattern(settings.channel).pattern, extensions=MappingProxyType(extensions))
         subscribe = source.subscription.subscribe
         if is_unacknowledged(extensions):
@@ -300,10 +325,9 @@ class Intake:
             engine().call(self._timer.cancel)
         self._room.wake()
 
-    def unsubscribe(self) -> None:
-        """End the subscription at the broker, after :meth:`pause`."""
-        if self._stream is not None:
-            self._stream.close()
+    def unsubscribe(self) -> Promise[None] | None:
+        """End the subscription at the broker, after :meth:`pause`. Return the end of the stream if there is one."""
+        return None if self._stream is None else self._stream.close()
 
     # --- messages
 

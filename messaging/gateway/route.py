@@ -162,14 +162,21 @@ class Route:
         if same_source and is_alike:
             self._intake.replace(rules)
             return
-        # the new subscription is made before the old one ends: a message may come twice, and none is missed
         before, self._intake = self._intake, Intake(
             rules, self._instances[settings.source.instance], self.buffer, self._counts
         )  # fmt: skip
-        if settings.enabled:
-            self._intake.start()
+        after = self._intake
+        waits = after.excludes(before)
+        if settings.enabled and not waits:
+            # the new subscription is made before the old one ends: a message may come twice, and none is missed
+            after.start()
         before.pause()
-        before.unsubscribe()
+        ended = before.unsubscribe()
+        if settings.enabled and waits:
+            if ended is None:
+                after.start()
+            else:
+                ended.add_done_callback(lambda _: after.start())
 
     def remove(self) -> None:
         """End the subscription of a route that is no longer configured; its buffer stays on the disk."""

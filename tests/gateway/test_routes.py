@@ -19,7 +19,7 @@ import pytest
 
 import messaging
 from messaging.errors import ArgumentError, ClosedError, ConfigurationError, JournalError
-from messaging.gateway import Gateway, check
+from messaging.gateway import Gateway, GatewaySettings, check
 from messaging.gateway.control import call
 from messaging.gateway.dead_letters import Selection, letters
 from messaging.gateway.destinations import PASSED_HEADER
@@ -568,6 +568,37 @@ def test_a_reload_to_another_target_loses_nothing(names: Names, mosquitto: Mosqu
             eventually(lambda: gateway.route("r").buffer.depth == 3)
             gateway.reload(settings(tmp_path, instances=names, routes={"r": route("in", "out")}))
             eventually(lambda: b.payloads == [b"0", b"1", b"2"])
+
+
+@table("before, after", [("never", "keep"), ("keep", "never")])
+def test_a_reload_changes_whether_messages_stay_retained(
+    before: str, after: str, mosquitto: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """MQTT has one subscription for each filter of a session: that of the old options is kept, and in the way."""
+    name = unique("retain")
+    url = mosquitto.url
+    names = {"a": {"url": url, "client_id": name, "clean_start": False, "session_expiry": 60}, "b": {"url": url}}
+
+    def configured(retain: str) -> GatewaySettings:
+        source, target = {"channel": f"{name}/in/{{d}}"}, {"channel": f"{name}/out/{{d}}", "retain": retain}
+        return settings(tmp_path, instances=names, routes={"r": route(source, target)})
+
+    with (
+        Broker(url) as a, Broker(url, f"{name}/out/+", retain_as_published=True) as b,
+        Gateway(configured(before)) as gateway,
+    ):  # fmt: skip
+        started(gateway)
+        for number, retain in enumerate((after, before, after)):
+            gateway.reload(configured(retain))
+            started(gateway)
+            a.send(f"{name}/in/{number}", b"x", qos=1, retain=True)
+            channel = f"{name}/out/{number}"
+            eventually(lambda: (channel, b"x") in b.received)  # noqa: B023  # called at once
+            flags = [each.context.extensions.get("retain") for each in b.messages if each.context.channel == channel]
+            assert flags[0] is (True if retain == "keep" else None)
+        for number in range(3):
+            a.send(f"{name}/in/{number}", b"", qos=1, retain=True)
+    assert "subscribing again" not in caplog.text
 
 
 def test_a_reload_that_cannot_be_run_keeps_the_present_configuration(
