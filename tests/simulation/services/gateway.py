@@ -95,7 +95,8 @@ class GatewayWorld(Simulation):
 
     def final(self, variant: dict[str, Any]) -> dict[str, Any]:
         """Return the variant with all routes that there ever were."""
-        return {**variant, "data": self.plan.options["final"], "rate": None, "mends": False}
+        final = {**variant, "data": self.plan.options["final"], "rate": None, "mends": False}
+        return {**final, "retain": "keep"} if "retain" in final else final
 
     def settings(self, variant: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Return the configuration of a variant."""
@@ -135,7 +136,7 @@ class GatewayWorld(Simulation):
             if variant["rate"] is not None:
                 route["rate"] = {"messages": variant["rate"], "burst": 1}
         elif kind == "state" and options["target"].startswith("mqtt"):
-            target["retain"] = "keep"
+            target["retain"] = variant.get("retain", "keep")
         elif kind == "batch":
             route["batch"] = {"count": options["batch"], "delay": 0.5}
         elif kind == "objects":
@@ -154,9 +155,12 @@ class GatewayWorld(Simulation):
         """Return the kind of the messages of a route."""
         return "data" if route == OTHER else route
 
-    @staticmethod
-    def touched(now: dict[str, Any], after: dict[str, Any]) -> list[str]:
-        """Return the routes that do not go on: those that are gone, disabled, or have another source."""
+    def touched(self, now: dict[str, Any], after: dict[str, Any]) -> list[str]:
+        """Return the routes that do not go on: those that are gone, disabled, or have another source.
+
+        With MQTT 5 the subscription of a route whose ``retain`` changes is made again: "the broker receives it between
+        the two packets: lost" (``docs/mqtt.md``).
+        """
         found = []
         for name, route in now["routes"].items():
             other = after["routes"].get(name)
@@ -164,6 +168,7 @@ class GatewayWorld(Simulation):
                 other is None
                 or (route.get("enabled", True) and not other.get("enabled", True))
                 or now["instances"]["plant"] != after["instances"]["plant"]
+                or (self.protocol == "mqtt5" and route["to"].get("retain") != other["to"].get("retain"))
             ):
                 found.append(name)
         return found
@@ -488,6 +493,8 @@ class GatewayWorld(Simulation):
         if target == "mqtt311" and random.random() < 0.7:
             options["cloud"] |= envelope
             options["receiver"] |= envelope
+        if "state" in routes and random.random() < 0.6:
+            steps = [cls._with_retain(random, step) for step in steps]
         return Plan(options, tuple(steps), tuple(faults))
 
     @staticmethod
@@ -569,6 +576,13 @@ class GatewayWorld(Simulation):
                 timeout = random.choice((None, 0.0, span(random, 1e-3, 5.0)))
                 steps.append(Step("gateway", "reopen", {"timeout": timeout}))
         return steps
+
+    @staticmethod
+    def _with_retain(random: random.Random, step: Step) -> Step:
+        if step.name != "reload":
+            return step
+        variant = {**step.arguments["variant"], "retain": random.choice(("keep", "never"))}
+        return Step(step.role, step.name, {**step.arguments, "variant": variant})
 
     @classmethod
     def _faults(cls, random: random.Random, protocol: str, target: str, devices: list[str]) -> list[Fault]:

@@ -4,7 +4,8 @@ What is promised, and checked (``docs/guarantees.md``):
 
 - a stream receives each message that was published while it was open, also if it is closed and opened again meanwhile:
   the messages that it has not taken wait for "the next stream with the same channel and queue";
-- a subscription that is kept gets all messages from its beginning on;
+- a subscription that is kept gets all messages from its beginning on, but for those of the moment in which it is made
+  again with other options (``docs/mqtt.md``);
 - a stream receives messages of its own channel alone, in the order of their publisher;
 - a message comes twice only if something failed, was closed, or was rejected; with QoS 2 and sessions also not after
   the loss of a connection;
@@ -72,6 +73,10 @@ class Slot:
         closed: when its last stream was closed.
         restarted: when the first stream of the last instance was opened.
         arrived: how often each message came, in the order of the first time.
+        options: of its next stream: MQTT 5 has one subscription for each filter, with one value of each.
+        granted: of its last stream that was ready.
+        changing: since when it is made again with other options; infinite: it is not.
+        gaps: times in which the subscription was made again with other options.
     """
 
     pattern: str
@@ -82,10 +87,17 @@ class Slot:
     closed: float = -inf
     restarted: float = -inf
     arrived: dict[str, int] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    granted: dict[str, Any] = field(default_factory=dict)
+    changing: float = inf
+    gaps: list[tuple[float, float]] = field(default_factory=list)
 
     def owes(self, sent: Sent) -> bool:
         """Return whether the slot has to get a message."""
         if sent.state != "confirmed" or not _matches(self.pattern, sent.channel):
+            return False
+        # "the broker receives it between the two packets: lost" (``docs/mqtt.md``)
+        if any(begin <= sent.confirmed and sent.at <= end for begin, end in self.gaps):
             return False
         return sent.at >= self.since or any(begin <= sent.at and sent.confirmed <= end for begin, end in self.windows)
 
@@ -207,6 +219,10 @@ class Receiver(Role):
         where: dict[str, Any] = {"keep_subscription": True} if slot.keeps else {}
         if not self.simulation.is_mqtt and slot.keeps:
             where["queue"] = f"queue-{number}"
+        where |= slot.options
+        if slot.options != slot.granted:
+            slot.changing = min(slot.changing, self.world.scheduler.now)
+        stream = None
         while True:
             try:
                 stream = self.m.subscribe(slot.pattern, acknowledge="manual", **options["subscribe"], **where)
@@ -215,9 +231,14 @@ class Receiver(Role):
                 stream.ready.result(SLACK)
             except MessagingError as error:
                 self.note(f"cannot subscribe: {type(error).__name__}: {error}")
+                if slot.options and stream is not None:  # it would be in the way of one with other options
+                    stream.close()
                 clock.pause(0.5)
             else:
                 break
+        if slot.changing < inf:
+            slot.gaps.append((slot.changing, self.world.scheduler.now))
+            slot.granted, slot.changing = slot.options, inf
         if number not in self.known:
             self.known.add(number)
             slot.restarted = self.world.scheduler.now
@@ -276,9 +297,10 @@ class Receiver(Role):
 
     # --- steps
 
-    def do_open(self, number: int) -> None:
-        """Step: open the stream of a slot."""
+    def do_open(self, number: int, **options: Any) -> None:
+        """Step: open the stream of a slot, with these options if there are any."""
         if number not in self.streams:
+            self.simulation.slots[number].options = options or self.simulation.slots[number].options
             self._open(number)
 
     def do_close(self, number: int) -> None:
@@ -286,9 +308,10 @@ class Receiver(Role):
         if number in self.streams:
             self._close(number)
 
-    def do_exchange(self, number: int) -> None:
-        """Step: close the stream of a slot, and open another at once."""
+    def do_exchange(self, number: int, **options: Any) -> None:
+        """Step: close the stream of a slot, and open another at once, with these options if there are any."""
         self.do_close(number)
+        self.simulation.slots[number].options = options or self.simulation.slots[number].options
         self._open(number)
 
     def do_hold(self, part: float) -> None:
@@ -516,6 +539,8 @@ class Streams(Simulation):
             "slots": slots,
             "opened": opened,
         }
+        if protocol == "mqtt5" and random.random() < 0.5:
+            steps = [cls._with_options(random, step) for step in steps]
         return Plan(options, tuple(steps), tuple(faults))
 
     @staticmethod
@@ -556,6 +581,13 @@ class Streams(Simulation):
         if chosen < 0.95:
             return Step("receiver", "exchange", {"number": number})
         return Step("receiver", "reopen", {})
+
+    @staticmethod
+    def _with_options(random: random.Random, step: Step) -> Step:
+        if step.name not in ("open", "exchange"):
+            return step
+        chosen = {key: random.random() < 0.5 for key in ("no_local", "retain_as_published")}
+        return Step(step.role, step.name, {**step.arguments, **chosen})
 
     @classmethod
     def _faults(cls, random: random.Random, protocol: str, roles: list[str], *, is_steady: bool) -> list[Fault]:
