@@ -226,7 +226,7 @@ class GatewayRole(Role):
         return GatewaySettings.model_validate(self.simulation.settings(self.variant, self.folder))
 
     def _start(self) -> None:
-        self.is_resting = False
+        self.is_resting = self.is_turned = False
         self.simulation.depth, self.simulation.reports = -1, {}  # those of another life
         while True:
             self.depths = self._depths()
@@ -365,8 +365,17 @@ class GatewayRole(Role):
             simulation.broken("a closed gateway has started again")
 
     def rest(self) -> None:
-        """Run all routes that there ever were, so that their buffers become empty."""
+        """Run all routes that there ever were, so that their buffers become empty.
+
+        Routes are subscribed again after a change of ``retain``.
+        """
         final = self.simulation.final(self.variant)
+        if "retain" in final and not self.is_turned:
+            turned = {**final, "retain": "never"}
+            if self.variant != turned:
+                self.do_reload(turned, "call")
+            self.is_turned = self.variant == turned and self._is_covered()
+            return
         if not self.is_resting:
             self.do_reload(final, "call")
             self.is_resting = self.variant == final
