@@ -286,6 +286,10 @@ class Router:
                 del self._former[next(iter(self._former))]
         return True
 
+    def has(self, topic_filter: str) -> bool:
+        """Return whether there is a route, with streams or kept."""
+        return topic_filter in self._routes
+
     def unsubscribed(self, topic_filter: str) -> None:
         """Note that the broker has no subscription to the filter of removed streams."""
         self._held.pop(topic_filter, None)

@@ -65,6 +65,8 @@ class Subscriptions:
         self._sharing = Sharing()
         self._link: Link | None = None
         self._timer: asyncio.TimerHandle | None = None
+        #: filters of an earlier process, whose subscriptions are to end on the next connection
+        self._abandoned: dict[str, None] = {}
         self._connack: Connack | None = None
 
     def connected(self, link: Link, connack: Connack) -> None:
@@ -75,7 +77,9 @@ class Subscriptions:
         """
         self._link = link
         self._connack = connack
-        if self._router.orphans:
+        if not connack.session_present:
+            self._abandoned.clear()
+        if self._router.orphans or self._abandoned:
             self._timer = clock.call_later(asyncio.get_running_loop(), ORPHAN_TIMEOUT, self.end_orphans)
 
     def disconnected(self) -> None:
@@ -92,6 +96,10 @@ class Subscriptions:
                 self._unsubscribe_soon(self._link, stream)
                 self._inbound.leftovers.drop(stream)
             self._router.orphans.clear()
+            abandoned, self._abandoned = self._abandoned, {}
+            for topic_filter in abandoned:
+                if not self._router.has(topic_filter):
+                    self._leave_abandoned(topic_filter)
 
     def _unsubscribe_soon(self, link: Link, stream: Stream) -> None:
         """Unsubscribe the filter of a removed stream, again on the next connection if this one ends unanswered."""
@@ -245,8 +253,8 @@ class Subscriptions:
         """See ``SubscribesJointly``. The stream takes messages until the broker has answered."""
         stream = joint.streams.get(pattern)
         if stream is None:
-            if joint.heir(pattern) is not None and self._link is not None:
-                self._link.requests.unsubscribe_soon(pattern, self._outbound.uses)
+            if joint.heir(pattern) is not None:
+                self._leave_abandoned(pattern)
             return
 
         def part() -> None:
@@ -265,6 +273,14 @@ class Subscriptions:
             raise ConnectionLostError(f"no connection to end the subscription to {pattern!r}")
         else:
             await self._link.requests.unsubscribe(stream.route.filter, self._outbound.uses, read)
+
+    def _leave_abandoned(self, topic_filter: str) -> None:
+        """Unsubscribe a filter of an earlier process, on the next connection if this one ends unanswered."""
+        if self._link is None:
+            self._abandoned[topic_filter] = None
+        else:
+            lost = partial(self._abandoned.setdefault, topic_filter, None)
+            self._link.requests.unsubscribe_soon(topic_filter, self._outbound.uses, lost=lost)
 
     async def unsubscribe_joint(self, joint: Joint) -> None:
         """End a joint subscription; see ``Adapter.unsubscribe``."""

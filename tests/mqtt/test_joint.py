@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adapters.mqtt import packets
+from adapters.mqtt import packets, subscriptions
 from adapters.mqtt.joint import Joint
 from messaging.adapter import SubscribesJointly
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
@@ -196,6 +196,32 @@ async def test_messages_of_abandoned_channels_are_handed_over_and_their_channels
         late, _ = await subscribed(core, connection, "other", qos=1)  # claims what is its own
         assert late.payloads == [b"2"]
         await core.adapter.part(joint, "unknown")  # without effect
+        await farewell(core, connection)
+
+
+@table("where", ["unanswered", "offline"])
+async def test_an_abandoned_channel_is_unsubscribed_from_again_if_the_broker_did_not_confirm_it(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "ORPHAN_TIMEOUT", 0.1)
+    async with Peer() as peer:
+        core = Core(peer.url, **lasting("5"))
+        connection, _ = await accept(core, peer, present=True)
+        _, joint = await joined(core, connection, "live", qos=1)
+        core.adapter.abandon(joint, lambda channel: channel.startswith("dead/"))
+        if where == "offline":
+            connection.abort()
+            await core.lost(1)
+        await core.adapter.part(joint, "dead/1")
+        await core.adapter.part(joint, "dead/2")
+        if where == "unanswered":
+            for channel in ("dead/1", "dead/2"):
+                assert (await connection.expect(0xA0))[3:] == packets.text(channel)
+            connection.abort()
+            await core.lost(1)
+        connection, _ = await accept(core, peer, present=True)
+        await subscribed(core, connection, "dead/2", qos=1)  # has been taken over
+        assert (await connection.unsuback())[3:] == packets.text("dead/1")
         await farewell(core, connection)
 
 

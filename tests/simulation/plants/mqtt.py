@@ -14,7 +14,7 @@ MQTT = (
             Edit(
                 "adapters/mqtt/subscriptions.py",
                 """\
-        if self._router.orphans:
+        if self._router.orphans or self._abandoned:
             self._timer = clock.call_later(asyncio.get_running_loop(), ORPHAN_TIMEOUT, self.end_orphans)
 """,
                 "        self.end_orphans()\n",
