@@ -4,7 +4,11 @@ Each change appends a record with the key as channel and the value as JSON; the 
 records are out of date, all entries are appended again, and the records before them are deleted. A crash at any moment
 leaves records that say the same.
 
-**Threads.** Any thread may use a table. One lock guards the entries, and the records have the order of the changes.
+**Failures.** A change whose record is not stored holds in memory. Its record is appended again with the next change of
+the table, and when the table is closed, so that the disk does not stay behind.
+
+**Threads.** Any thread may use a table. One lock guards the entries, and the records have the order of the changes. A
+record that cannot be written is told of on the thread that appends another one, under the lock: it is reentrant.
 """
 
 from __future__ import annotations
@@ -52,11 +56,15 @@ class JournalTable:
 
     def __init__(self, path: str | Path, *, fsync: Fsync = "always", lock_timeout: float = 0.0) -> None:
         self._journal = Journal.open(path, fsync=fsync, lock_timeout=lock_timeout, segment_bytes=_SEGMENT_BYTES)
-        self._lock = threading.Lock()  # guards the following, and the order of the records
+        self._lock = threading.RLock()  # guards the following, and the order of the records
         #: values as JSON
         self._entries: dict[str, bytes] = {}
         #: records since the last compaction
         self._records = 0
+        #: of each key whose last record is not on the disk yet, the promise that it is
+        self._coming: dict[str, Promise[int]] = {}
+        #: keys whose last records were not stored
+        self._failed: dict[str, None] = {}
         try:
             self._cursor = self._journal.cursor(_CURSOR)
             while records := self._cursor.read(_READ, most_bytes=2**22):
@@ -107,7 +115,8 @@ class JournalTable:
 
         Raises:
             ArgumentError: the key is no text of 1 to 10,000 bytes, or the value has no form in JSON.
-            JournalError: it is not stored; the entry is as before, or as asked for, until the table is opened again.
+            JournalError: it is not stored. The entry is as asked for until the table is opened again; then it is as
+                before, or, if a later change or :meth:`close` could store it, as asked for.
             ClosedError: the table is closed.
             WouldBlockError: the thread runs an event loop: use :meth:`put_soon`. Nothing was done.
         """
@@ -121,14 +130,17 @@ class JournalTable:
         except (TypeError, ValueError, RecursionError) as error:
             raise ArgumentError(f"the value of {key!r:.80} has no form in JSON: {error}") from None
         with self._lock:
-            promise = self._journal.submit(key, data)
+            promise = self._append(key, data)
             self._entries[key] = data
             self._note_record()
-        return promise
+        return self._watched(key, promise)
 
     def remove(self, key: str) -> bool:
-        """Remove a key, and wait until that is stored; return whether there was one. Raises as :meth:`put`."""
-        if key in self._entries:
+        """Remove a key, and wait until that is stored; return whether there was one. Raises as :meth:`put`.
+
+        A key whose removal was not stored is there as long as that: call it again.
+        """
+        if key in self._entries or key in self._failed or key in self._coming:
             refuse_in_loop("the disk", "use remove_soon()")
         promise = self.remove_soon(key)
         if promise is None:
@@ -140,11 +152,47 @@ class JournalTable:
         """Remove a key; return the promise that it is stored, ``None`` without such a key. Raises as :meth:`put`."""
         _check_key(key)
         with self._lock:
-            if key not in self._entries:
-                return None
-            promise = self._journal.submit(key, b"")
-            del self._entries[key]
+            if key not in self._entries and key not in self._failed:
+                return self._coming.get(key)
+            promise = self._append(key, b"")
+            self._entries.pop(key, None)
             self._note_record()
+        return self._watched(key, promise)
+
+    def _append(self, key: str, data: bytes) -> Promise[int]:
+        """Append the record of a change, behind those that were not stored. With the lock. Raises as :meth:`put`."""
+        promise = self._journal.submit(key, data)
+        self._failed.pop(key, None)
+        self._coming[key] = promise
+        self._append_failed()
+        return promise
+
+    def _append_failed(self) -> None:
+        """Append the records again that were not stored. With the lock."""
+        failed, self._failed = self._failed, {}
+        for key in failed:
+            try:
+                promise = self._journal.submit(key, self._entries.get(key, b""))
+            except MessagingError:  # too many records wait
+                self._failed[key] = None
+                continue
+            promise.looked_at = True  # the caller of the change was told
+            self._coming[key] = promise
+            self._records += 1
+            self._watched(key, promise)
+
+    def _watched(self, key: str, promise: Promise[int]) -> Promise[int]:
+        """Return the promise of a record, whose outcome is noted."""
+
+        def settled() -> None:
+            _, error = promise.peek()
+            with self._lock:
+                if self._coming.get(key) is promise:
+                    del self._coming[key]
+                    if error is not None:
+                        self._failed[key] = None
+
+        promise.listen(settled)
         return promise
 
     def _note_record(self) -> None:
@@ -173,6 +221,8 @@ class JournalTable:
 
     def close(self) -> None:
         """Close the journal. Idempotent. Raises ``JournalError``."""
+        with self._lock:
+            self._append_failed()
         self._journal.close()
 
     def __enter__(self) -> Self:
