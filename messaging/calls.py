@@ -8,7 +8,8 @@ Leases, generators, agents and mailboxes of remote events are called with it. Th
     body, as the operation defines it
 
 The reply is JSON: ``{"result": …}``, in portable form (:mod:`messaging.eventdata`), or ``{"error": [class, text]}`` for
-an error that keeps its class on the way. Any other exception makes it an error reply of the instance.
+an error that keeps its class on the way, and for a failure of the disk, which its caller gets as ``ReplyError``. Any
+other exception makes it an error reply of the instance.
 
 **Threads.** Operations run on worker threads, several at a time. An operation that has to wait returns a promise: it
 occupies none of these threads, and no credit of the subscription, so waiting calls delay no others.
@@ -26,9 +27,12 @@ from messaging.eventdata import from_portable, read_json, to_portable, write_jso
 from messaging.execution import Promise, seconds
 from messaging.model import Features, Message
 from messaging.replyto import DeferredReply
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
+
+logger = SafeLog(__name__)
 
 #: operations of one object that run at a time, and calls whose results are pending at a time
 CONCURRENCY: Final = 64
@@ -228,8 +232,13 @@ def write_outcome(promise: Promise[Any]) -> bytes:
 
 
 def write_error(error: MessagingError) -> bytes:
-    """Return the payload of a reply that reports ``error``; raise ``error`` if its class is not kept on the way."""
-    if type(error).__name__ not in _KEPT:
+    """Return the payload of a reply that reports ``error``; raise ``error`` if its class is not kept on the way.
+
+    A failure of the disk is no defect of the program: it is logged in a line. Its caller gets ``ReplyError``.
+    """
+    if isinstance(error, errors.JournalError):
+        logger.warning("a call has failed: %s; its caller is told", error)
+    elif type(error).__name__ not in _KEPT:
         raise error
     return write_json({"error": [type(error).__name__, str(error)]})
 

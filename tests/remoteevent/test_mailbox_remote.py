@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from messaging.errors import (
     InvalidIteratorError,
     MessagingError,
     OutcomeUnknownError,
+    ReplyError,
 )
 from messaging.execution import Promise
 from messaging.leases import Landlord, Lease, LeaseDirectory, RemoteGrantor
@@ -347,3 +350,24 @@ def test_a_mailbox_server_that_is_being_made_answers_fetches(
         store(local, events(1, 2))
         with MailboxServer(m, CHANNEL, mailbox):
             assert taken(found) == [1, 2]
+
+
+# --- the disk of the mailbox
+
+
+def test_the_owner_is_told_that_the_disk_of_the_mailbox_failed(
+    remote: RemoteMailbox, box: RemoteBox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", fail)
+        for promise in (remote.register(100.0), box.enable_delivery(Recorder())):
+            with pytest.raises(ReplyError) as caught:
+                promise.result(PATIENCE)
+            assert caught.value.kind == "JournalError"
+            assert "Input/output error" in caught.value.reason
+    assert "a call has failed" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert remote.register(100.0).result(PATIENCE).id != box.id
