@@ -179,7 +179,7 @@ class StoreAndForwardAgent(BatchListener):
                 "target to deliver them", self.name, waiting,
             )  # fmt: skip
         else:
-            self._events.remove(_TARGET)  # it would keep all further events
+            self._events.forget(_TARGET)  # it would keep all further events
 
     # --- registering
 

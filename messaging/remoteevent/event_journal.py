@@ -238,11 +238,11 @@ class EventJournal:
             logger.warning("%s: the position %r is kept until the next run: %s", self.journal.path, name, error)
 
     def remove_others(self, prefix: str, known: Iterable[str]) -> None:
-        """Forget the positions whose names begin with ``prefix``, but those that are ``known``."""
+        """Forget the positions whose names begin with ``prefix``, but those that are ``known``; see :meth:`forget`."""
         kept = set(known)
         for name in self.journal.cursors():
             if name.startswith(prefix) and name not in kept:
-                self.remove(name)
+                self.forget(name)
 
     def advance(self) -> None:
         """Move the queues whose kinds have not occurred of late behind the records of other kinds.

@@ -153,9 +153,11 @@ class EventGenerator:
             self._storage.recover(self._recover_number, self._recover_interest)
             self._transacted = TransactedEvents(self, self._storage)
         except BaseException:
-            self._storage.close()
-            if self._owns_landlord:
-                self.landlord.close()
+            try:
+                self._storage.close()
+            finally:
+                if self._owns_landlord:
+                    self.landlord.close()
             raise
         for kind in [*self._kinds.values()]:
             for each in kind.interests:
@@ -380,9 +382,11 @@ class EventGenerator:
         for each in interests:
             if each.lease.is_over:
                 self._storage.forget(each)  # its callback would come too late
-        self._storage.close(stopped)
-        if self._owns_landlord:
-            self.landlord.close()
+        try:
+            self._storage.close(stopped)
+        finally:
+            if self._owns_landlord:
+                self.landlord.close()
 
     def __enter__(self) -> Self:
         return self

@@ -132,7 +132,9 @@ class KeptLeases:
                 if live is not None:
                     remaining, granted = live.remaining, live.duration
             if remaining <= 0:
-                self._table.remove(key)
+                removed = self._table.remove_soon(key)
+                if removed is not None:
+                    removed.looked_at = True  # a record that stays does no harm: the next run finds it expired, too
                 continue
 
             def grant(

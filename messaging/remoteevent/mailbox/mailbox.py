@@ -401,7 +401,9 @@ class EventMailbox:
                     self._set_aside(folder)
                 elif folder.name not in self._kept:  # the lease has ended, before or while the mailbox was closed
                     shutil.rmtree(folder, ignore_errors=True)
-                    self._state.remove(_BOX + folder.name)
+                    removed = self._state.remove_soon(_BOX + folder.name)
+                    if removed is not None:
+                        removed.looked_at = True  # a disk that fails does not keep the mailbox from being opened
         return restored
 
     def _malformed(self) -> set[str]:
