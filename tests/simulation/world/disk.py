@@ -106,6 +106,8 @@ class Disk:
         self.unsynced = Unsynced()
         self.databases: dict[sqlite3.Connection, Any] = {}
         self.counts: dict[str, int] = {}
+        #: when a write, a sync or a transaction failed last, virtual seconds
+        self.failed_at = -inf
         #: whether the world itself is at work on the files
         self.is_at_work = False
 
@@ -124,6 +126,8 @@ class Disk:
 
     def count(self, kind: str) -> None:
         """Count a fault."""
+        if kind in ("EIO", "full disk"):
+            self.failed_at = current.scheduler.now
         self.counts[kind] = self.counts.get(kind, 0) + 1
 
     def left_open(self) -> Iterator[tuple[Any, str]]:
