@@ -7,6 +7,7 @@ What is promised, and checked (``docs/remote-events.md``, EV.3.1, EV.3.2, EV.3.4
 - the events of a kind come in their order, and twice only after a failure; behind an ``IdempotentListener`` never, and
   it reports no event as missed;
 - no registration ends because a party was closed, killed, or could not be reached;
+- what a disk that is full or fails does not take is refused, by an error that says so; everything goes on after that;
 - an event that a listener refuses as unusable is dropped alone;
 - counters add up.
 """
@@ -42,6 +43,8 @@ from tests.simulation.services.parties import (
     Party,
     generator_steps,
     is_calm,
+    is_proven,
+    make_disk_faults,
     make_faults,
     make_power_losses,
 )
@@ -93,7 +96,12 @@ class Source(Generator):
         for kind in KINDS:
             if kind not in self.interests:
                 listener = RemoteListener(self.m, self.simulation.first(), timeout=self.simulation.timeout)
-                self.interests[kind] = self.generator.register(kind, {"from": self.name}, listener, Lease.FOREVER)
+                self.interests[kind] = self.insist_on(
+                    "register",
+                    lambda kind=kind, listener=listener: self.generator.register(  # type: ignore[misc]
+                        kind, {"from": self.name}, listener, Lease.FOREVER
+                    ),
+                )
 
 
 class Hop(Party):
@@ -129,21 +137,28 @@ class Hop(Party):
                 for each in (following, beside):
                     spread.register(source, kind, {"by": self.name}, each, Lease.FOREVER)
             return spread
-        agent = StoreAndForwardAgent(
-            self.world.disk.folder / self.name,
-            target=None if own["kind"] == "registered" else target,
-            retry=RetryPolicy(**own["retry"]),
-            messaging=self.m,
-            landlord=landlord,
-            max_bytes=own["max_bytes"],
-            full=own["full"],
+        agent = self.insist_on(
+            "open the agent",
+            lambda: StoreAndForwardAgent(
+                self.world.disk.folder / self.name,
+                target=None if own["kind"] == "registered" else target,
+                retry=RetryPolicy(**own["retry"]),
+                messaging=self.m,
+                landlord=landlord,
+                max_bytes=own["max_bytes"],
+                full=own["full"],
+            ),
         )
         self.registered: dict[str, EventRegistration] = getattr(self, "registered", {})
         if own["kind"] == "registered":
             for source, kind in simulation.kinds:
                 if f"{source}/{kind}" not in self.registered:
-                    found = agent.register(source, kind, {"by": self.name}, following, Lease.FOREVER)
-                    self.registered[f"{source}/{kind}"] = found
+                    self.registered[f"{source}/{kind}"] = self.insist_on(
+                        "register at the agent",
+                        lambda source=source, kind=kind: agent.register(  # type: ignore[misc]
+                            source, kind, {"by": self.name}, following, Lease.FOREVER
+                        ),
+                    )
         return agent
 
     def _serve(self) -> None:
@@ -164,7 +179,7 @@ class Hop(Party):
             self.stop_serving(self.server)
         close = getattr(self.party, "close", None)
         if close is not None:
-            close()
+            self.attempt("close the party", close)
             self.landlord.close()
         if not server_first:
             self.stop_serving(self.server)
@@ -294,7 +309,7 @@ class Chains(Simulation):
         options = self.plan.options
         self.ledger = Ledger()
         self.timeout: float = options["timeout"]
-        self.resting_since = 0.0
+        self.is_resting = False
         self.heard = self._listeners()
         names = [f"generator-{number + 1}" for number in range(options["generators"])]
         self.kinds: list[EventKind] = [(name, kind) for name in names for kind in KINDS]
@@ -332,7 +347,7 @@ class Chains(Simulation):
 
     def is_at_rest(self) -> bool:
         """See ``Simulation``."""
-        return self.ledger.is_settled() and not self._problems()
+        return is_proven(self, self.sources) and self.ledger.is_settled() and not self._problems()
 
     def _problems(self) -> list[str]:
         found: list[str] = []
@@ -357,6 +372,8 @@ class Chains(Simulation):
 
     def judge(self) -> None:
         """See ``Simulation``."""
+        if not is_proven(self, self.sources):
+            self.broken("a generator does not go on after the faults of the disk")
         for what in self._problems()[:5]:
             self.broken(what)
 
@@ -424,4 +441,5 @@ class Chains(Simulation):
         }  # fmt: skip
         roles = ["end", *hop_names, *names]
         faults = make_faults(random, protocol, roles, roles) + make_power_losses(random, protocol, roles)
+        faults += make_disk_faults(random)
         return Plan(options, tuple(steps), tuple(sorted(faults, key=lambda fault: fault.at)))

@@ -10,6 +10,7 @@ What is promised, and checked (``docs/remote-events.md``, EV.3.3):
 - nothing is pushed long after delivery was disabled, or after the registration was cancelled;
 - a lease that the mailbox renews is renewed, or the owner finds a notice in its box;
 - what was dropped or suppressed is counted;
+- what a disk that is full or fails does not take is refused, by an error that says so; everything goes on after that;
 - each call has an outcome when its deadline has passed.
 """
 
@@ -36,6 +37,8 @@ from tests.simulation.services.parties import (
     Ledger,
     generator_steps,
     is_calm,
+    is_proven,
+    make_disk_faults,
     make_faults,
     make_power_losses,
 )
@@ -147,13 +150,16 @@ class Mailbox(Taker):
         retry = None if options["mailbox_retry"] is None else RetryPolicy(**options["mailbox_retry"])
         is_owner = self.name in options["owners"]
         self.targets = {str(number): self.listener(number) for number in range(_TARGETS)} if is_owner else {}
-        self.mailbox = EventMailbox(
-            self.world.disk.folder / "mailbox",
-            messaging=self.m,
-            listeners=self.targets,
-            max_duration=inf,
-            retry=retry,
-            max_open_boxes=options["max_open_boxes"],
+        self.mailbox = self.insist_on(
+            "open the mailbox",
+            lambda: EventMailbox(
+                self.world.disk.folder / "mailbox",
+                messaging=self.m,
+                listeners=self.targets,
+                max_duration=inf,
+                retry=retry,
+                max_open_boxes=options["max_open_boxes"],
+            ),
         )
         self.insist("serve", self._serve)
 
@@ -231,7 +237,7 @@ class Mailbox(Taker):
         if server_first:
             self.stop_serving(self.server)
         self.is_closing = True
-        self.mailbox.close()
+        self.attempt("close the mailbox", self.mailbox.close)
         if not server_first:
             clock.pause(gap)
             self.stop_serving(self.server)
@@ -253,6 +259,7 @@ class Mailboxes(Simulation):
         self.ledger = Ledger()
         self.timeout: float = options["timeout"]
         self.mailbox_ends = 0
+        self.is_resting = False
         self.wants_pulling = not options["is_pushed_at_rest"]
         self.resting_since = inf
         if self.protocol == "memory":
@@ -276,6 +283,8 @@ class Mailboxes(Simulation):
         """See ``Simulation``."""
         now = self.world.scheduler.now
         self.resting_since = min(self.resting_since, now)
+        if not is_proven(self, self.generators):
+            return False
         settling: float = self.plan.options["settling"]
         if now < self.resting_since + settling or not self.ledger.is_settled():
             return False
@@ -316,6 +325,8 @@ class Mailboxes(Simulation):
         """See ``Simulation``."""
         if not self.ledger.is_settled():
             self.broken("an event has no outcome")
+        if not is_proven(self, self.generators):
+            self.broken("a generator does not go on after the faults of the disk")
         is_sure = self.plan.options["is_durable"] or not self.plan.faults
         for taker in self.takers:
             for what in self._missing(taker):
@@ -416,6 +427,7 @@ class Mailboxes(Simulation):
         }  # fmt: skip
         faults = make_faults(random, protocol, roles, mortal)
         faults += make_power_losses(random, protocol, mortal)
+        faults += make_disk_faults(random)
         return Plan(options, tuple(steps), tuple(sorted(faults, key=lambda fault: fault.at)))
 
     @classmethod

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from messaging.errors import BrokerError, ClosedError, DeadlineError, MessagingError, ReplyError
+from messaging.errors import (
+    BrokerError,
+    ClosedError,
+    DeadlineError,
+    JournalError,
+    MessagingError,
+    ReplyError,
+)
 from messaging.execution import Promise, clock
 from messaging.leases import Landlord, Lease
 from messaging.remoteevent import EventGenerator, EventServer, RemoteEvent, RetryPolicy
 from tests.simulation.plans import Fault, Step
 from tests.simulation.simulation import AMQP_FAULTS, MQTT_FAULTS, Role, Simulation, span
 
+T = TypeVar("T")
+
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import messaging
     from messaging.remoteevent.event import EventKind
@@ -24,6 +33,12 @@ if TYPE_CHECKING:
 KINDS: Final = ("a", "b")
 #: time that a promise may take beyond its deadline, virtual seconds. Threads are held up for up to 20 s at each point
 SLACK: Final = 60.0
+#: faults of the disk, after which calls may fail
+DISK_FAULTS: Final = frozenset({"full_disk", "failing_sync", "failing_write"})
+#: errors of calls that have to store something, and the texts in them
+_NOT_STORED: Final = {"JournalError": "", "JournalFullError": "", "JournalUnreadableError": "cannot open"}
+#: how long a write waits for a disk that is full, virtual seconds: the ``timeout`` of a journal (``docs/journal.md``)
+_WRITE: Final = 30.0
 #: states of events that may arrive, and need not
 OPEN: Final = frozenset({"sent", "killed", "OutcomeUnknownError", "DeadlineError"})
 
@@ -133,6 +148,20 @@ class Party(Role):
         others = [each for each in self.simulation.roles if isinstance(each, Party) and each is not self]
         return any(each.closed_at > self.world.scheduler.now - limit or each.is_closing for each in others)
 
+    def _is_fault_of_disk(self, error: MessagingError) -> bool:
+        """Return whether a call says that something is not stored, and a disk has failed while it ran.
+
+        "What cannot be stored is refused: with `JournalError`, or `JournalFullError` on a full disk [...] over the
+        network as `ReplyError` of that kind" (``docs/remote-events.md``).
+        """
+        name = error.kind if isinstance(error, ReplyError) else type(error).__name__
+        text = _NOT_STORED.get(name)
+        if text is None or text not in str(error):
+            return False
+        limit: float = self.simulation.timeout + _WRITE + SLACK  # type: ignore[attr-defined]
+        disk = self.world.disk
+        return disk.is_full or disk.failed_at > self.world.scheduler.now - limit
+
     def settled(self, found: Any, limit: float, what: str) -> Any:
         """Return the result of a promise, which must be there in time; return any other value as it is."""
         if not isinstance(found, Promise):
@@ -159,7 +188,7 @@ class Party(Role):
     def failed(self, what: str, error: MessagingError) -> None:
         """Judge the failure of a call."""
         self.note(f"{what}: {type(error).__name__}: {error}"[:200])
-        if not is_trouble(error) and not self._is_fault_of_closing(error):
+        if not (is_trouble(error) or self._is_fault_of_closing(error) or self._is_fault_of_disk(error)):
             self.simulation.broken(f"{self.name}: {what} failed with {type(error).__name__}: {error}"[:400])
 
     def insist(self, what: str, function: Callable[[], Any]) -> None:
@@ -167,12 +196,23 @@ class Party(Role):
         while not self.attempt(what, function):
             clock.pause(0.5)
 
+    def insist_on(self, what: str, make: Callable[[], T]) -> T:
+        """Return what a function makes, which is called until it returns."""
+        made: list[T] = []
+        self.insist(what, lambda: made.append(make()))
+        return made[0]
+
 
 class Generator(Party):
     """Generates events of two kinds, and serves its registrations.
 
     Its name is the source of its events, and a part of its channel.
+
+    Attributes:
+        is_proven: it has generated events after the last fault of a disk.
     """
+
+    is_proven = False
 
     def open(self) -> None:
         """Connect, and open the generator."""
@@ -184,7 +224,22 @@ class Generator(Party):
         self.promises: list[Promise[Any]] = []
         self._open()
 
+    def _doubt_last(self) -> None:
+        """Note that the events after the last one that was stored may arrive.
+
+        "The event is lost, unless the generator ends before it has stored another one: then it may be there in the next
+        run" (``docs/remote-events.md``).
+        """
+        ledger: Ledger = self.simulation.ledger  # type: ignore[attr-defined]
+        for each in reversed(ledger.sent.values()):
+            if each.kind[0] == self.name:
+                if each.state == "confirmed":
+                    break
+                if each.state in _NOT_STORED:
+                    each.state = "killed"
+
     def _open(self) -> None:
+        self._doubt_last()
         options = self.simulation.plan.options
         self.m = self.connect()
         retry = None if options["retry"] is None else RetryPolicy(**options["retry"])
@@ -192,13 +247,11 @@ class Generator(Party):
         if options["is_durable"]:
             durable = {"path": self.world.disk.folder / self.name, "retry": retry, "messaging": self.m}
             durable["listeners"] = self.listeners()
-        self.generator = EventGenerator(
-            self.name,
-            events=KINDS,
-            landlord=Landlord(f"landlord of {self.name}", max_duration=Lease.FOREVER),
-            **durable,
+        self.landlord = Landlord(f"landlord of {self.name}", max_duration=Lease.FOREVER)
+        self.generator = self.insist_on(
+            "open the generator",
+            lambda: EventGenerator(self.name, events=KINDS, landlord=self.landlord, **durable),
         )
-        self.landlord = self.generator.landlord
         self.server: EventServer | None = None
         self.insist("serve", self._serve)
 
@@ -232,6 +285,8 @@ class Generator(Party):
         if error is not None:
             sent.state = type(error).__name__
             self.note(f"{text} {sent.state}")
+            if isinstance(error, JournalError) and not self._is_fault_of_disk(error):
+                self.simulation.broken(f"{text} is not stored, although no disk fails: {error}"[:400])
             return
         self.confirm(text, promise.result(0))
 
@@ -267,7 +322,7 @@ class Generator(Party):
     def _close(self, *, server_first: bool) -> None:
         if server_first and self.server is not None:
             self.stop_serving(self.server)
-        self.generator.close()
+        self.attempt("close the generator", self.generator.close)
         for each in self.promises:
             if not each.done():
                 self.simulation.broken(f"{self.name}: an event has no outcome after close()")
@@ -275,6 +330,18 @@ class Generator(Party):
             self.stop_serving(self.server)
         self.landlord.close()
         self.disconnect()
+
+    def rest(self) -> None:
+        """Generate again after faults of the disk: the generator has to go on."""
+        if needs_proof(self.simulation) and not self.is_proven:
+            self.is_proven = self.attempt("generate again", self._generate_again)
+
+    def _generate_again(self) -> None:
+        for kind in KINDS:
+            text = f"{self.name}:{self.count}"
+            self.count += 1
+            self.generate(text, kind, 0)
+            self.settled(self.promises[-1], _WRITE, "an event")
 
     def close(self) -> None:
         """Close everything."""
@@ -375,6 +442,42 @@ def make_power_losses(random: random.Random, protocol: str, mortal: list[str]) -
         Fault(span(random, 1e-3, 60.0), "kill", {**kill(random, mortal)[1], "vanishes": True})
         for _ in range(random.choice((1, 2, 3)))
     ]
+
+
+def make_disk_faults(random: random.Random) -> list[Fault]:
+    """Return faults of the disk: none in half of all plans.
+
+    Args:
+        random: decides.
+    """
+    if random.random() < 0.5:
+        return []
+    makers: list[Any] = [
+        lambda: ("full_disk", {"seconds": span(random, 0.05, 30.0), "left": random.choice((0, 100, 1000, 10_000))}),
+        lambda: ("failing_sync", {"count": random.choice((1, 1, 3))}),
+        lambda: ("failing_write", {"count": random.choice((1, 1, 3))}),
+    ]
+    faults = []
+    for _ in range(random.choice((1, 2, 3, 4))):
+        name, arguments = random.choice(makers)()
+        faults.append(Fault(span(random, 1e-2, 60.0), name, arguments))
+    return faults
+
+
+def has_disk_faults(simulation: Simulation) -> bool:
+    """Return whether the disk fails in a run."""
+    return any(fault.name in DISK_FAULTS for fault in simulation.plan.faults)
+
+
+def needs_proof(simulation: Any) -> bool:
+    """Return whether the faults of the disk are over, and the parties have to show that they go on."""
+    return simulation.is_resting and has_disk_faults(simulation)
+
+
+def is_proven(simulation: Any, generators: Sequence[Generator]) -> bool:
+    """Return whether the generators have gone on after the faults of the disk. Asked at rest."""
+    simulation.is_resting = True
+    return not has_disk_faults(simulation) or all(each.is_proven for each in generators)
 
 
 def kill(random: random.Random, roles: list[str]) -> tuple[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ What is promised, and checked (``docs/remote-events.md``, EV.2.4):
 - a participant that has prepared is told the outcome, once it is there, or asks for it; it is never told two outcomes;
 - a commit that returned is a commit; one that failed with ``CannotCommitError`` is none;
 - a registration inside gets the events of the transaction in their order, without a gap, and none after its end;
+- what a disk that is full or fails does not take is refused, by an error that says so; everything goes on after that;
 - neither the manager nor a generator keeps a transaction for ever;
 - each call has an outcome when its deadline has passed.
 """
@@ -46,8 +47,11 @@ from tests.simulation.services.parties import (
     Party,
     Sent,
     is_calm,
+    is_proven,
+    make_disk_faults,
     make_faults,
     make_power_losses,
+    needs_proof,
 )
 from tests.simulation.simulation import Keeper, Simulation, scheduling, span
 from tests.simulation.world.world import PlannedError
@@ -217,7 +221,7 @@ class Client(Party):
     def _transact(
         self, orders: list[list[Any]], accounts: list[list[str]], duration: float, ending: str, pause: float,
         timeout: float | None,
-    ) -> None:  # fmt: skip
+    ) -> Known:  # fmt: skip
         transaction = self.manager.create(duration)
         known = self.simulation.known[transaction.id] = self.ongoing[transaction.id] = Known(transaction.id)
         life = self.life
@@ -241,6 +245,7 @@ class Client(Party):
         if ending != "leave":
             self._end(transaction, known, ending, timeout)
         self.ongoing.pop(known.id, None)
+        return known
 
     def _end(self, transaction: Any, known: Known, ending: str, timeout: float | None) -> None:
         for attempt in range(5):
@@ -300,7 +305,13 @@ class Client(Party):
 
 
 class RemoteClient(Client):
-    """A client in a process of its own."""
+    """A client in a process of its own.
+
+    Attributes:
+        has_committed: a transaction, after the last fault of a disk.
+    """
+
+    has_committed = False
 
     def open(self) -> None:
         """Connect, and recover."""
@@ -308,6 +319,19 @@ class RemoteClient(Client):
         self.m = self.connect()
         self.manager = RemoteTransactionManager(self.m, CHANNEL, timeout=self.simulation.timeout)
         self.insist("recover", self.recover)
+
+    def rest(self) -> None:
+        """See ``Client``; then commit after faults of the disk: all have to go on."""
+        super().rest()
+        if needs_proof(self.simulation) and not self.has_committed:
+            orders = [[each.name, KINDS[0], 1] for each in self.simulation.generators]
+            try:
+                known = self._transact(orders, [], 100.0, "commit", 0.0, None)
+                self.has_committed = known.outcome == "committed"
+            except TransactionError as error:
+                self.note(f"transact: {type(error).__name__}: {error}")
+            except MessagingError as error:
+                self.failed("transact", error)
 
     def do_reopen(self) -> None:
         """Step: close everything, and open it again."""
@@ -330,8 +354,11 @@ class Manager(Client):
         self.m = self.connect()
         path = self.world.disk.folder / "manager" if options["manager"]["is_durable"] else None
         retry = RetryPolicy(**options["manager"]["retry"])
-        self.manager = TransactionManager(
-            path, messaging=self.m, retry=retry, time_limit=options["manager"]["time_limit"], max_duration=inf
+        self.manager = self.insist_on(
+            "open the manager",
+            lambda: TransactionManager(
+                path, messaging=self.m, retry=retry, time_limit=options["manager"]["time_limit"], max_duration=inf
+            ),
         )
         self.insist("serve", self._serve)
         self.recover()
@@ -352,7 +379,7 @@ class Manager(Client):
     def _close(self, *, server_first: bool) -> None:
         if server_first:
             self.stop_serving(self.server)
-        self.manager.close()
+        self.attempt("close the manager", self.manager.close)
         if not server_first:
             self.stop_serving(self.server)
         self.disconnect()
@@ -382,7 +409,13 @@ class Transactor(Generator):
         super()._open()
         self.transactions = RemoteTransactionManager(self.m, CHANNEL, timeout=self.simulation.timeout)
         if not getattr(self, "after", None) or not self.simulation.plan.options["is_durable"]:
-            self.after = {kind: self.generator.register(kind, None, self.heard, inf).sequence_number for kind in KINDS}
+            self.after = {
+                kind: self.insist_on(
+                    "register",
+                    lambda kind=kind: self.generator.register(kind, None, self.heard, inf),  # type: ignore[misc]
+                ).sequence_number
+                for kind in KINDS
+            }
         self.insist("recover", self._recover)
         self.is_serving = True
         self.process.start(self._serve_orders, f"{self.name} orders")
@@ -394,7 +427,7 @@ class Transactor(Generator):
         pending = self.settled(promise, self.simulation.timeout, "recover")
         for each in known:
             if each not in pending:
-                participant.abort(each)
+                self.insist("abort", lambda each=each: participant.abort(each))  # type: ignore[misc]
 
     def _serve_orders(self) -> None:
         generator = self.generator
@@ -514,6 +547,7 @@ class Transacting(Simulation):
         options = self.plan.options
         self.ledger = Ledger()
         self.timeout: float = options["timeout"]
+        self.is_resting = False
         self.known: dict[str, Known] = {}
         #: what arrived outside: text by number, by kind; and number by text
         self.arrived: dict[EventKind, dict[int, str]] = {}
@@ -531,7 +565,13 @@ class Transacting(Simulation):
 
     def is_at_rest(self) -> bool:
         """See ``Simulation``."""
-        return self.ledger.is_settled() and not self._problems()
+        return self._is_proven() and self.ledger.is_settled() and not self._problems()
+
+    def _is_proven(self) -> bool:
+        """Return whether all go on after the faults of the disk."""
+        if not is_proven(self, self.generators):
+            return False
+        return not needs_proof(self) or all(each.has_committed for each in self.clients)
 
     def _outcome(self, known: Known) -> str:
         """Return the outcome of a transaction, by what its participants and listeners saw; empty: nothing of it."""
@@ -599,6 +639,8 @@ class Transacting(Simulation):
 
     def judge(self) -> None:
         """See ``Simulation``."""
+        if not self._is_proven():
+            self.broken("a generator or a client does not go on after the faults of the disk")
         for what in self._problems()[:5]:
             self.broken(what)
 
@@ -652,6 +694,7 @@ class Transacting(Simulation):
                 steps.append(Step(name, "generate", {"kind": random.choice(KINDS), "count": 1, "size": 0}))
         # behind the others, so that kept cases can leave them out
         faults += make_power_losses(random, protocol, mortal)
+        faults += make_disk_faults(random)
         return Plan(options, tuple(steps), tuple(faults))
 
     @staticmethod
