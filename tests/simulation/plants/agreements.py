@@ -153,6 +153,19 @@ TRANSACTIONS = (
         "tests/remoteevent/test_transactions_joining.py"
         "::test_participants_without_a_name_are_reachable_as_long_as_their_transaction",
     ),
+    Planted(
+        "a commit is confirmed although the disk of a generator has refused its events",
+        "Add leases, event generators, agents, filters and their stubs",
+        "transactions",
+        (
+            Edit(
+                "messaging/remoteevent/transacted.py",
+                "        if failure is not None:\n",
+                "        if isinstance(failure, ClosedError):\n",
+            ),
+        ),
+        "tests/remoteevent/test_failing_disks.py::test_a_commit_whose_events_cannot_be_stored_is_not_confirmed",
+    ),
 )
 
 LEASES = (

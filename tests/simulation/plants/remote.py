@@ -380,4 +380,37 @@ REMOTE = (
         ),
         "tests/remoteevent/test_renewal_failures.py::test_a_mailbox_that_cannot_be_opened_stores_no_notice",
     ),
+    # --- a disk that fails
+    Planted(
+        "a mailbox acknowledges an event that its disk has refused",
+        "Keep events in the journal while they wait, and no longer",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/intake.py",
+                "                            outcomes.append(error)\n",
+                "                            is_told = isinstance(error, (JournalFullError, ClosedError))\n"
+                "                            outcomes.append(error if is_told else None)\n",
+            ),
+        ),
+        "tests/remoteevent/test_failing_disks.py"
+        "::test_an_event_that_a_mailbox_cannot_store_is_refused_and_stored_when_it_comes_again",
+    ),
+    Planted(
+        "a generator promises an event that its disk has refused",
+        "Add leases, event generators, agents, filters and their stubs",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/durable_storage.py",
+                "        self._promise.reject(error)\n",
+                "        if isinstance(error, ClosedError):\n"
+                "            self._promise.reject(error)\n"
+                "        else:\n"
+                "            self._promise.resolve(self._number)\n",
+            ),
+        ),
+        "tests/remoteevent/test_failing_disks.py"
+        "::test_an_event_that_a_generator_cannot_store_fails_and_the_next_one_is_notified_of",
+    ),
 )
