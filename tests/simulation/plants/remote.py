@@ -305,10 +305,10 @@ REMOTE = (
                 "messaging/remoteevent/agent.py",
                 """\
         else:
-            self._events.remove(_TARGET)  # it would keep all further events
+            self._events.forget(_TARGET)  # it would keep all further events
 """,
                 """\
-        self._events.remove(_TARGET)
+        self._events.forget(_TARGET)
 """,
             ),
         ),
