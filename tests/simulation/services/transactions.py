@@ -172,6 +172,8 @@ class Client(Party):
         self.calls: dict[str, dict[str, list[str]]] = getattr(self, "calls", {})
         self.number: int = getattr(self, "number", 0)
         self.life: int = getattr(self, "life", 0) + 1
+        #: transactions on other threads of this life
+        self.beside = 0
         self.ongoing: dict[str, Known] = getattr(self, "ongoing", {})
         for known in self.ongoing.values():
             known.is_lost = known.is_lost or any("unnamed" in name for name in known.votes)
@@ -205,6 +207,8 @@ class Client(Party):
     ) -> None:  # fmt: skip
         """Step: make a transaction, and end it; on another thread if the plan says so."""
 
+        life = self.life
+
         def run() -> None:
             try:
                 self._transact(orders, accounts, duration, ending, pause, timeout)
@@ -213,8 +217,14 @@ class Client(Party):
             except MessagingError as error:
                 self.failed("transact", error)
 
+        def run_beside() -> None:
+            run()
+            if self.life == life:
+                self.beside -= 1
+
         if is_beside:
-            self.process.start(run, f"{self.name} beside")
+            self.beside += 1
+            self.process.start(run_beside, f"{self.name} beside")
         else:
             run()
 
@@ -565,6 +575,8 @@ class Transacting(Simulation):
 
     def is_at_rest(self) -> bool:
         """See ``Simulation``."""
+        if any(isinstance(each, Client) and each.beside for each in self.roles):
+            return False
         return self._is_proven() and self.ledger.is_settled() and not self._problems()
 
     def _is_proven(self) -> bool:
