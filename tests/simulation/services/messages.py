@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging import MessagingError
 from messaging.execution import clock
 from tests.simulation.plans import Fault, Plan, Step
-from tests.simulation.services.watching import Watching
-from tests.simulation.simulation import AMQP_FAULTS, MQTT_FAULTS, Keeper, Role, Simulation, scheduling, span
+from tests.simulation.services.watching import Watched, Watching
+from tests.simulation.simulation import AMQP_FAULTS, MQTT_FAULTS, Keeper, Simulation, scheduling, span
 from tests.simulation.world.world import PlannedError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Ledger:
         self.due: dict[str, float] = {}
 
 
-class Publisher(Role):
+class Publisher(Watched):
     """Publishes messages that are numbered through all its lives."""
 
     simulation: Messages
@@ -82,7 +82,7 @@ class Publisher(Role):
         settings = dict(options["publisher"])
         if options["is_durable"]:
             settings["outbox_path"] = str(self.world.disk.folder / self.name)
-        self.m = self.simulation.connect(self, retry_connect=True, **settings, **self.simulation.watched(self))
+        self.m = self.simulation.connect(self, retry_connect=True, **settings, **self.watched(may_refuse=True))
 
     def do_publish(self, count: int, size: int) -> None:
         """Step: publish so many messages at once."""
@@ -138,7 +138,7 @@ class Publisher(Role):
         self.m.close()
 
 
-class Consumer(Role):
+class Consumer(Watched):
     """Consumes messages, in one of several ways."""
 
     simulation: Messages
@@ -168,7 +168,7 @@ class Consumer(Role):
         settings = dict(options["consumer"])
         if self.simulation.protocol.startswith("mqtt"):
             settings["client_id"] = self.name
-        self.m = self.simulation.connect(self, retry_connect=True, **settings, **self.simulation.watched(self))
+        self.m = self.simulation.connect(self, retry_connect=True, **settings, **self.watched())
         self._subscribe()
 
     def _subscribe(self) -> None:
@@ -219,7 +219,7 @@ class Consumer(Role):
     def _arrived(self, payload: bytes) -> str:
         message = payload.rstrip(b".").decode()
         simulation = self.simulation
-        if simulation.watching and Watching.current.get() != payload:
+        if self.watching and Watching.current.get() != payload:
             simulation.broken(f"{message} is handled outside of the context of its interceptor")
         state = simulation.ledger.sent.get(message)
         if state is None:
@@ -324,7 +324,6 @@ class Messages(Simulation):
     def begin(self) -> None:
         """See ``Simulation``."""
         self.ledger = Ledger()
-        self.watching: list[Watching] = []
         if self.protocol == "memory":
             self.roles.append(Keeper(self, "keeper"))
         for number in range(self.plan.options["consumers"]):
@@ -332,13 +331,10 @@ class Messages(Simulation):
         for number in range(self.plan.options["publishers"]):
             self.roles.append(Publisher(self, f"publisher-{number + 1}"))
 
-    def watched(self, role: Role) -> dict[str, Any]:
-        """Return arguments of ``connect``: an interceptor, if the plan asks for it."""
-        options = self.plan.options["intercept"]
-        if options is None:
-            return {}
-        self.watching.append(Watching(role, options["refused"] if isinstance(role, Publisher) else 0))
-        return {"interceptors": [self.watching[-1]]}
+    @property
+    def watching(self) -> list[Watching]:
+        """The interceptors of all roles."""
+        return [watching for role in self.roles if isinstance(role, Watched) for watching in role.watching]
 
     def is_at_rest(self) -> bool:
         """See ``Simulation``."""

@@ -8,12 +8,12 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from messaging.interception import InboundMessage, Interceptor, OutboundMessage, Outcome
+from tests.simulation.simulation import Role
 from tests.simulation.world.world import PlannedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from tests.simulation.simulation import Role
+    from typing import Any
 
 
 class Watching(Interceptor):
@@ -99,3 +99,25 @@ class Watching(Interceptor):
             wanted = ("rejected",) if has_raised else ("acknowledged",)
         if inbound.outcome not in wanted:
             self._broken(f"{shown} is exited as {inbound.outcome}, and not as one of {wanted}")
+
+
+class Watched(Role):
+    """A role whose instances have interceptors, if the option ``intercept`` of the plan asks for them."""
+
+    def watched(self, *, may_refuse: bool = False) -> dict[str, Any]:
+        """Return arguments of ``connect``.
+
+        Args:
+            may_refuse: whether the interceptor refuses messages, if the plan says so.
+        """
+        options = self.simulation.plan.options.get("intercept")
+        if options is None:
+            return {}
+        self.watching.append(Watching(self, options["refused"] if may_refuse else 0))
+        return {"interceptors": [self.watching[-1]]}
+
+    @property
+    def watching(self) -> list[Watching]:
+        """The interceptors of all instances."""
+        found: list[Watching] = self.__dict__.setdefault("_watching", [])
+        return found
