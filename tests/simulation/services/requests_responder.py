@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: requests that a handler works on at a time by default: functions, and coroutine functions
 _THREADS: Final = 8
 _TASKS: Final = 64
+#: how long a handler waits for the reply to a request of its own, seconds: the probes at the end outlast many of them
+_INNER: Final = 5.0
 #: names of extensions, by keyword
 _KEYS: Final = {"buffer_size": "bufferSize", "auto_acknowledge": "autoAcknowledge"}
 
@@ -237,7 +239,7 @@ class Responder(Role):
         self.asked += 1
         name = f"{ask.name}.{self.name}.{self.asked}"
         return self.simulation.ask(
-            self, name, "svc/two", "echo", qos=1, timeout=20.0, instance=self.instance, is_inner=True
+            self, name, "svc/two", "echo", qos=1, timeout=_INNER, instance=self.instance, is_inner=True
         )
 
     # --- handlers with many replies
