@@ -370,6 +370,7 @@ class DistributedEvents(Simulation):
             and not {"reopen", "reopen_all", "slow"} & done
             and options["notified_within"] >= 10.0
         )
+        options["is_signed"] = random.random() < 0.3
         return Plan(options, tuple(steps), tuple(faults))
 
 

@@ -13,7 +13,6 @@ from messaging.distributedeventing import (
     PERSISTENT,
     DistributableEventConsumer,
     DistributedEventAdmin,
-    EventNetwork,
     PushEvent,
     PushEventSource,
 )
@@ -21,6 +20,7 @@ from messaging.errors import ClosedError, EventSessionLostError, PartialNotifica
 from messaging.execution import clock
 from messaging.services import ServiceRegistry
 from tests.simulation.services.distributed_ledger import Consumer, Event, Session, SessionView, matches
+from tests.simulation.services.joining import network_of
 from tests.simulation.simulation import Role
 from tests.simulation.world.world import PlannedError
 
@@ -165,7 +165,7 @@ class Member(Role):
         self.admin = DistributedEventAdmin(
             self.services,
             self.m,
-            network=EventNetwork(name=self.member, **self.form["network"]),
+            network=network_of(self),
             notification_timeout=self.simulation.plan.options["notified_within"],
         )
         self.is_joined = True

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging import MessagingError
 from messaging.dispatch import TYPED_EVENTS
 from messaging.errors import ClosedError
-from messaging.eventnetwork import EventNetwork
 from messaging.execution import clock
 from messaging.services import ServiceRegistry
 from messaging.typedevent import DurableHistory, RangePolicy, TypedEventBus
 from tests.simulation.services.distributed_ledger import Consumer, Event
+from tests.simulation.services.joining import network_of
 from tests.simulation.simulation import Role
 from tests.simulation.world.world import PlannedError
 
@@ -157,7 +157,7 @@ class BusProgram(Role):
         self.connection = self.bus.connect(
             self.m,
             "ev/*",
-            network=EventNetwork(name=self.member, **self.form["network"]),
+            network=network_of(self),
             shares_history=self.form["shares"],
             history=None if past is None else timedelta(hours=past),
         )

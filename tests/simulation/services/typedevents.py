@@ -257,6 +257,7 @@ class TypedEvents(DistributedEvents):
                 fault.name in ("full_disk", "failing_sync") or fault.arguments.get("vanishes") for fault in faults
             ),
             "is_calm": False,
+            "is_signed": random.random() < 0.3,
         }
         return Plan(options, tuple(steps), tuple(faults))
 
