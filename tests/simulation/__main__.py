@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from statistics import median
 
@@ -56,23 +57,29 @@ def main() -> int:
     results: list[Result] = []
     failed: list[Result] = []
     running = run_all(cases, arguments.jobs, covers=arguments.coverage)
-    for result in running:
-        results.append(result)
-        if coverage is not None:
-            coverage.add(result)
-            result.measured = ""
-        if arguments.digests:
-            _say(f"{result.case} {result.digest}")
-        if result.failures:
-            failed.append(result)
-            _say(f"FAILED {result.case}: {result.failures[0][:300]}")
-            if len(failed) >= arguments.stop:
-                _say("stopped")
-                running.close()
+    status = 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for result in running:
+            results.append(result)
+            if coverage is not None:
+                coverage.add(result)
+                result.measured = ""
+            if arguments.digests:
+                _say(f"{result.case} {result.digest}")
+            if result.failures:
+                failed.append(result)
+                _say(f"FAILED {result.case}: {result.failures[0][:300]}")
+                if len(failed) >= arguments.stop:
+                    _say("stopped")
+                    running.close()
+    except KeyboardInterrupt:
+        _say("interrupted")
+        status = 130  # as a shell tells it
     _summary(results, os.times().elapsed - begin)
     if coverage is not None:
         coverage.report(sys.stdout)
-    return 1 if failed else 0
+    return 1 if failed else status
 
 
 def _show(stems: Stems, case: Case, *, is_quiet: bool = False) -> int:

@@ -15,6 +15,7 @@ import pkgutil
 import random
 import resource
 import select
+import signal
 import sys
 import traceback
 from contextlib import contextmanager
@@ -315,6 +316,9 @@ def _fork_and_run(case: Case, wants_history: bool, covers: bool, pipe: int) -> N
 def _child() -> Iterator[None]:
     """End a process that was forked with the block, whatever happens: it must not go on as its parent."""
     status = 1
+    # who interrupts the program interrupts the process that began it: the others end with their pipes
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         yield
         status = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -86,3 +87,20 @@ def test_a_planted_fault_is_found() -> None:
     )
     assert done.returncode == 1, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert "FAILED messages/mqtt5/" in done.stdout
+
+
+def test_interrupted_runs_are_summed_up() -> None:
+    """As by Ctrl-C: all processes of the terminal get the signal."""
+    arguments = ["--seeds", "100000", "--service", "journal", "--digests", "--jobs", "1"]
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith("journal/memory/")
+        os.killpg(running.pid, signal.SIGINT)
+        output, errors = running.communicate(timeout=60)
+    assert "\ninterrupted\n" in f"\n{output}"
+    assert " runs, 0 failed, in " in output
+    assert not errors
+    assert running.returncode == 130
