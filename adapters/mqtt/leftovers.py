@@ -97,7 +97,7 @@ class Leftovers:
 
     def keep(self, publish: Publish, receipt: Receipt) -> bool:
         """Keep a message that has no stream. Return whether a later stream may claim it."""
-        streams = self._router.kept(publish.topic) + _claimants(self._departing, publish)
+        streams = self._router.kept(publish, _claimants(self._departing, publish))
         if not streams:
             if self._unclaimed is None:
                 return False

@@ -310,21 +310,41 @@ class Router:
     def kept_beside(self, publish: Publish) -> list[Stream]:
         """Return the detached streams of the kept routes that a message with receivers is for as well."""
         routes = self._matching(publish.topic)
-        known = {self._identified[each][0] for each in publish.properties.subscriptions if each in self._identified}
-        if not known:
-            routes = [route for route in routes if not route.is_shared]
-        elif self._is_parted_copy or not (self._is_resumed and len(known) == 1 and known <= {*self._alike(routes)}):
-            routes = [route for route in routes if route in known]
-        return self._detached(routes)
+        meant = self._meant(publish, routes)
+        return self._detached([route for route in routes if not route.is_shared] if meant is None else meant)
+
+    def _meant(self, publish: Publish, routes: Sequence[Route]) -> Sequence[Route] | None:
+        """Return those of ``routes`` that a message is for; ``None`` if its identifiers do not tell."""
+        identifiers = publish.properties.subscriptions
+        named = [route for route in routes if any(each in route.identifiers for each in identifiers)]
+        if not named:
+            # from the broker's queue, for a filter that is no longer subscribed to: the others get copies of their own
+            is_former = any(each in former for former in self._former.values() for each in identifiers)
+            return () if is_former and not self._is_resumed else None
+        if len(named) == 1 and self._is_resumed and not self._is_parted_copy:
+            alike = self._alike(routes)
+            # a retained message is for the one SUBSCRIBE that it answers
+            if named[0] in alike and (named[0].passes_flags or not publish.retain):
+                return alike
+        return named
 
     @property
     def _is_parted_copy(self) -> bool:
         """Whether the last message was a further copy of one whose first copies came on an earlier connection."""
         return self._last is not None and self._last.is_parted
 
-    def kept(self, topic: str) -> list[Stream]:
-        """Return the detached streams of the kept routes that match a channel and have no stream now."""
-        return self._detached(self._matching(topic))
+    def kept(self, publish: Publish, ended: Sequence[Stream]) -> list[Stream]:
+        """Return the streams that a message without receivers is for.
+
+        They are those of ``ended``, which were removed and match its channel, and the detached ones of kept routes.
+        """
+        routes = self._matching(publish.topic)
+        candidates = [*routes, *(stream.route for stream in ended)]
+        meant = self._meant(publish, candidates)
+        if meant is None:
+            meant = candidates
+        found = self._detached([route for route in routes if route in meant])
+        return found + [stream for stream in ended if stream.route in meant]
 
     @staticmethod
     def _detached(routes: Sequence[Route]) -> list[Stream]:

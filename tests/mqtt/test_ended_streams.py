@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import threading
 
 import pytest
 
 from adapters.mqtt import adapter, leftovers, packets
-from messaging import ConnectionLostError, DecodeError, Message
+from messaging import ConnectionLostError, DecodeError, Message, Messaging
 from messaging.execution import engine
 from messaging.testing.conformance.helpers import publish, receive, retried
 from messaging.testing.tables import table
@@ -308,6 +309,37 @@ def test_messages_for_a_kept_subscription_wait_although_another_stream_takes_the
             assert receive(stream, 2) == [b"1", b"2"]
             publish(other, "a/b", [b"3"], qos=1)
             assert (receive(stream, 1), receive(another, 1)) == ([b"3"], [b"3"])
+
+
+@table("is_shared", [False, True])
+@table("is_resumed", [False, True])
+@both_versions
+def test_a_message_for_two_kept_subscriptions_waits_once_for_each(
+    connect: Connect, version: str, is_resumed: bool, is_shared: bool
+) -> None:
+    """A broker sends one copy for each of them, or one for both."""
+    other, settings = connect(), lasting(version)
+    top = f"test-{secrets.token_hex(6)}"
+    queues = {f"{top}/#": None, f"{top}/+": top if is_shared else None}
+
+    def keep(m: Messaging) -> None:
+        for channel, queue in queues.items():
+            with m.subscribe(channel, keep_subscription=True, queue=queue) as stream:
+                stream.ready.result(PATIENCE)
+
+    if is_resumed:
+        with connect(**settings) as m:
+            keep(m)
+    m = connect(**settings)
+    keep(m)
+    with m.subscribe(f"behind/{top}", qos=1) as behind:
+        publish(other, f"{top}/a", [b"1", b"2"], qos=1)
+        publish(other, f"behind/{top}", [b"behind them"], qos=1)
+        assert receive(behind, 1) == [b"behind them"]
+    for channel, queue in queues.items():
+        with m.subscribe(channel, keep_subscription=True, queue=queue) as stream:
+            publish(other, f"{top}/a", [b"3"], qos=1)
+            assert receive(stream, 3) == [b"1", b"2", b"3"]
 
 
 @both_versions

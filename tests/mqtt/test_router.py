@@ -186,6 +186,43 @@ def test_copies_that_a_loss_has_parted_wait_for_the_next_streams_of_their_own_fi
     assert copies.router.kept_beside(message("a/b", copies.identifiers[0])) == [copies.streams[2]]
 
 
+def test_a_copy_waits_for_the_next_streams_of_the_kept_filters_that_it_came_for() -> None:
+    copies = Copies("a/b", "a/+", "#")
+    router, streams = copies.router, copies.streams
+    queue = router.add("queue", "a/#", 2, Sink())
+    own = router.add(None, "+/b", 2, Sink(), no_local=True)
+    others = [router.identify(each) for each in (queue, own)]
+    for each in (*streams[1:], queue, own):
+        router.detach(each)
+    router.remove(streams[0])
+    former = copies.identifiers[0]
+    narrow, wide = copies.identifiers[1:]
+
+    def kept(*identifiers: int, retain: bool = False) -> list[Stream]:
+        return router.kept(message("a/b", *identifiers, retain=retain), streams[:1])
+
+    assert (kept(narrow), kept(wide)) == ([streams[1]], [streams[2]])
+    assert (kept(others[0]), kept(others[1])) == ([queue], [own])
+    assert kept(former) == [streams[0]]
+    assert router.kept(message("a/b", former), ()) == []  # sent before the broker ended the subscription
+    assert kept() == [streams[1], streams[2], queue, own, streams[0]]
+    copies.reconnect()  # the broker may have restored the session: one copy for the plain subscriptions
+    for identifier in (narrow, wide, former):
+        assert kept(identifier) == [streams[1], streams[2], streams[0]]
+    assert (kept(others[0]), kept(others[1])) == ([queue], [own])
+    assert kept(narrow, retain=True) == [streams[1]]
+    assert router.kept(message("a/b", former), ()) == [streams[1], streams[2], queue, own]
+
+
+def test_a_restored_copy_that_a_stream_takes_is_not_kept_for_filters_with_copies_of_their_own() -> None:
+    copies = Copies("a/b", "#", is_resumed=True)
+    queue = copies.router.add("queue", "a/#", 2, Sink())
+    copies.router.identify(queue)
+    copies.router.detach(queue)
+    copies.router.detach(copies.streams[1])
+    assert copies.router.kept_beside(message("a/b", copies.identifiers[0])) == [copies.streams[1]]
+
+
 def test_a_copy_after_a_loss_that_does_not_continue_the_last_message_is_for_all_streams() -> None:
     """A broker that has restored the session sends one copy: to take it for one of the last message would lose it."""
 
