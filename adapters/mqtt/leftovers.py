@@ -97,7 +97,8 @@ class Leftovers:
 
     def keep(self, publish: Publish, receipt: Receipt) -> bool:
         """Keep a message that has no stream. Return whether a later stream may claim it."""
-        streams = self._router.kept(publish, _claimants(self._departing, publish))
+        router = self._router
+        streams = router.kept(publish, _claimants([*self._departing, *router.orphans.values()], publish))
         if not streams:
             if self._unclaimed is None:
                 return False

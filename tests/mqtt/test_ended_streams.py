@@ -343,6 +343,34 @@ def test_a_message_for_two_kept_subscriptions_waits_once_for_each(
 
 
 @both_versions
+async def test_messages_for_a_kept_subscription_wait_for_a_stream_that_was_closed_without_a_connection_too(
+    peer: Peer, version: str
+) -> None:
+    settings = lasting(version)
+    core = Core(peer.url, **settings)
+    connection, _ = await accept(core, peer, present=False)
+    _, kept = await subscribed(core, connection, "a/+", qos="1")
+    _, ended = await subscribed(core, connection, "a/#", qos="1")
+    other, _ = await subscribed(core, connection, "b", qos="0")
+    core.adapter.detach(kept)
+    connection.abort()
+    await core.lost()
+    await core.adapter.unsubscribe(ended)
+    connection, _ = await accept(core, peer, present=True)
+    properties = b"\0" * core.adapter.settings.v5
+    connection.send(packets.PUBLISH | 1 << 1, packets.text("a/b") + b"\0\x07" + properties + b"meanwhile")
+    connection.send(packets.PUBLISH, packets.text("b") + properties + b"behind it")
+    await other.count(1)
+    for channel in ("a/+", "a/#"):
+        sink, _ = await subscribed(core, connection, channel, qos="1")  # no PUBACK before SUBSCRIBE
+        await sink.count(1)
+        assert [message.payload for message in sink.arrived] == [b"meanwhile"]
+        core.acknowledge(*sink.arrived)
+    assert await connection.expect(packets.PUBACK) == b"\0\x07"
+    await farewell(core, connection)
+
+
+@both_versions
 def test_a_kept_subscription_is_ended_by_a_stream_that_does_not_keep_it(connect: Connect, version: str) -> None:
     settings = lasting(version)
     other = connect()
