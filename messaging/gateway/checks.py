@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, MessagingError, check_instance
 from messaging.gateway.destinations import PASSED_HEADER
-from messaging.gateway.extensions import SOURCE_KEYS, TARGET_KEYS, is_unacknowledged, of_source, of_target, refusals
+from messaging.gateway.extensions import (
+    RETAIN_AS_PUBLISHED,
+    SOURCE_KEYS,
+    TARGET_KEYS,
+    exclude_each_other,
+    is_unacknowledged,
+    of_route,
+    of_source,
+    of_target,
+    refusals,
+)
 from messaging.gateway.instance_checks import Broker, check_folder, check_instances
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Pipeline
 from messaging.gateway.pipeline.steps import SPARKPLUG_NAMES, condition, template_names, transform
@@ -31,8 +41,6 @@ if TYPE_CHECKING:
         TargetSettings,
     )
 
-#: subscription option of MQTT 5: retained messages keep their flag
-_RETAIN_AS_PUBLISHED: Final = "retainAsPublished"
 #: names that templates have beside the captures
 _GIVEN: Final = frozenset({"channel", "gateway"})
 
@@ -90,6 +98,7 @@ class _Checks:
         for name, devices in settings.devices.items():
             self._check_devices(name, devices)
         self._check_queues()
+        self._check_subscriptions()
         self._check_prefetch()
         self._check_loops()
         self._check_status()
@@ -260,7 +269,7 @@ class _Checks:
         self._check_steps(name, route, is_parsed=template is not None)
         buffer = (*path, "buffer")
         source = self._brokers.get(route.source.instance)
-        if route.target.retain == "keep" and source is not None and _RETAIN_AS_PUBLISHED not in source.features:
+        if route.target.retain == "keep" and source is not None and RETAIN_AS_PUBLISHED not in source.features:
             problems.warning(
                 (*path, "to", "retain"),
                 f"the instance '{route.source.instance}' ({', '.join(source.capabilities.protocols)}) does not tell "
@@ -369,6 +378,38 @@ class _Checks:
                         f"{seen[key]} takes from the same queue: each message goes to one of them only",
                     )
                 seen.setdefault(key, f"{kind}.{name}")
+
+    def _check_subscriptions(self) -> None:
+        """Record parts of which the source refuses one for ever, because of the options of another."""
+        seen: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
+        for kind, name, source, extensions in self._subscribed():
+            try:
+                pattern = ChannelPattern(source.channel).pattern
+            except ArgumentError:
+                continue  # recorded already
+            others = seen.setdefault((source.instance, pattern), [])
+            features = self._brokers[source.instance].features
+            first = next((each for each, its in others if exclude_each_other(its, extensions, features)), None)
+            if first is not None:
+                self._problems.error(
+                    (kind, name, "from", "channel"),
+                    f"{first} and {kind}.{name} both subscribe to {pattern!r} at the instance '{source.instance}', "
+                    "which refuses one of them: MQTT 5 has one subscription for each channel of an instance, with one "
+                    "value of retainAsPublished, which retain = 'keep' sets, and of noLocal, and one consumer with "
+                    "retainAsPublished. Give one of them another instance for the same broker, or make them one",
+                )
+            others.append((f"{kind}.{name}", extensions))
+
+    def _subscribed(self) -> Iterator[tuple[str, str, SourceSettings, Mapping[str, Any]]]:
+        """Yield kind, name, source and extensions of the parts that run, where the instance is known."""
+        settings, brokers = self._settings, self._brokers
+        for name, route in settings.routes.items():
+            if route.enabled and route.source.instance in brokers:
+                yield "routes", name, route.source, of_route(route, brokers[route.source.instance].features)
+        for kind in ("requests", "devices"):
+            for name, each in getattr(settings, kind).items():
+                if getattr(each, "enabled", True) and each.source.instance in brokers:
+                    yield kind, name, each.source, of_source(each.source, brokers[each.source.instance].features)
 
     def _check_prefetch(self) -> None:
         """Warn of bounds of an instance that its routes and devices replace by their own."""

@@ -13,9 +13,13 @@ from messaging.model import Features, publishing_only, subscribing_only
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from messaging.gateway.settings import SourceSettings, TargetSettings
+    from messaging.gateway.settings import RouteSettings, SourceSettings, TargetSettings
     from messaging.model import Capabilities
 
+#: subscription option of MQTT 5: retained messages keep their flag
+RETAIN_AS_PUBLISHED: Final = "retainAsPublished"
+#: subscription option of MQTT 5: without messages of the own instance
+_NO_LOCAL: Final = "noLocal"
 #: keys of a source, and of a target -> the extensions with the same meaning
 SOURCE_KEYS: Final[Mapping[str, str]] = {
     "qos": Features.EXTENSION_QOS,
@@ -71,6 +75,31 @@ def of_source(settings: SourceSettings, features: frozenset[str]) -> dict[str, A
     if Features.EXTENSION_QOS in features:
         found.setdefault(Features.EXTENSION_QOS, 1)
     return found
+
+
+def of_route(settings: RouteSettings, features: frozenset[str]) -> dict[str, Any]:
+    """Return the extensions with which the source of a route is subscribed, apart from ``prefetch``."""
+    found = of_source(settings.source, features)
+    if settings.target.retain == "keep" and RETAIN_AS_PUBLISHED in features:
+        found.setdefault(RETAIN_AS_PUBLISHED, True)
+    return found
+
+
+def exclude_each_other(first: Mapping[str, Any], second: Mapping[str, Any], features: frozenset[str]) -> bool:
+    """Return whether an instance refuses one of two subscriptions to a channel with these extensions.
+
+    MQTT 5 has one subscription for each filter of a session, with one value of each option. With
+    ``retainAsPublished`` it has one consumer, unless it has a queue.
+
+    Args:
+        first, second: extensions of the subscriptions.
+        features: of the instance.
+    """
+    queue = first.get(Features.EXTENSION_QUEUE)
+    if RETAIN_AS_PUBLISHED not in features or queue != second.get(Features.EXTENSION_QUEUE):
+        return False
+    options = [tuple(each.get(key) is True for key in (RETAIN_AS_PUBLISHED, _NO_LOCAL)) for each in (first, second)]
+    return options[0] != options[1] or (options[0][0] and queue is None)
 
 
 def with_prefetch(extensions: Mapping[str, Any], prefetch: int) -> dict[str, Any]:

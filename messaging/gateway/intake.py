@@ -22,7 +22,7 @@ from messaging.connection import delays
 from messaging.errors import ArgumentError, ClosedError, JournalError, MessagingError
 from messaging.execution import Flag, Serial, clock, engine, workers
 from messaging.gateway.destinations import Shape, passed_gateways
-from messaging.gateway.extensions import is_unacknowledged, of_source, with_prefetch
+from messaging.gateway.extensions import exclude_each_other, is_unacknowledged, of_route, with_prefetch
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft, is_redelivered
 from messaging.gateway.rings import MANY, WITHIN, RingWatch
 from messaging.gateway.stored import Stored
@@ -55,10 +55,6 @@ _RETRY: Final = 0.5
 _CACHED: Final = 4096
 #: subscription option, and extension of received messages, of MQTT: what recognises a message without an id
 _PACKET_ID: Final = "packetId"
-#: subscription option of MQTT 5: retained messages keep their flag
-_RETAIN_AS_PUBLISHED: Final = "retainAsPublished"
-#: subscription option of MQTT 5: without messages of the own instance
-_NO_LOCAL: Final = "noLocal"
 
 
 class IntakeCounts:
@@ -244,30 +240,19 @@ class Intake:
 
     def _extensions(self) -> dict[str, Any]:
         settings, features = self._rules.settings, self._source.features
-        extensions = with_prefetch(of_source(settings.source, features), settings.source.prefetch)
-        if settings.target.retain == "keep" and _RETAIN_AS_PUBLISHED in features:
-            extensions.setdefault(_RETAIN_AS_PUBLISHED, True)
+        extensions = with_prefetch(of_route(settings, features), settings.source.prefetch)
         if _PACKET_ID in features:
             extensions.setdefault(_PACKET_ID, True)
         return extensions
 
     def excludes(self, other: Intake) -> bool:
-        """Return whether the source refuses a subscription while it has that of ``other``.
-
-        MQTT 5 has one subscription for each filter of a session, with one value of each option.
-        """
-        if _RETAIN_AS_PUBLISHED not in self._source.features or self._source is not other._source:
-            return False
-        mine, its = self._extensions(), other._extensions()
-        queue = mine.get(Features.EXTENSION_QUEUE)
+        """Return whether the source refuses a subscription while it has that of ``other``."""
         patterns = {ChannelPattern(each._rules.settings.source.channel).pattern for each in (self, other)}
-        if len(patterns) > 1 or queue != its.get(Features.EXTENSION_QUEUE):
-            return False
-        is_published = bool(mine.get(_RETAIN_AS_PUBLISHED))
-        if is_published and queue is None:
-            return True
-        options = is_published, bool(mine.get(_NO_LOCAL))
-        return options != (bool(its.get(_RETAIN_AS_PUBLISHED)), bool(its.get(_NO_LOCAL)))
+        return (
+            self._source is other._source
+            and len(patterns) == 1
+            and exclude_each_other(self._extensions(), other._extensions(), self._source.features)
+        )
 
     def _open(self) -> MessageStream[Any]:
         rules, source = self._rules, self._source

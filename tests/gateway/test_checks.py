@@ -165,3 +165,99 @@ def test_a_source_that_does_not_tell_what_is_retained_is_warned_of(tmp_path: Pat
     mirror = route(to={"instance": "b", "channel": "out/{x}", "retain": "keep"})
     found = warnings(settings(tmp_path, instances=instances, routes={"r": mirror}))
     assert [key for key, _ in found] == (["routes.r.to.retain"] if is_told else [])
+
+
+def source(channel: str = "in/{x}", instance: str = "a", **changes: Any) -> dict[str, Any]:
+    return {"instance": instance, "channel": channel, **changes}
+
+
+def target(retain: str = "never") -> dict[str, Any]:
+    return {"instance": "b", "channel": "out/{x}", "retain": retain}
+
+
+MIRROR = route(to=target("keep"))
+PLAIN = route(to=target())
+UNFLAGGED = source(extensions={"retainAsPublished": False})
+FLAGGED = source(extensions={"retainAsPublished": True})
+NOT_LOCAL = source(extensions={"noLocal": True})
+
+
+def parts(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    return {"routes": {"one": first, "two": second}}
+
+
+@table(
+    "changes, key, first",
+    {
+        "both keep": (parts(MIRROR, MIRROR), "routes.two", "routes.one"),
+        "one keeps": (parts(MIRROR, PLAIN), "routes.two", "routes.one"),
+        "the other keeps": (parts(route(to=target("always")), MIRROR), "routes.two", "routes.one"),
+        "captures of other names": (
+            parts(MIRROR, route(**{"from": source("in/{y}")}, to={"instance": "b", "channel": "out/{y}"})),
+            "routes.two",
+            "routes.one",
+        ),
+        "one queue": (
+            parts(route(**{"from": source(queue="q")}), route(**{"from": source(queue="q")}, to=target("keep"))),
+            "routes.two",
+            "routes.one",
+        ),
+        "extension": (parts(route(**{"from": FLAGGED}), MIRROR), "routes.two", "routes.one"),
+        "noLocal": (parts(route(**{"from": NOT_LOCAL}), PLAIN), "routes.two", "routes.one"),
+        "requests": (
+            {
+                "routes": {"one": MIRROR},
+                "requests": {"two": {"from": source(), "to": {"instance": "b", "channel": "out/{x}"}}},
+            },
+            "requests.two",
+            "routes.one",
+        ),
+        "devices": (
+            {"routes": {"one": MIRROR}, "devices": {"two": {"from": source(), "to": target(), "offline": "gone"}}},
+            "devices.two",
+            "routes.one",
+        ),
+        "the last of three": (
+            {"routes": {"one": PLAIN, "other": PLAIN, "two": MIRROR}},
+            "routes.two",
+            "routes.one",
+        ),
+    },
+)
+def test_parts_of_which_the_source_refuses_one_are_an_error(
+    tmp_path: Path, changes: dict[str, Any], key: str, first: str
+) -> None:
+    instances = {"a": {"url": "mqtt://a"}, "b": {"url": "mqtt://b"}}
+    problems = check(settings(tmp_path, instances=instances, **changes))
+    (error,) = [each for each in problems if each.severity is Severity.ERROR]
+    assert error.key == f"{key}.from.channel"
+    assert f"{first} and {key} both subscribe to 'in/+' at the instance 'a'" in error.text
+    assert "another instance" in error.text
+
+
+@table(
+    "url, changes",
+    {
+        "no options": ("mqtt://a", parts(PLAIN, route(to=target("always")))),
+        "keep without the option": (
+            "mqtt://a",
+            parts(PLAIN, route(**{"from": UNFLAGGED}, to=target("keep"))),
+        ),
+        "other channels": ("mqtt://a", parts(MIRROR, route(**{"from": source("in/{x}/#")}, to=target("keep")))),
+        "other instances": ("mqtt://a", parts(MIRROR, route(**{"from": source(instance="c")}, to=target("keep")))),
+        "one in a queue": ("mqtt://a", parts(MIRROR, route(**{"from": source(queue="q")}))),
+        "other queues": (
+            "mqtt://a",
+            parts(route(**{"from": source(queue="q")}), route(**{"from": source(queue="p")}, to=target("keep"))),
+        ),
+        "one queue": ("mqtt://a", parts(*[route(**{"from": source(queue="q")}, to=target("keep"))] * 2)),
+        "one is disabled": ("mqtt://a", parts(MIRROR, {**PLAIN, "enabled": False})),
+        "MQTT 3.1.1": ("mqtt://a?version=3.1.1", parts(MIRROR, PLAIN)),
+        "MQTT 3.1.1, both keep": ("mqtt://a?version=3.1.1", parts(MIRROR, MIRROR)),
+        "AMQP": ("amqp://a", parts(MIRROR, PLAIN)),
+        "memory": ("memory://a", parts(MIRROR, MIRROR)),
+    },
+)
+def test_parts_that_share_a_source_are_no_error(tmp_path: Path, url: str, changes: dict[str, Any]) -> None:
+    instances = {"a": {"url": url}, "b": {"url": "mqtt://b"}, "c": {"url": "mqtt://a"}}
+    warnings(settings(tmp_path, instances=instances, **changes))
