@@ -45,7 +45,8 @@ def stored_properties(context: MessageContext) -> str:
         key: value for key, name in _TEXTS.items() if (value := getattr(context, name)) is not None
     }
     if context.extensions:
-        values[_EXTENSIONS] = {name: _stored_extension(name, value) for name, value in context.extensions.items()}
+        extensions = {name: _stored_extension(name, value) for name, value in context.extensions.items()}
+        values[_EXTENSIONS] = _untagged(extensions)
     return json.dumps(values, separators=(",", ":"), allow_nan=False) if values else ""
 
 
@@ -89,8 +90,7 @@ def _stored(value: Any) -> Any:
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise TypeError("a key that is not a str")
-        stored = {key: _stored(each) for key, each in value.items()}
-        return {_TAG: ["map", stored]} if _TAG in stored else stored
+        return _untagged({key: _stored(each) for key, each in value.items()})
     if isinstance(value, (list, tuple)):
         return [_stored(each) for each in value]
     if isinstance(value, bytes):
@@ -102,6 +102,11 @@ def _stored(value: Any) -> Any:
     if isinstance(value, frozenset):
         return {_TAG: ["set", [_stored(each) for each in value]]}
     raise TypeError(f"a value of type {type(value).__name__}")
+
+
+def _untagged(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return an object that is not taken for a tagged value, whatever its keys are."""
+    return {_TAG: ["map", stored]} if _TAG in stored else stored
 
 
 _RESTORED: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(

@@ -62,6 +62,12 @@ def test_the_keys_of_mappings_do_not_collide_with_the_tags_of_values():
     assert restored_context("a", stored_properties(context)) == context
 
 
+@table("value", [None, [], [b"", None], ["bytes", "AA=="], {"$": 1}])
+def test_the_name_of_an_extension_does_not_collide_with_the_tags_of_values(value):
+    context = MessageContext("a/b", extensions=frozen({"$": value, "ttl": 1}))
+    assert restored_context("a/b", stored_properties(context)) == context
+
+
 @table("value", [float("inf"), float("-inf"), Decimal("1.50")])
 def test_numbers_that_json_does_not_have_keep_type_and_precision(value):
     context = MessageContext("a", extensions=frozen({"headers": {"x": value}}))
