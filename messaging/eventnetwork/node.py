@@ -24,7 +24,6 @@ from uuid import UUID, uuid4, uuid5
 
 from messaging.errors import (
     ClosedError,
-    ConnectionLostError,
     DeadlineError,
     MessagingError,
     UnsupportedFeatureError,
@@ -318,6 +317,7 @@ class EventNode:
             self._notifications,
             self._announcer.announce,
             self.refresh,
+            lambda: self._is_connected,
         )
         if settings.last_will:
             self._announcer.set_last_will(self.member)
@@ -419,7 +419,7 @@ class EventNode:
     def _disconnected(self) -> None:
         self._membership.disconnected()
         for each in self._notifications.all():
-            each.fail(ConnectionLostError(f"{each.what}: the connection was lost before every consumer was notified"))
+            each.lose_connection()
 
     def _tick(self) -> None:
         if self._is_closed:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from messaging.errors import MessagingError, PartialNotificationError, TooManyRequestsError
+from messaging.errors import ConnectionLostError, MessagingError, PartialNotificationError, TooManyRequestsError
 from messaging.execution import Promise, clock, engine
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Notification:
         "joined",
         "promise",
         "timeout",
+        "waits_for_connection",
         "what",
     )
 
@@ -73,6 +74,8 @@ class Notification:
         self.is_for: Callable[[Member], bool] = lambda _: True
         #: whether its deadline has passed before its promise was settled
         self.is_expired = False
+        #: whether the loss of the connection leaves it pending as long as it is held for ``DISPATCH``
+        self.waits_for_connection = False
         self.what = what
         self.timeout = timeout
         self.promise = NotificationPromise(what)
@@ -107,6 +110,11 @@ class Notification:
         with self._lock:
             self._is_open.discard(reason)
         self._settle()
+
+    def lose_connection(self) -> None:
+        """Fail: the connection was lost. One that waits for a connection anyway waits for the next one."""
+        if not (self.waits_for_connection and self.waits_for(DISPATCH)):
+            self.fail(ConnectionLostError(f"{self.what}: the connection was lost before every consumer was notified"))
 
     def restart(self) -> None:
         """Hold it for ``DISPATCH`` alone, as at first, and have members confirm it again."""

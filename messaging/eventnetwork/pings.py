@@ -29,6 +29,7 @@ class Pings:
         notifications: told when a member answers, is lost or leaves.
         announce: announces.
         refresh: announces the interests of now.
+        is_connected: returns whether pings reach the others, and their answers this member.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Pings:
         notifications: Notifications,
         announce: Callable[[Announcement], object],
         refresh: Callable[[], Promise[None]],
+        is_connected: Callable[[], bool],
     ) -> None:
         self._title = title
         self._member = member
@@ -48,6 +50,7 @@ class Pings:
         self._notifications = notifications
         self._announce = announce
         self._refresh = refresh
+        self._is_connected = is_connected
         # --- used by the control thread
         #: pings that wait until this member is connected and hears announcements, by token; and pings that were sent
         self._unasked: dict[str, Notification] = {}
@@ -58,6 +61,7 @@ class Pings:
         token = str(uuid4())
         asking = Notification(f"announcing the interests of {self._title}", timeout)
         asking.is_for = lambda member: member.answers
+        asking.waits_for_connection = True
         self._notifications.add(token, asking)
         self._refresh_first(token, asking)
         return asking.promise
@@ -98,7 +102,7 @@ class Pings:
     def _ping(self, token: str, asking: Notification) -> None:
         if asking.promise.done():
             return
-        if not self._membership.own.is_connected or self._membership.is_deaf:  # no answer would arrive
+        if not self._is_connected() or self._membership.is_deaf:  # no answer would arrive
             self._unasked[token] = asking
             return
         self._asked[token] = asking

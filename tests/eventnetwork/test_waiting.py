@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -161,6 +162,30 @@ def test_a_ping_follows_the_announcements_that_a_connection_begins_with(stack: E
     kinds = [each["kind"] for each in [*foreign.heard]]
     assert kinds.index("update") < kinds.index("ping")
     foreign.say("pong", node.member, token=foreign.heard_of("ping")[0]["token"])
+    asking.result(PATIENCE)
+
+
+def test_a_loss_that_is_not_told_yet_leaves_a_later_question_to_the_next_connection(stack: ExitStack) -> None:
+    require("mosquitto")
+    broker = stack.enter_context(Mosquitto())
+    proxy = stack.enter_context(Proxy(broker.host, broker.port))
+    hearing = stack.enter_context(messaging.connect(broker.url))
+    m = stack.enter_context(messaging.connect(through(proxy, broker.url), reconnect_min=0.02, reconnect_max=0.1))
+    foreign = Foreign(hearing)
+    admin = admin_of(stack, m, heartbeat=5.0, last_will=False)
+    foreign.say("heartbeat")
+    eventually(lambda: admin.members(), "the member to be known")
+    assert admin.node is not None
+    told = threading.Event()
+    stack.callback(told.set)
+    admin.node._control.post(told.wait, PATIENCE)
+    proxy.refuse()
+    eventually(lambda: not m.connection_state.value.is_up, "the connection to be lost")
+    asking = admin.announced(PATIENCE)
+    told.set()
+    proxy.accept()
+    eventually(lambda: foreign.heard_of("ping"), "the ping")
+    foreign.say("pong", admin.node.member, token=foreign.heard_of("ping")[0]["token"])
     asking.result(PATIENCE)
 
 
