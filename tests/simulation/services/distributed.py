@@ -191,9 +191,9 @@ class DistributedEvents(Simulation):
             self.broken(text)
         for member in [*self.admins.values()]:
             node = member.node()
-            # "copies that a broker delivers twice look the same: they are counted in NodeDTO.replayed" (signing)
-            may_repeat = self.plan.options["is_signed"] and bool(self.plan.faults)
-            if node is not None and (node.refused or (node.replayed and not may_repeat)):
+            # "copies that a broker delivers twice look the same: they are counted in NodeDTO.replayed" (signing); a
+            # last will costs a second connection, so without faults, too
+            if node is not None and (node.refused or (node.replayed and not self.plan.options["is_signed"])):
                 self.broken(f"{member.member} refused {node.refused} messages, and {node.replayed} as replayed")
 
     def _strangers(self) -> list[str]:
