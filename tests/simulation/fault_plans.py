@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.simulation.brokers.amqp import AmqpBroker
@@ -82,6 +83,9 @@ class Breaks:
         self.times: dict[str, list[float]] = {}
         self.closing: dict[str, list[float]] = {}
         self.ended: dict[str, list[float]] = {}
+        #: connections that the broker has now, and the times when it had none any more, by role
+        self._open: dict[str, int] = {}
+        self._away: dict[str, list[tuple[float, float]]] = {}
         if isinstance(broker, AmqpBroker):
             broker.on_ended = lambda connection: self._note(self.ended, connection)
             broker.on_closing = lambda connection: self._note(self.closing, connection)
@@ -90,9 +94,21 @@ class Breaks:
         """See ``Broker``."""
         owner: Any = getattr(peer, "owner", None)
         role = "" if owner is None else owner.name.split(".")[0]
-        watched = _Watched(peer, role, lambda: self.times.setdefault(role, []).append(self._scheduler.now))
+        watched = _Watched(peer, role, lambda is_first: self._over(role, is_first=is_first))
+        self._open[role] = self._open.get(role, 0) + 1
+        if away := self._away.get(role):
+            begin, end = away[-1]
+            away[-1] = begin, min(end, self._scheduler.now)
         watched.connection = self._broker.accept(watched)
         return watched
+
+    def _over(self, role: str, *, is_first: bool) -> None:
+        now = self._scheduler.now
+        self.times.setdefault(role, []).append(now)
+        if is_first:
+            self._open[role] -= 1
+            if not self._open[role]:
+                self._away.setdefault(role, []).append((now, inf))
 
     def stop(self) -> None:
         """See ``Broker``."""
@@ -110,6 +126,13 @@ class Breaks:
         """Return whether a connection of ``role`` ended in that time, or the broker began to close one."""
         return any(begin <= each <= end for times in (self.times, self.closing) for each in times.get(role, ()))
 
+    def is_away_between(self, role: str, begin: float, end: float) -> bool:
+        """Return whether the broker had no connection of ``role`` for a part of that time, but had one before.
+
+        The role may not know: its end of the connection is half open.
+        """
+        return any(since <= end and begin <= until for since, until in self._away.get(role, ()))
+
     def ended_between(self, role: str, begin: float, end: float) -> bool:
         """Return whether the broker ended a channel or a consumer of ``role`` in that time."""
         return any(begin <= each <= end for each in self.ended.get(role, ()))
@@ -126,8 +149,13 @@ class _Watched:
         self._peer = peer
         self.role = role
         self._over = over
+        self._is_open = True
         self.connection: Connection
         self.name = peer.name
+
+    def _end(self) -> None:
+        is_first, self._is_open = self._is_open, False
+        self._over(is_first)
 
     def send(self, data: bytes) -> None:
         """See ``Peer``."""
@@ -135,12 +163,12 @@ class _Watched:
 
     def close(self) -> None:
         """See ``Peer``."""
-        self._over()
+        self._end()
         self._peer.close()
 
     def abort(self) -> None:
         """See ``Peer``."""
-        self._over()
+        self._end()
         self._peer.abort()
 
     @property
@@ -154,5 +182,5 @@ class _Watched:
 
     def lost(self) -> None:
         """See ``Connection``."""
-        self._over()
+        self._end()
         self.connection.lost()

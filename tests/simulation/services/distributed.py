@@ -260,7 +260,11 @@ class DistributedEvents(Simulation):
         if not form["is_durable"]:
             if consumer.off < until or consumer.member not in event.whole:
                 return False
-            if self.breaks is not None and self.breaks.between(consumer.role, event.at - 1.0, until):
+            breaks = self.breaks
+            if breaks is not None and (
+                breaks.between(consumer.role, event.at - 1.0, until)
+                or breaks.is_away_between(consumer.role, event.at - 1.0, until)
+            ):
                 return False
             return not any(begin <= until and event.at <= end for begin, end in ledger.troubles)
         if any(begin <= until and event.at <= end for begin, end in ledger.troubles):

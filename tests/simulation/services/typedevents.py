@@ -149,6 +149,7 @@ class TypedEvents(DistributedEvents):
                 return False
             return breaks is None or not (
                 breaks.between(consumer.role, event.at - 1.0, until + ARRIVES)
+                or breaks.is_away_between(consumer.role, event.at - 1.0, until)
                 or breaks.between(event.role, event.at - 1.0, until)
             )
         if any(kill > event.at for kill in ledger.kills.get(consumer.role, ())):
