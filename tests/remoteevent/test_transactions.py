@@ -28,6 +28,7 @@ from messaging.errors import (
 from messaging.execution import Promise
 from messaging.journal import JournalTable
 from messaging.leases import Lease
+from messaging.remoteevent import RetryPolicy
 from messaging.remoteevent.transactions import TransactionManager, TransactionState, Vote
 from messaging.remoteevent.transactions.decisions import Decisions
 from messaging.testing import waiting
@@ -100,6 +101,25 @@ def test_a_participant_that_changed_nothing_is_told_no_more(manager: Transaction
     second.join(reader, name="reader")
     second.commit(timeout=PATIENCE)
     assert reader.operations == ["prepare"] * 2
+
+
+@table("has_writer", [True, False])
+def test_a_participant_that_changed_nothing_is_told_no_more_after_a_restart(tmp_path: Path, has_writer: bool) -> None:
+    reader, writer, passing = Recorder(Vote.NOTCHANGED), Recorder(), Recorder()
+    for each in (writer, passing):
+        each.failures["commit"] = 1
+    path = tmp_path / str(has_writer)
+    with TransactionManager(path, retry=RetryPolicy(first_delay=600.0, max_delay=600.0)) as manager:
+        transaction = joined(manager, reader=reader, **({"writer": writer} if has_writer else {}))
+        transaction.join(passing)  # without a name
+        transaction.commit()  # told once: it failed
+        assert transaction.state is TransactionState.COMMITTED
+    with TransactionManager(path, retry=FAST) as manager:
+        assert manager.recover("reader", reader) == []
+        assert manager.recover("writer", writer) == ([transaction.id] if has_writer else [])
+        eventually(lambda: manager.transactions() == [])
+    assert reader.operations == ["prepare"]
+    assert writer.operations == (["prepare", "commit", "commit"] if has_writer else [])
 
 
 def test_commit_is_told_until_it_succeeds(manager: TransactionManager) -> None:

@@ -5,7 +5,7 @@ record                    meaning after a restart
 ========================  ==========================================================================================
 none                      aborted, or committed and confirmed by all participants
 ``voting``                no decision was taken: participants that may have prepared are told to abort
-``committed``             participants are told to commit
+``committed``             participants are told to commit: all that have voted ``PREPARED``
 ========================  ==========================================================================================
 
 The record ``voting`` is stored before the first participant is asked to prepare, and ``committed`` before the first
@@ -22,10 +22,11 @@ from messaging.errors import DecodeError
 from messaging.execution import Promise
 from messaging.journal import JournalTable
 from messaging.remoteevent.transactions.enlisted import Enlisted
-from messaging.remoteevent.transactions.participant import TransactionState
+from messaging.remoteevent.transactions.participant import TransactionState, Vote
 
 _VOTING: Final = "voting"
 _COMMITTED: Final = "committed"
+_STORE: Final = "store the state of a transaction"
 
 
 class Decisions:
@@ -47,12 +48,20 @@ class Decisions:
         Raises:
             JournalError, ClosedError: it is not stored.
         """
-        lasting = [each.to_value() for each in participants if each.is_lasting]
-        if self._table is None or not lasting:
-            return Promise.resolved(None, "store the state of a transaction")
-        name = _COMMITTED if state is TransactionState.COMMITTED else _VOTING
-        value = {"state": name, "participants": lasting}
-        return self._table.put_soon(transaction_id, value)
+        if self._table is None:
+            return Promise.resolved(None, _STORE)
+        is_committed = state is TransactionState.COMMITTED
+        lasting = [
+            each.to_value()
+            for each in participants
+            if each.is_lasting and not (is_committed and each.vote is Vote.NOTCHANGED)
+        ]
+        if lasting:
+            value = {"state": _COMMITTED if is_committed else _VOTING, "participants": lasting}
+            return self._table.put_soon(transaction_id, value)
+        # the record "voting" would have the next run abort it
+        removed = self._table.remove_soon(transaction_id)
+        return Promise.resolved(None, _STORE) if removed is None else removed
 
     def forget(self, transaction_id: str) -> None:
         """Remove the record of a transaction that all participants have confirmed.
