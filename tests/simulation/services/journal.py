@@ -573,6 +573,8 @@ class JournalAlone(Simulation):
 
     def fault_copy(self) -> None:
         """Fault, or what makes it possible: the folder is copied."""
+        if self._exchanged is not None:
+            return  # files of another journal are there
         copied = self.ledger.copy()
         copied.died(has_crashed=False)
         self._copy = self.world.disk.copy(FOLDER), copied, self.is_unreadable
@@ -584,6 +586,7 @@ class JournalAlone(Simulation):
         for each in self.roles:
             self.fault_kill(each.name, seconds, vanishes=False)
         self.world.disk.restore(FOLDER, self._copy[0])
+        self._exchanged = None
         self.ledger = self._copy[1].copy()
         self.is_unreadable = self._copy[2]
 
