@@ -159,6 +159,12 @@ class JournalTable:
             self._note_record()
         return self._watched(key, promise)
 
+    def forget(self, key: str) -> None:
+        """Remove a key without waiting, where a record that stays on the disk does no harm. Raises as :meth:`put`."""
+        promise = self.remove_soon(key)
+        if promise is not None:
+            promise.looked_at = True
+
     def _append(self, key: str, data: bytes) -> Promise[int]:
         """Append the record of a change, behind those that were not stored. With the lock. Raises as :meth:`put`."""
         promise = self._journal.submit(key, data)

@@ -132,9 +132,7 @@ class KeptLeases:
                 if live is not None:
                     remaining, granted = live.remaining, live.duration
             if remaining <= 0:
-                removed = self._table.remove_soon(key)
-                if removed is not None:
-                    removed.looked_at = True  # a record that stays does no harm: the next run finds it expired, too
+                self._table.forget(key)  # a record that stays does no harm: the next run finds it expired, too
                 continue
 
             def grant(

@@ -268,9 +268,7 @@ class KeptRenewals:
 
     def _remove(self, text: str) -> None:
         try:
-            promise = self._table.remove_soon(text)
-            if promise is not None:
-                promise.looked_at = True
+            self._table.forget(text)
         except ClosedError:
             pass  # the next run removes it
         except MessagingError as error:

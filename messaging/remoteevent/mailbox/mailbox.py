@@ -401,9 +401,7 @@ class EventMailbox:
                     self._set_aside(folder)
                 elif folder.name not in self._kept:  # the lease has ended, before or while the mailbox was closed
                     shutil.rmtree(folder, ignore_errors=True)
-                    removed = self._state.remove_soon(_BOX + folder.name)
-                    if removed is not None:
-                        removed.looked_at = True  # a disk that fails does not keep the mailbox from being opened
+                    self._state.forget(_BOX + folder.name)  # a failing disk does not hold up the opening
         return restored
 
     def _malformed(self) -> set[str]:

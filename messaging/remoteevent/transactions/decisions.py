@@ -69,9 +69,7 @@ class Decisions:
         A record that survives is harmless: the participants are told once more. Raises as :meth:`store`.
         """
         if self._table is not None:
-            removed = self._table.remove_soon(transaction_id)
-            if removed is not None:
-                removed.looked_at = True
+            self._table.forget(transaction_id)
 
     def load(self) -> list[tuple[str, TransactionState, list[Enlisted]]]:
         """Return the transactions of earlier runs: committed or aborted.
