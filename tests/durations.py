@@ -14,11 +14,12 @@ import argparse
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,7 @@ import pytest
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = Path(__file__).with_suffix(".md")
-LONGEST: Final = 30
+DEAREST: Final = 30
 _CONFORMANCE: Final = "messaging/testing/conformance"
 _RUN: Final = ("--numprocesses", "5", "--dist", "worksteal", "-m", "not slow")
 
@@ -35,16 +36,43 @@ _RUN: Final = ("--numprocesses", "5", "--dist", "worksteal", "-m", "not slow")
 # --- recording, as a plugin of pytest
 
 
+def _used() -> float:
+    """Return the processor seconds of this process, and of its children that have ended."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+class Meter:
+    """Adds the processor seconds of a phase to its report, in the process that runs the test."""
+
+    def __init__(self) -> None:
+        self._used = 0.0
+
+    def pytest_runtest_logstart(self) -> None:
+        """Begin with a test."""
+        self._used = _used()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """End a phase, and begin with the next one."""
+        report = yield
+        used = _used()
+        report.processor = used - self._used
+        self._used = used
+        return report
+
+
 class Recorder:
-    """Keeps the seconds of each phase of each test: ``{id: {"setup": …, "call": …, "teardown": …}}``."""
+    """Keeps the seconds of each test: ``{id: {"setup": …, "call": …, "teardown": …, "processor": …}}``."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seconds: dict[str, dict[str, float]] = defaultdict(dict)
+        self._seconds: dict[str, dict[str, float]] = defaultdict(lambda: {"processor": 0.0})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a phase."""
-        self._seconds[report.nodeid][report.when] = round(report.duration, 4)
+        seconds = self._seconds[report.nodeid]
+        seconds[report.when] = round(report.duration, 4)
+        seconds["processor"] = round(seconds["processor"] + getattr(report, "processor", 0.0), 4)
 
     def pytest_sessionfinish(self) -> None:
         """Write the record."""
@@ -57,9 +85,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record in the process that has the reports of all workers."""
+    """Measure in the processes that run tests, and record in the one that has the reports of all of them."""
     path = config.getoption("--record-durations")
-    if path is not None and not hasattr(config, "workerinput"):
+    if path is None:
+        return
+    config.pluginmanager.register(Meter())
+    if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder(path))
 
 
@@ -74,11 +105,13 @@ class Room:
         items: their number.
         calls: seconds of the tests themselves.
         around: seconds of fixtures, before and after.
+        processor: processor seconds of both, with the processes that they started.
     """
 
     items: int = 0
     calls: float = 0.0
     around: float = 0.0
+    processor: float = 0.0
 
 
 @dataclass
@@ -86,8 +119,8 @@ class Summary:
     """What a run cost."""
 
     rooms: dict[str, Room] = field(default_factory=lambda: defaultdict(Room))
-    #: seconds and id
-    longest: list[tuple[float, str]] = field(default_factory=list)
+    #: processor seconds, seconds and id
+    dearest: list[tuple[float, float, str]] = field(default_factory=list)
 
 
 def room_of(test: str) -> str:
@@ -104,35 +137,47 @@ def summed(record: dict[str, dict[str, float]]) -> Summary:
         room.items += 1
         room.calls += seconds.get("call", 0.0)
         room.around += seconds.get("setup", 0.0) + seconds.get("teardown", 0.0)
-    longest = sorted(((sum(seconds.values()), test) for test, seconds in record.items()), reverse=True)
-    found.longest = longest[:LONGEST]
+        room.processor += seconds["processor"]
+    each = (
+        (seconds["processor"], sum(seconds.values()) - seconds["processor"], test) for test, seconds in record.items()
+    )
+    found.dearest = sorted(each, reverse=True)[:DEAREST]
     return found
+
+
+def _row(name: str, room: Room) -> str:
+    return f"| {name} | {room.items:,} | {room.processor:,.1f} | {room.calls:,.1f} | {room.around:,.1f} |"
 
 
 def page(summary: Summary, where: str) -> str:
     """Return the page."""
-    rooms = sorted(summary.rooms.items(), key=lambda each: (-each[1].calls - each[1].around, each[0]))
+    rooms = sorted(summary.rooms.items(), key=lambda each: (-each[1].processor, each[0]))
     total = Room(
         sum(room.items for _, room in rooms),
         sum(room.calls for _, room in rooms),
         sum(room.around for _, room in rooms),
+        sum(room.processor for _, room in rooms),
     )
     lines = [
         "# What the tests cost",
         "",
-        f"Made by `make durations` on {where}. Seconds of all workers together; they wait for each other and for the",
-        "processor, so a busy machine shows more.",
+        f"Made by `make durations` on {where}. Seconds of all workers together: of the processor, with the",
+        "processes that a test started and ended, and of the clock. Workers wait for each other and for the processor:",
+        "a busy machine shows more seconds of the clock.",
         "",
-        "| folder | tests | tests, s | fixtures, s |",
-        "|---|--:|--:|--:|",
-        *(f"| `{name}` | {room.items:,} | {room.calls:,.1f} | {room.around:,.1f} |" for name, room in rooms),
-        f"| all | {total.items:,} | {total.calls:,.1f} | {total.around:,.1f} |",
+        "| folder | tests | processor, s | tests, s | fixtures, s |",
+        "|---|--:|--:|--:|--:|",
+        *(_row(f"`{name}`", room) for name, room in rooms),
+        _row("all", total),
         "",
-        f"## The {len(summary.longest)} longest",
+        f"## The {len(summary.dearest)} that take most",
         "",
-        "| test | s, with its fixtures |",
-        "|---|--:|",
-        *(f"| `{test.replace('|', chr(92) + '|')}` | {seconds:,.1f} |" for seconds, test in summary.longest),
+        "| test | processor, s | with its fixtures, s |",
+        "|---|--:|--:|",
+        *(
+            f"| `{test.replace('|', chr(92) + '|')}` | {processor:,.1f} | {seconds:,.1f} |"
+            for processor, seconds, test in summary.dearest
+        ),
         "",
     ]
     return "\n".join(lines)
