@@ -241,6 +241,7 @@ def test_two_thousand_damaged_announcements_and_events_disturb_nobody(
     assert logged(caplog, "is refused")
 
 
+@pytest.mark.slow
 def test_two_hundred_thousand_topics_and_five_thousand_members_take_bounded_memory(
     join: Join, memory: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -245,6 +245,7 @@ def test_a_verdict_after_reconnecting_reaches_a_session_that_was_resumed(
 # --- packets
 
 
+@pytest.mark.slow
 def test_packet_ids_start_over(broker: Mosquitto, tmp_path: Path) -> None:
     """Past 65,535 in both directions, with connections that break where they do. Both versions count alike."""
     with Scene(MQTT311, broker, tmp_path, publishers=1, window=800, batch=200, pace=0.0) as scene:
@@ -259,6 +260,7 @@ def test_packet_ids_start_over(broker: Mosquitto, tmp_path: Path) -> None:
     assert scene.sending.resets == scene.receiving.resets == 1
 
 
+@pytest.mark.slow
 @once_each
 def test_a_resumed_session_keeps_the_order_whatever_waits_in_it(
     broker: Mosquitto, profile: Profile, tmp_path: Path

@@ -98,6 +98,7 @@ def test_nothing_is_lost_when_connections_are_reset(any_broker: Broker, profile:
     assert not profile.once or not verdict.duplicates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("profile", "reset"),
     [
@@ -126,6 +127,7 @@ def test_nothing_is_lost_when_a_connection_ends_within_a_frame(
     assert not profile.once or not verdict.duplicates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("profile", "places"),
     [

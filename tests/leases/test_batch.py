@@ -61,6 +61,7 @@ def test_a_lease_map_takes_leases_of_one_grantor_and_forgets_those_that_failed()
         assert second.is_ended
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_leases_cost_little() -> None:
     """Renewing all takes at most 5 s of processor time, and a lease at most 1 KiB."""
     count = 100_000
