@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -188,7 +189,7 @@ class State:
         return clock.boot() + self._seen_base
 
     def add_seen(self, ids: Sequence[tuple[str, str]]) -> None:
-        """Store pairs of channel and message id as seen now.
+        """Store pairs of channel and message id as seen now, one after the other.
 
         Raises:
             JournalError: nothing was stored.
@@ -197,11 +198,12 @@ class State:
             # not before the latest one: the oldest are forgotten first, also after the clock was set back
             latest = connection.execute("SELECT max(at) FROM seen").fetchone()[0]
             # nor before the wall clock: if that was set right in this run, the next run goes by it
-            now = max(self.seen_time(), clock.wall(), latest or 0.0)
-            connection.executemany(
-                "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at=excluded.at",
-                [(*each, now) for each in ids],
-            )
+            at = max(self.seen_time(), clock.wall(), latest or 0.0)
+            rows = []
+            for each in ids:
+                rows.append((*each, at))
+                at = math.nextafter(at, math.inf)  # ids of one time would be sorted, and forgotten, by their texts
+            connection.executemany("INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at=excluded.at", rows)
 
     def forget_seen(self, *, oldest: float, most: int) -> None:
         """Forget the ids seen before ``oldest``, and the oldest ones over ``most``. Looks at every id.

@@ -247,3 +247,13 @@ def test_the_oldest_ids_are_forgotten_first_if_the_clock_is_set(
     assert {each[1] for each in opened.seen(oldest=0)} == {"2", "3"}
     assert {each[2] for each in opened.seen(oldest=0)} == {now + 1}
     opened.close()
+
+
+def test_ids_that_are_stored_together_keep_their_order(tmp_path: Path) -> None:
+    opened = State(tmp_path)
+    opened.add_seen([("c", each) for each in ("z", "10", "9")])
+    opened.add_seen([("c", each) for each in ("b", "y", "a")])
+    assert [each[1] for each in opened.seen(oldest=0)] == ["z", "10", "9", "b", "y", "a"]
+    opened.forget_seen(oldest=0, most=4)
+    assert [each[1] for each in opened.seen(oldest=0)] == ["9", "b", "y", "a"]
+    opened.close()

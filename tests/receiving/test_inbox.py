@@ -246,6 +246,30 @@ def test_the_oldest_ids_are_forgotten_when_there_are_too_many(broker: FakeBroker
     assert stream.receive(PATIENCE).payload == b"a"
 
 
+def test_ids_that_were_stored_together_are_forgotten_in_their_order_by_the_next_stream(
+    broker: FakeBroker, connect: Connect, tmp_path: Path, disk: Disk
+) -> None:
+    m = connect(broker, inbox_path=tmp_path, inbox_size=4)
+    disk.works.clear()
+    with manual(m, deduplicate=True, prefetch=4) as stream:
+        deliver(broker, "first")
+        assert acknowledge(stream.receive(PATIENCE))
+        disk.begun.wait_for(1)
+        deliver(broker, "z", "y", "x")
+        for _ in range(3):
+            assert acknowledge(stream.receive(PATIENCE))
+        settle_loop()
+        disk.works.set()
+        broker.wait_acknowledged(4)
+    with manual(m, deduplicate=True, prefetch=4) as stream:
+        deliver(broker, "a", "b")  # "first" and "z" are forgotten
+        for _ in range(2):
+            assert acknowledge(stream.receive(PATIENCE))
+        broker.wait_acknowledged(6)
+        deliver(broker, "x", "y", "z")
+        assert stream.receive(PATIENCE).payload == b"z"
+
+
 def test_the_oldest_ids_are_forgotten_first_if_the_clock_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
