@@ -74,6 +74,7 @@ class Ledger:
         handled: how often each was handled, in the order of the first times.
         last: when each was handled last.
         dead: how often each was a dead letter of its consumer.
+        unhandled: acknowledged by closing a stream whose iterator had them, and whose process has died over them.
         letters: reasons of the messages that publishers keep as dead letters.
         settlements: messages that were handled or became dead letters, each time.
         again: how many messages of an earlier life each life of the consumer has handled again.
@@ -84,13 +85,14 @@ class Ledger:
     handled: dict[str, int] = field(default_factory=dict)
     last: dict[str, Handled] = field(default_factory=dict)
     dead: dict[str, int] = field(default_factory=dict)
+    unhandled: dict[str, None] = field(default_factory=dict)
     letters: dict[str, str] = field(default_factory=dict)
     settlements: list[str] = field(default_factory=list)
     again: dict[int, int] = field(default_factory=dict)
 
     def is_there(self, message: str) -> bool:
         """Return whether a message has arrived, or is kept as a dead letter."""
-        return message in self.handled or message in self.dead or message in self.letters
+        return any(message in each for each in (self.handled, self.dead, self.unhandled, self.letters))
 
     def must_be_there(self, message: str, now: float) -> bool:
         """Return whether a message must have arrived, or be kept, once everything has come to rest."""

@@ -53,6 +53,8 @@ class Ledger:
         #: how often a message was handled, in the order of the first time
         self.handled: dict[str, int] = {}
         self.dead: dict[str, int] = {}
+        #: acknowledged by closing a stream whose iterator had them, and whose process has died over them
+        self.unhandled: dict[str, None] = {}
         #: when the promise of a message has to have an outcome
         self.due: dict[str, float] = {}
 
@@ -143,8 +145,18 @@ class Consumer(Watched):
 
     simulation: Messages
 
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        super().__init__(simulation, name)
+        #: messages that an iterator is handling, and its stream; the streams that were closed
+        self.in_hand: dict[str, Any] = {}
+        self.closed_streams: list[Any] = []
+
     def open(self) -> None:
         """Connect and subscribe."""
+        # iterators: acknowledged "when the next message is asked for or the stream is closed" (docs/guarantees.md)
+        died_over = [message for message, stream in self.in_hand.items() if stream in self.closed_streams]
+        self.simulation.ledger.unhandled |= dict.fromkeys(died_over)
+        self.in_hand, self.closed_streams = {}, []
         self.failing = 0
         self.slow = 0.0
         #: a stream or handler ended with an error: it is not begun again by itself
@@ -257,9 +269,11 @@ class Consumer(Watched):
         try:
             for message in stream:
                 name = self._arrived(message.payload)
+                self.in_hand[name] = stream
                 if self.slow:
                     clock.pause(self.slow)
                 self._took(name)
+                self.in_hand.pop(name, None)
         except MessagingError as error:
             self._ended(stream, error)
 
@@ -303,10 +317,12 @@ class Consumer(Watched):
 
     def do_reopen(self) -> None:
         """Step: close the instance, and open another."""
+        self.closed_streams.append(self.stream)
         self.m.close()
         self._connect()
 
     def _close_streams(self) -> None:
+        self.closed_streams.append(self.stream)
         self.stream.close()
         if self.letters is not None:
             self.letters.close()
@@ -345,7 +361,8 @@ class Messages(Simulation):
         for message, state in ledger.sent.items():
             if state == "sent":
                 return False
-            if state in ("confirmed", "stored") and message not in ledger.handled and message not in ledger.dead:
+            has_arrived = message in ledger.handled or message in ledger.dead or message in ledger.unhandled
+            if state in ("confirmed", "stored") and not has_arrived:
                 return False
         return True
 
@@ -357,7 +374,7 @@ class Messages(Simulation):
                 self.broken(f"an interceptor has not been told of {each.published or each.processed}")
         may_arrive = open_outcomes(self.plan)
         for message, state in ledger.sent.items():
-            has_arrived = message in ledger.handled or message in ledger.dead
+            has_arrived = message in ledger.handled or message in ledger.dead or message in ledger.unhandled
             if state == "sent":
                 self.broken(f"the promise of {message} has no outcome")
             elif state in ("confirmed", "stored") and not has_arrived:
