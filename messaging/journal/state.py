@@ -198,11 +198,11 @@ class State:
             # not before the latest one: the oldest are forgotten first, also after the clock was set back
             latest = connection.execute("SELECT max(at) FROM seen").fetchone()[0]
             # nor before the wall clock: if that was set right in this run, the next run goes by it
-            at = max(self.seen_time(), clock.wall(), latest or 0.0)
+            now = max(self.seen_time(), clock.wall(), latest or 0.0)
             rows = []
             for each in ids:
-                rows.append((*each, at))
-                at = math.nextafter(at, math.inf)  # ids of one time would be sorted, and forgotten, by their texts
+                rows.append((*each, now))
+                now = math.nextafter(now, math.inf)  # ids of one time would be sorted, and forgotten, by their texts
             connection.executemany("INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at=excluded.at", rows)
 
     def forget_seen(self, *, oldest: float, most: int) -> None:

@@ -381,6 +381,20 @@ INBOX = (
         "::test_a_clock_that_was_back_for_one_run_makes_no_later_run_handle_a_message_again",
     ),
     Planted(
+        "ids that were stored together are forgotten in the order of their texts",
+        "Forget inbox ids that were stored together in their order",
+        "inbox",
+        (
+            Edit(
+                "messaging/journal/state.py",
+                "                now = math.nextafter(now, math.inf)  # ids of one time would be sorted, and forgotten,"
+                " by their texts\n",
+                "",
+            ),
+        ),
+        "tests/journal/test_state.py::test_ids_that_are_stored_together_keep_their_order",
+    ),
+    Planted(
         "ids that were stored after the clock was set right are unknown to the next run",
         "Forget no id early when the clock is set right while a program runs",
         "inbox",
