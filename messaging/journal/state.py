@@ -195,10 +195,10 @@ class State:
             JournalError: nothing was stored.
         """
         with self._database.change() as connection:
-            # not before the latest one: the oldest are forgotten first, also after the clock was set back
+            # after the latest one, also if the clock was set back: the oldest are forgotten first
             latest = connection.execute("SELECT max(at) FROM seen").fetchone()[0]
             # nor before the wall clock: if that was set right in this run, the next run goes by it
-            now = max(self.seen_time(), clock.wall(), latest or 0.0)
+            now = max(self.seen_time(), clock.wall(), math.nextafter(latest or 0.0, math.inf))
             rows = []
             for each in ids:
                 rows.append((*each, now))

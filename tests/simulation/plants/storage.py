@@ -401,7 +401,7 @@ INBOX = (
         (
             Edit(
                 "messaging/journal/state.py",
-                "            now = max(self.seen_time(), clock.wall(), latest or 0.0)\n",
+                "            now = max(self.seen_time(), clock.wall(), math.nextafter(latest or 0.0, math.inf))\n",
                 "            now = self.seen_time()\n",
             ),
         ),
