@@ -333,8 +333,8 @@ FAULTS = (
     Fault(
         "a stored message is not acknowledged at its source",
         "messaging/gateway/buffer.py",
-        "        self._acknowledge(sources)\n        self._wake()\n\n    def is_stored",
-        "        self._wake()\n\n    def is_stored",
+        "        self._acknowledge(sources)\n        with self._lock:\n            self.storing -= 1  # after",
+        "        with self._lock:\n            self.storing -= 1  # after",
         "tests/gateway",
     ),
     Fault(

@@ -45,6 +45,8 @@ _RETRY: Final = 0.5
 _RECORD_PAUSE: Final = 0.003
 #: messages that are recognised if their source delivers them again: the last so many
 RECENT: Final = 20_000
+#: pause between two looks at what is being stored, seconds
+_LOOK: Final = 0.05
 #: restored contexts that are kept
 _CONTEXTS: Final = 1024
 
@@ -142,15 +144,16 @@ class Buffer:
         """Accept a message that is on the disk. On the thread of the journal."""
         sources, stored.sources, stored.record = stored.sources, (), b""
         stored.timestamp = clock.wall()
+        if stored.key or stored.members:
+            self.recognition.note(stored)
+        self._acknowledge(sources)
         with self._lock:
-            self.storing -= 1
+            self.storing -= 1  # after it is acknowledged: see ``wait_stored``
             self.accepted += 1
             self._end = stored.offset + 1
             self._ranges[-1].add(stored)
-        if stored.key or stored.members:
-            self.recognition.note(stored)
         self.problem = None
-        self._acknowledge(sources)
+        self._wake_waiting()
         self._wake()
 
     def is_stored(self, stored: Stored) -> bool:
@@ -162,11 +165,12 @@ class Buffer:
         if isinstance(error, ClosedError) or self._is_closed:
             self._abandon(stored)
         elif self.is_dropping_newest and isinstance(error, JournalFullError):
+            sources, stored.sources, stored.record = stored.sources, (), b""
+            self._acknowledge(sources)
             with self._lock:
                 self.storing -= 1
                 self._dropped_newest += 1
-            sources, stored.sources, stored.record = stored.sources, (), b""
-            self._acknowledge(sources)
+            self._wake_waiting()
         else:
             if self.problem is None:
                 logger.error("route '%s': cannot store messages: %s; trying again each %g s", self._name, error, _RETRY)
@@ -180,6 +184,24 @@ class Buffer:
         except MessagingError as error:
             self.note_refused(stored, error)
 
+    def wait_stored(self, timeout: float) -> None:
+        """Wait for at most ``timeout`` seconds until the messages that are on their way to the disk are acknowledged.
+
+        Messages that wait for room, or for a disk that fails, are not waited for.
+        """
+        deadline = clock.monotonic() + timeout
+        with self._lock:  # later ones may follow without end: the route may have another subscription already
+            goal = self.accepted + self._dropped_newest + self.storing
+
+        def is_over() -> bool:
+            return not self.storing or self.accepted + self._dropped_newest >= goal
+
+        while not is_over() and not self.is_held_back and self.problem is None:
+            left = deadline - clock.monotonic()
+            if left <= 0:
+                return
+            self.room.wait_for(is_over, min(left, _LOOK))
+
     def _log_held(self, error: JournalFullError | None) -> None:
         """Log that the source is held back by a full disk, and the end of it. On the thread of the journal."""
         if error is not None:
@@ -192,10 +214,14 @@ class Buffer:
         with self._lock:
             self.storing -= 1
         stored.sources, stored.record = (), b""
+        self._wake_waiting()
 
-    def _acknowledge(self, sources: Sequence[Source]) -> None:
+    @staticmethod
+    def _acknowledge(sources: Sequence[Source]) -> None:
         for source in sources:
             source.settle(True)
+
+    def _wake_waiting(self) -> None:
         if self.room.flags:
             self.room.wake()
 

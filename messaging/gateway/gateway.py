@@ -20,7 +20,7 @@ from messaging.gateway.devices import DeviceStates
 from messaging.gateway.instance_checks import unconnected
 from messaging.gateway.reports import GatewayDTO
 from messaging.gateway.requests import RequestRoute
-from messaging.gateway.route import Route
+from messaging.gateway.route import STORE_TIMEOUT, Route
 from messaging.gateway.settings import GatewaySettings, listening_address
 from messaging.gateway.status import Status, last_will
 from messaging.gateway.targets import Target
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 logger = SafeLog(__name__)
 
-#: how long a stop waits for messages on their way to the disk, seconds
-_STORE_TIMEOUT: Final = 5.0
 #: how long closing an instance may take, seconds
 _CLOSE_TIMEOUT: Final = 3.0
 #: pause between two looks at what is being drained, seconds
@@ -325,6 +323,10 @@ class Gateway:
             waiting.wait_for(lambda: self._is_hurried, min(left, _LOOK))
         for route in self._routes.values():
             route.stop()
+        # also without time to drain: what is stored and not acknowledged would be stored twice
+        deadline = clock.monotonic() + STORE_TIMEOUT
+        for route in self._routes.values():
+            route.buffer.wait_stored(deadline - clock.monotonic())
         left_over = sum(route.buffer.depth for route in self._routes.values())
         if left_over:
             logger.info("gateway '%s': on the disk for the next run: %s", self.name, counted(left_over, "message"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ConfigurationError, JournalError, MessagingError
 from messaging.execution import clock
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from messaging.gateway.targets import Target
 
 logger = SafeLog(__name__)
+
+#: how long the end of a subscription waits for messages on their way to the disk, seconds
+STORE_TIMEOUT: Final = 5.0
 
 
 class Route:
@@ -135,7 +138,7 @@ class Route:
         self._drain.stop()
 
     def close(self) -> None:
-        """Close the buffer, which keeps its messages. The instances must not deliver any more."""
+        """Close the buffer, which keeps its messages, after :meth:`pause_intake`."""
         self._drain.stop()
         try:
             self.buffer.close()
@@ -171,6 +174,8 @@ class Route:
             # the new subscription is made before the old one ends: a message may come twice, and none is missed
             after.start()
         before.pause()
+        # what is not acknowledged by then is given back, and would be stored twice
+        self.buffer.wait_stored(STORE_TIMEOUT)
         ended = before.unsubscribe()
         if settings.enabled and waits:
             if ended is None:
@@ -181,8 +186,8 @@ class Route:
     def remove(self) -> None:
         """End the subscription of a route that is no longer configured; its buffer stays on the disk."""
         self._intake.pause()
+        self.close()  # first: it stores, and acknowledges, what would be given back and stored twice
         self._intake.unsubscribe()
-        self.close()
 
     # --- dead letters
 

@@ -570,6 +570,91 @@ def test_a_reload_to_another_target_loses_nothing(names: Names, mosquitto: Mosqu
             eventually(lambda: b.payloads == [b"0", b"1", b"2"])
 
 
+def _hold_records(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], Callable[[], None]]:
+    """Keep the records of route ``r`` from its disk; return them, and what stores them."""
+    journal = gateway.route("r").buffer.journal
+    held: list[Any] = []
+    put = journal.put
+    monkeypatch.setattr(journal, "put", held.append)
+
+    def store() -> None:
+        monkeypatch.setattr(journal, "put", put)
+        for each in held:
+            put(each)
+
+    return held, store
+
+
+def test_a_reload_that_ends_a_route_gives_back_no_message_that_it_stores(
+    names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on its way to the disk is acknowledged before the subscription ends, else the next one gets it again."""
+    with (
+        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b,
+        Gateway(settings(tmp_path, instances=names)) as gateway,
+    ):  # fmt: skip
+        started(gateway)
+        held, store = _hold_records(gateway, monkeypatch)
+        a.send("in/1", b"1", b"2", b"3")
+        eventually(lambda: len(held) == 3)
+        journal = gateway.route("r").buffer.journal
+        close = journal.close
+        monkeypatch.setattr(journal, "close", lambda: (store(), close()))
+        # another name of the target's instance: the route ends, and begins again
+        instances = {"a": names["a"], "c": names["b"]}
+        target = {"instance": "c", "channel": "new/{x}"}
+        gateway.reload(settings(tmp_path, instances=instances, routes={"r": {**route(), "to": target}}))
+        started(gateway)
+        a.send("in/1", b"end")
+        eventually(lambda: b.payloads[-1:] == [b"end"])
+    assert b.received == [("out/1", b"1"), ("out/1", b"2"), ("out/1", b"3"), ("new/1", b"end")]
+
+
+def test_a_reload_of_a_source_gives_back_no_message_that_it_stores(
+    names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b,
+        Gateway(settings(tmp_path, instances=names)) as gateway,
+    ):  # fmt: skip
+        started(gateway)
+        held, store = _hold_records(gateway, monkeypatch)
+        a.send("in/1", b"1", b"2", b"3")
+        eventually(lambda: len(held) == 3)
+        changed = route({"channel": "in/{x}", "queue": "gw", "prefetch": 7}, "new/{x}")
+        reload = threading.Thread(
+            target=gateway.reload, args=[settings(tmp_path, instances=names, routes={"r": changed})]
+        )
+        reload.start()
+        eventually(lambda: gateway.route("r").settings.source.prefetch == 7)
+        eventually(lambda: gateway.report().routes[0].is_subscribed)
+        store()
+        reload.join(PATIENCE)
+        a.send("in/1", b"end")
+        eventually(lambda: b.payloads[-1:] == [b"end"])
+    assert b.received == [("out/1", b"1"), ("out/1", b"2"), ("out/1", b"3"), ("new/1", b"end")]
+
+
+def test_a_close_without_time_gives_back_no_message_that_it_stores(
+    names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b:
+        gateway = started(Gateway(settings(tmp_path, instances=names)).start())
+        held, store = _hold_records(gateway, monkeypatch)
+        a.send("in/1", b"1", b"2", b"3")
+        eventually(lambda: len(held) == 3)
+        close = threading.Thread(target=gateway.close, args=[0.0])
+        close.start()
+        eventually(lambda: gateway.report().state == "stopping")
+        store()
+        close.join(PATIENCE)
+        with Gateway(settings(tmp_path, instances=names)) as gateway:
+            started(gateway)
+            a.send("in/1", b"end")
+            eventually(lambda: b.payloads[-1:] == [b"end"])
+    assert b.payloads == [b"1", b"2", b"3", b"end"]
+
+
 @table("before, after", [("never", "keep"), ("keep", "never")])
 def test_a_reload_changes_whether_messages_stay_retained(
     before: str, after: str, mosquitto: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture

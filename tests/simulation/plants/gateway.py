@@ -115,6 +115,19 @@ GATEWAY = (
         "tests/gateway/test_routes.py::test_a_source_is_acknowledged_only_when_the_message_is_on_the_disk",
     ),
     Planted(
+        "a reload gives back the messages that it stores",
+        "Acknowledge stored messages before a route ends its subscription",
+        "gateway",
+        (
+            Edit(
+                "messaging/gateway/route.py",
+                "        self._intake.pause()\n        self.close()",
+                "        self._intake.pause()\n        self._intake.unsubscribe()\n        self.close()",
+            ),
+        ),
+        "tests/gateway/test_routes.py::test_a_reload_that_ends_a_route_gives_back_no_message_that_it_stores",
+    ),
+    Planted(
         "messages that the journal has dropped are published and counted twice",
         "Hold the source back at a full disk, and count dropped messages once",
         "gateway",
