@@ -333,7 +333,7 @@ FAULTS = (
     Fault(
         "a stored message is not acknowledged at its source",
         "messaging/gateway/buffer.py",
-        "        self._acknowledge(sources)\n        with self._lock:\n            self.storing -= 1  # after",
+        "        self._acknowledge(self._release(stored))\n        with self._lock:\n            self.storing -= 1  # after",
         "        with self._lock:\n            self.storing -= 1  # after",
         "tests/gateway",
     ),

@@ -91,6 +91,8 @@ class Buffer:
         self._end = self.journal.end
         #: messages that wait for the disk, and threads that wait until there are fewer
         self.storing = 0
+        #: those of them that can be recognised, by their keys. Guarded by the lock, as are their sources
+        self._on_the_way: dict[str, Stored] = {}
         self.room = Waiters()
         #: messages that were accepted, since the start
         self.accepted = 0
@@ -133,20 +135,34 @@ class Buffer:
         """Store a message. From any thread. Raises ``ClosedError``, ``JournalError``."""
         with self._lock:
             self.storing += 1
+            if stored.key:
+                self._on_the_way[stored.key] = stored
         try:
             self.journal.put(stored)
         except MessagingError:
             with self._lock:
                 self.storing -= 1
+                self._forget(stored)
             raise
+
+    def _forget(self, stored: Stored) -> None:
+        """Have no message join one that is not on its way to the disk any more. Under the lock."""
+        if self._on_the_way.get(stored.key) is stored:
+            del self._on_the_way[stored.key]
+
+    def _release(self, stored: Stored) -> Sequence[Source]:
+        """Return the sources of a message that is not on its way to the disk any more."""
+        with self._lock:
+            self._forget(stored)
+            sources, stored.sources, stored.record = stored.sources, (), b""
+        return sources
 
     def note_stored(self, stored: Stored) -> None:
         """Accept a message that is on the disk. On the thread of the journal."""
-        sources, stored.sources, stored.record = stored.sources, (), b""
         stored.timestamp = clock.wall()
         if stored.key or stored.members:
-            self.recognition.note(stored)
-        self._acknowledge(sources)
+            self.recognition.note(stored)  # first: it is known at each moment
+        self._acknowledge(self._release(stored))
         with self._lock:
             self.storing -= 1  # after it is acknowledged: see ``wait_stored``
             self.accepted += 1
@@ -155,6 +171,18 @@ class Buffer:
         self.problem = None
         self._wake_waiting()
         self._wake()
+
+    def joins(self, stored: Stored) -> bool:
+        """Return whether the same message is on its way to the disk; then the two are acknowledged together.
+
+        Ask before :meth:`is_stored`: a message is stored before it is not on its way any more.
+        """
+        with self._lock:
+            first = self._on_the_way.get(stored.key)
+            if first is None:
+                return False
+            first.sources = [*first.sources, *stored.sources]
+        return True
 
     def is_stored(self, stored: Stored) -> bool:
         """Return whether the same message is among the last ``RECENT`` stored ones. On the thread of the intake."""
@@ -165,8 +193,7 @@ class Buffer:
         if isinstance(error, ClosedError) or self._is_closed:
             self._abandon(stored)
         elif self.is_dropping_newest and isinstance(error, JournalFullError):
-            sources, stored.sources, stored.record = stored.sources, (), b""
-            self._acknowledge(sources)
+            self._acknowledge(self._release(stored))
             with self._lock:
                 self.storing -= 1
                 self._dropped_newest += 1
@@ -211,9 +238,9 @@ class Buffer:
 
     def _abandon(self, stored: Stored) -> None:
         """Leave the messages of the source to their broker, which delivers them again: the gateway is stopping."""
+        self._release(stored)
         with self._lock:
             self.storing -= 1
-        stored.sources, stored.record = (), b""
         self._wake_waiting()
 
     @staticmethod

@@ -380,7 +380,10 @@ class Intake:
             self._store(stored)
 
     def _is_repeated(self, stored: Stored) -> bool:
-        """Return whether a redelivered message is stored already; then acknowledge it."""
+        """Return whether a redelivered message is stored already, or about to be; then acknowledge it with that one."""
+        if self._buffer.joins(stored):
+            self.counts.repeated += 1
+            return True
         if not self._buffer.is_stored(stored):
             return False
         self.counts.repeated += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,38 @@ def test_another_payload_with_the_same_id_is_another_message(tmp_path: Path) -> 
         buffer.store(stored(buffer, 1))
         eventually(lambda: buffer.accepted == 1)
         assert not buffer.is_stored(stored(buffer, 1, b"y"))
+
+
+class Received:
+    """A message of a source, which remembers whether it was acknowledged."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[bool] = []
+
+    def settle(self, acknowledged: bool) -> None:
+        self.outcomes.append(acknowledged)
+
+
+def test_a_message_that_comes_again_on_its_way_to_the_disk_is_stored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is acknowledged with the first one, whose connection may be lost, and not before."""
+    with opened(tmp_path) as buffer:
+        held: list[Any] = []
+        put = buffer.journal.put
+        monkeypatch.setattr(buffer.journal, "put", held.append)
+        first, again, other = Received(), Received(), stored(buffer, 2)
+        message, repeated = stored(buffer, 1), stored(buffer, 1)
+        message.sources, repeated.sources = [first], [again]
+        buffer.store(message)
+        assert buffer.joins(repeated)
+        assert not buffer.joins(other)
+        assert (first.outcomes, again.outcomes) == ([], [])
+        put(*held)
+        eventually(lambda: buffer.accepted == 1)
+        assert (first.outcomes, again.outcomes) == ([True], [True])
+        assert not buffer.joins(stored(buffer, 1)), "it is stored"
+        assert buffer.is_stored(stored(buffer, 1))
 
 
 def test_the_number_of_known_messages_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
