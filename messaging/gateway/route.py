@@ -159,6 +159,8 @@ class Route:
             old.target.instance, old.priority, old.rate, old.buffer.in_flight,
         ):  # fmt: skip
             drain.change(self._targets[settings.target.instance], settings)
+        if settings.enabled and not old.enabled:
+            drain.note_target_back()  # as at the start: what is stored may wait, and no message comes that wakes it
         self.settings = settings
         same_source = settings.source == old.source and settings.enabled == old.enabled
         is_alike = rules.has_timers == Rules.holds_messages(old) and settings.target.retain == old.target.retain

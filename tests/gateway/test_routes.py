@@ -715,6 +715,23 @@ def test_a_disabled_route_takes_nothing_and_keeps_its_buffer(names: Names, tmp_p
         eventually(lambda: b.received == [("out/2", b"x")])
 
 
+def test_a_route_that_is_enabled_publishes_what_is_stored(names: Names, tmp_path: Path) -> None:
+    """Nothing else wakes it: its target is connected already, and no message comes."""
+    with Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "out/+") as b:
+        lost = {"a": names["a"], "b": {"url": "mqtt://127.0.0.1:1", "reconnect_max": 60.0}}
+        with Gateway(settings(tmp_path, instances=lost)) as gateway:
+            eventually(lambda: gateway.report().routes[0].is_subscribed)
+            a.send("in/1", b"1", b"2")
+            eventually(lambda: gateway.route("r").buffer.depth == 2)
+        other = route({"channel": "other", "queue": "s"}, "there")
+        with Gateway(settings(tmp_path, instances=names, routes={"s": other})) as gateway:
+            started(gateway)
+            gateway.reload(settings(tmp_path, instances=names, routes={"s": other, "r": route(enabled=False)}))
+            assert gateway.route("r").buffer.depth == 2
+            gateway.reload(settings(tmp_path, instances=names, routes={"s": other, "r": route()}))
+            eventually(lambda: b.received == [("out/1", b"1"), ("out/1", b"2")])
+
+
 def test_interceptors_see_what_a_gateway_publishes(bridged: Bridged) -> None:
     from messaging.interception import Interceptor, OutboundMessage
 
