@@ -99,6 +99,13 @@ GATEWAY = (
         ),
         "tests/gateway/test_recognition.py::test_messages_whose_acknowledgements_were_lost_are_not_stored_again",
     ),
+    Planted(
+        "a message that comes again on its way to the disk is stored twice",
+        "Recognise redelivered messages that are on their way to the disk",
+        "gateway",
+        (Edit("messaging/gateway/buffer.py", "            if stored.key:\n", "            if stored.offset >= 0:\n"),),
+        "tests/gateway/test_redelivered.py::test_a_message_that_comes_again_on_its_way_to_the_disk_is_stored_once",
+    ),
     # --- the buffer
     Planted(
         "a source is acknowledged before its message is on the disk",
@@ -107,8 +114,8 @@ GATEWAY = (
         (
             Edit(
                 "messaging/gateway/buffer.py",
-                "        with self._lock:\n            self.storing += 1\n        try:\n",
-                "        with self._lock:\n            self.storing += 1\n"
+                "                self._on_the_way[stored.key] = stored\n        try:\n",
+                "                self._on_the_way[stored.key] = stored\n"
                 "        self._acknowledge(stored.sources)\n        try:\n",
             ),
         ),
