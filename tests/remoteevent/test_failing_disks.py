@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
-from messaging.errors import ClosedError, JournalError
+from messaging import Messaging
+from messaging.errors import ClosedError, JournalError, ReplyError
 from messaging.execution import Promise
 from messaging.leases import Landlord
 from messaging.remoteevent import EventGenerator, EventMailbox, StoreAndForwardAgent
-from messaging.remoteevent.transactions import TransactionManager, Vote
+from messaging.remoteevent.transactions import RemoteTransactionManager, TransactionManager, TransactionServer, Vote
+from messaging.remoteevent.transactions.decisions import Decisions
 from messaging.testing.clock import VirtualClock
+from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
-from tests.remoteevent.helpers import FAST, Recorder, events, store
+from tests.remoteevent.helpers import FAST, Recorder, events, ready, store
+from tests.remoteevent.participants import Recorder as Participant
 
 
 @contextmanager
@@ -154,6 +159,82 @@ def test_an_abort_that_cannot_be_stored_is_not_confirmed(tmp_path: Path, monkeyp
         participant.abort(transaction.id)
     with EventGenerator("source", events=[1], path=tmp_path / "g") as generator:
         assert not generator.participant.is_active
+
+
+@contextmanager
+def failing_from(monkeypatch: pytest.MonkeyPatch, participant: Participant, operation: str) -> Iterator[None]:
+    """Have writes of managers fail within a block, from the first call of this operation on."""
+    with ExitStack() as stack:
+
+        def fail(called: str) -> None:
+            if called == operation:
+                participant.before = lambda _: None
+                stack.enter_context(failing(monkeypatch, "/manager/"))
+
+        participant.before = fail
+        yield
+
+
+@table("timeout", [None, PATIENCE])
+def test_a_participant_without_a_name_is_reachable_until_the_end_of_its_transaction_is_stored(
+    m: Messaging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+) -> None:
+    """Otherwise a manager whose process was killed would tell it again, and not reach it."""
+    monkeypatch.setattr("messaging.remoteevent.transactions.reach.GRACE", 0.05)
+    participant = Participant()
+    with (
+        TransactionManager(tmp_path / "manager", messaging=m, retry=FAST) as manager,
+        ready(TransactionServer(m, "transactions", manager)),
+        RemoteTransactionManager(m, "transactions") as remote,
+    ):
+        transaction = remote.create(60.0)
+        transaction.join(participant)
+        with failing_from(monkeypatch, participant, "commit"):
+            transaction.commit(timeout)
+            eventually(lambda: not manager.transactions())
+            shutil.copytree(tmp_path / "manager", tmp_path / "killed")
+            with TransactionManager(tmp_path / "killed", messaging=m, retry=FAST, time_limit=1.0) as killed:
+                eventually(lambda: not killed.transactions())
+            assert participant.operations == ["prepare", "commit", "commit"]
+            assert len(remote.servers) == 1
+        eventually(lambda: len(remote.servers) == 0)
+        shutil.copytree(tmp_path / "manager", tmp_path / "killed later")
+    with closing(Decisions(tmp_path / "killed later")) as decisions:
+        assert decisions.load() == []
+
+
+@table("is_completed", [False, True])
+def test_a_participant_whose_new_place_is_not_stored_is_told_so(
+    m: Messaging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_completed: bool
+) -> None:
+    """A manager whose process was killed would tell it the outcome where it was, and it would not ask again."""
+    participant, other = Participant(), Participant()
+    other.failures["commit"] = 0 if is_completed else 1000
+    with (
+        TransactionManager(tmp_path / "manager", messaging=m, retry=FAST) as manager,
+        ready(TransactionServer(m, "transactions", manager)),
+        RemoteTransactionManager(m, "transactions") as remote,
+    ):
+        transaction = remote.create(60.0)
+        transaction.join(participant, name="one")
+        transaction.join(other, name="two")
+        before = remote.reach("one", participant)
+        with failing_from(monkeypatch, participant, "commit"):
+            transaction.commit()
+            eventually(lambda: bool(manager.transactions()) is not is_completed)
+            eventually(lambda: participant.operations == ["prepare", "commit"])
+            with RemoteTransactionManager(m, "transactions") as moved:
+                for _ in range(2):
+                    with pytest.raises(ReplyError, match="JournalError"):
+                        moved.recover("one", participant).result(PATIENCE)
+        with RemoteTransactionManager(m, "transactions") as moved:
+            assert moved.recover("one", participant).result(PATIENCE) == ([] if is_completed else [transaction.id])
+            shutil.copytree(tmp_path / "manager", tmp_path / "killed")
+            after = moved.reach("one", participant)
+    with closing(Decisions(tmp_path / "killed")) as decisions:
+        places = [[each.reference for each in enlisted] for _, _, enlisted in decisions.load()]
+    assert before != after
+    assert [found[0] for found in places] == ([] if is_completed else [after])
 
 
 def test_a_generator_that_cannot_store_its_state_closes_its_landlord(

@@ -63,13 +63,18 @@ class Decisions:
         removed = self._table.remove_soon(transaction_id)
         return Promise.resolved(None, _STORE) if removed is None else removed
 
-    def forget(self, transaction_id: str) -> None:
+    def forget(self, transaction_id: str) -> Promise[Any] | None:
         """Remove the record of a transaction that all participants have confirmed.
 
-        A record that survives is harmless: the participants are told once more. Raises as :meth:`store`.
+        While the record is on the disk, the next run tells the participants once more.
+
+        Returns:
+            The promise that it is removed; ``None`` if there is none.
+
+        Raises:
+            JournalError, ClosedError: as :meth:`store`.
         """
-        if self._table is not None:
-            self._table.forget(transaction_id)
+        return None if self._table is None else self._table.remove_soon(transaction_id)
 
     def load(self) -> list[tuple[str, TransactionState, list[Enlisted]]]:
         """Return the transactions of earlier runs: committed or aborted.

@@ -119,6 +119,8 @@ class TransactionManager:
         self._lock = threading.Lock()  # guards the following
         self._transactions: dict[str, TwoPhases] = {}
         self._ended: OrderedDict[str, TransactionState] = OrderedDict()
+        #: committed transactions that are completed, and whose records are not removed yet
+        self._recorded: dict[str, TwoPhases] = {}
         #: transactions with a phase under way, and when it is to end in monotonic time; the earliest first
         self._watched: OrderedDict[str, tuple[float, TwoPhases]] = OrderedDict()
         self._deadlines = Deadlines(engine(), self.time_limit, self._expire)
@@ -137,6 +139,7 @@ class TransactionManager:
         self._lock = threading.Lock()
         self._transactions = {}
         self._ended = OrderedDict()
+        self._recorded = {}
         self._watched = OrderedDict()
         self.is_closed = True
 
@@ -229,29 +232,95 @@ class TransactionManager:
             ArgumentError: an argument is not as described.
             ClosedError: the manager is closed.
         """
+        return self._recover_all(name, participant, reference)[0]
+
+    def recover_soon(self, name: str, participant: Any, reference: str) -> Promise[list[str]]:
+        """Tell the outcomes to a participant of another process, as :meth:`recover` does. For the server.
+
+        The promise resolves when the next run does not tell the participant where it was before: it does not ask again.
+        It fails with ``JournalError`` if that cannot be stored.
+        """
+        found, storing = self._recover_all(name, participant, reference)
+        promise: Promise[list[str]] = Promise(f"recover participant {name!r:.80}")
+
+        def go_on() -> None:
+            while storing:
+                if not storing[-1].done():
+                    storing[-1].listen(go_on)
+                    return
+                error = storing.pop().exception(0)
+                if error is not None:
+                    promise.reject(error)
+                    return
+            promise.resolve(found)
+
+        go_on()
+        return promise
+
+    def _recover_all(self, name: str, participant: Any, reference: str | None) -> tuple[list[str], list[Promise[Any]]]:
+        """Return the transactions of a participant that are not completed, and promises of what has to be stored."""
         check_participant_name(name)
         self._refuse_closed()
         with self._lock:
-            transactions = [*self._transactions.values()]
-        return [each.id for each in transactions if each.recover(name, participant, reference)]
+            transactions = {**self._transactions, **self._recorded}
+        found, storing = [], []
+        for each in transactions.values():
+            takes_part, stored = each.recover(name, participant, reference)
+            if takes_part:
+                found.append(each.id)
+            if stored is not None:
+                storing.append(stored)
+        return found, storing
 
     def forget(self, transaction_id: str, state: TransactionState) -> None:
         """Note that all participants of a transaction know its outcome. For transactions."""
-        try:
-            self.decisions.forget(transaction_id)
-        except ClosedError:
-            pass  # the next run tells the participants again
-        except MessagingError as error:
-            logger.warning(
-                "transaction manager '%s': the record of %s is not removed: %s; the next run completes it again",
-                self.name, transaction_id, error,
-            )  # fmt: skip
+        with self._lock:
+            phases = self._transactions.get(transaction_id)
+            if phases is not None and state is TransactionState.COMMITTED:
+                self._recorded[transaction_id] = phases
+        self.remove(transaction_id)
         with self._lock:
             self._transactions.pop(transaction_id, None)
             self._watched.pop(transaction_id, None)
             self._ended[transaction_id] = state
             if len(self._ended) > _REMEMBERED:
                 self._ended.popitem(last=False)
+
+    def remove(self, transaction_id: str) -> Promise[Any] | None:
+        """Remove the record of a completed transaction; return the promise that it is removed. For transactions.
+
+        Until then it counts as recorded, and its participants have it removed again when they ask.
+
+        Returns:
+            ``None`` if there is no record.
+        """
+        try:
+            promise = self.decisions.forget(transaction_id)
+        except MessagingError as error:
+            promise = Promise(f"remove the record of transaction {transaction_id}")
+            promise.reject(error)
+        if promise is None:
+            self._note_removed(transaction_id)
+            return None
+        removed = promise
+
+        def settled() -> None:
+            error = removed.exception(0)
+            if error is None:
+                self._note_removed(transaction_id)
+            elif not isinstance(error, ClosedError):
+                logger.warning(
+                    "transaction manager '%s': the record of %s is not removed: %s; the next run completes it again, "
+                    "unless a later change removes the record",
+                    self.name, transaction_id, error,
+                )  # fmt: skip
+
+        removed.listen(settled)
+        return removed
+
+    def _note_removed(self, transaction_id: str) -> None:
+        with self._lock:
+            self._recorded.pop(transaction_id, None)
 
     def watch(self, phases: TwoPhases) -> None:
         """End a phase of a transaction after the time limit. For transactions."""

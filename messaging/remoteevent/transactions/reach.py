@@ -2,8 +2,8 @@
 
 A participant with a name is served until the way to its manager is closed: it may take part in further transactions.
 One without a name takes part in one transaction. Its server is closed when the participant knows the outcome, and the
-manager says that it does not tell it again: a manager whose process was killed before it had noted the answer tells the
-participants of the transaction once more, until each has answered.
+manager says that it does not tell it again: a manager whose process was killed before the end of the transaction was on
+its disk tells the participants once more, until each has answered.
 
 **Threads.** Any thread may use the object. Its lock guards the servers.
 """
@@ -94,20 +94,12 @@ class Reach:
         """Close the server of a participant that has not joined."""
         self._close((transaction_id, channel))
 
-    def end(self, transaction_id: str, *, is_complete: bool) -> None:
-        """Close the servers of the participants of a transaction that has ended, and of which they know the outcome.
-
-        Args:
-            transaction_id: of the transaction.
-            is_complete: the manager tells the participants no more; otherwise it is asked.
-        """
+    def end(self, transaction_id: str) -> None:
+        """Close the servers of the participants of a transaction that has ended, if the manager tells them no more."""
         with self._lock:
             keys = [key for key, each in self._unnamed.items() if key[0] == transaction_id and each.told.is_told]
         for key in keys:
-            if is_complete:
-                self._close(key)
-            else:
-                self._ask(key, lambda: None)  # :meth:`_release` goes on
+            self._ask(key, lambda: None)  # :meth:`_release` goes on
 
     def _note_told(self, transaction_id: str, channel: str) -> None:
         """Close a server some time after its participant was told the outcome. On a worker thread, or on the loop."""

@@ -161,9 +161,9 @@ class TransactionServer:
             raise CannotCommitError(f"transaction {transaction_id} is aborted")
         raise CannotAbortError(f"transaction {transaction_id} is committed")
 
-    def _recover(self, arguments: Mapping[str, Any], _body: bytes) -> list[str]:
+    def _recover(self, arguments: Mapping[str, Any], _body: bytes) -> Promise[list[str]]:
         participant, channel = self._participant(arguments)
-        return self._manager.recover(check_participant_name(arguments.get("name")), participant, reference=channel)
+        return self._manager.recover_soon(check_participant_name(arguments.get("name")), participant, channel)
 
     def close(self) -> None:
         """Answer no further requests. Idempotent."""
@@ -246,7 +246,8 @@ class RemoteTransactionManager:
             channel: on which a :class:`ParticipantServer` of the application serves it; ``None``: one is made.
 
         Returns:
-            The promise of the ids of its transactions that are not completed, see ``TransactionManager.recover``.
+            The promise of the ids of its transactions that are not completed, see ``TransactionManager.recover``. It
+            resolves when the manager has stored where the participant is now, and fails if it cannot: call it again.
 
         Raises:
             WouldBlockError: the thread runs an event loop, and no ``channel`` is given. Nothing was done.
@@ -380,8 +381,7 @@ class RemoteTransaction:
             error = answer.exception(0)
             if error is None:
                 is_told = answer.result(0) is True
-                # without a limit the answer comes when each participant was told once
-                self._note(wanted, is_complete=is_told and limit is not None)
+                self._note(wanted)
                 if not is_told:
                     promise.reject(
                         DeadlineError(
@@ -397,7 +397,7 @@ class RemoteTransaction:
             elif isinstance(error, CannotAbortError):
                 self._note(TransactionState.COMMITTED)
             elif isinstance(error, UnknownTransactionError):
-                workers().submit(lambda: self._manager.servers.end(self.id, is_complete=True))
+                workers().submit(lambda: self._manager.servers.end(self.id))
             promise.reject(error)
 
         answer.listen(settle)
@@ -410,11 +410,11 @@ class RemoteTransaction:
         """
         self._callbacks.add(callback)
 
-    def _note(self, state: TransactionState, *, is_complete: bool = False) -> None:
-        """Note the outcome, and whether all participants have confirmed it. On the loop of the engine."""
+    def _note(self, state: TransactionState) -> None:
+        """Note the outcome. On the loop of the engine."""
         self.state = state
         self._callbacks.run(state)
-        workers().submit(lambda: self._manager.servers.end(self.id, is_complete=is_complete))
+        workers().submit(lambda: self._manager.servers.end(self.id))
 
     @tolerant
     def __repr__(self) -> str:

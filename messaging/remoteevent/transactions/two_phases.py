@@ -56,6 +56,9 @@ class Keeper(Protocol):
     def forget(self, transaction_id: str, state: TransactionState) -> None:
         """Note that all participants of a transaction know its outcome."""
 
+    def remove(self, transaction_id: str) -> Promise[Any] | None:
+        """Remove the record of such a transaction; return the promise that it is removed, ``None`` if it is."""
+
 
 class TwoPhases:
     """State and participants of one transaction. Thread safe.
@@ -89,6 +92,8 @@ class TwoPhases:
         self._is_finished = False
         #: a participant is there again, at another place than the record of the decision says
         self._is_moved = False
+        #: the promise that the places are stored where participants have moved to
+        self._placed: Promise[Any] | None = None
         #: how often the decision could not be stored
         self._doubts = 0
 
@@ -326,23 +331,32 @@ class TwoPhases:
 
     # --- recovery
 
-    def recover(self, name: str, participant: Any, reference: str | None) -> bool:
-        """Tell the outcome to a participant that is there again; return whether it takes part.
+    def recover(self, name: str, participant: Any, reference: str | None) -> tuple[bool, Promise[Any] | None]:
+        """Tell the outcome to a participant that is there again.
 
-        Also one that has confirmed: until the transaction is completed, the next run would tell it again.
+        Also one that has confirmed: until the record of the transaction is removed, the next run would tell it again.
+
+        Returns:
+            Whether it takes part, and the promise that the next run does not tell it where it was before; ``None`` if
+            nothing has to be stored for that.
         """
         with self._lock:
-            found = [each for each in self._participants if each.name == name and not self._is_finished]
-            for each in found:
+            found = [each for each in self._participants if each.name == name]
+            is_finished = self._is_finished
+            for each in found if not is_finished else ():
                 if not self._is_to_be_asked(each):
                     self._is_moved = self._is_moved or each.reference != reference
                     each.participant = participant
                     each.reference = reference
                     each.retry_at = 0.0
-            if found and self._state is _COMMITTED:
+            if found and self._state is _COMMITTED and not is_finished:
                 self._store_again()
+            placed = self._placed if found else None
+        if is_finished:
+            # after an abort, the next run tells the participants a few times only
+            return False, self._keeper.remove(self.id) if found and self._state is _COMMITTED else None
         self.proceed()
-        return bool(found)
+        return bool(found), placed
 
     def _is_to_be_asked(self, enlisted: Enlisted) -> bool:
         """Return whether a participant was not asked to prepare yet: it is asked where it has joined. With the lock.
@@ -359,13 +373,26 @@ class TwoPhases:
         """
         if self._is_moved:
             self._is_moved = False
-            try:
-                self._keeper.decisions.store(self.id, _COMMITTED, self._participants).looked_at = True
-            except MessagingError as error:
-                logger.warning(
-                    "transaction manager '%s': the new places of the participants of %s are not stored: %s",
-                    self._keeper.name, self.id, error,
-                )  # fmt: skip
+            self._placed = placed = self._store_places()
+
+            def settled() -> None:
+                error = placed.exception(0)
+                if error is not None:
+                    self._is_moved = True  # without the lock: this thread may have it, or that of the table
+                    logger.warning(
+                        "transaction manager '%s': the new places of the participants of %s are not stored: %s",
+                        self._keeper.name, self.id, error,
+                    )  # fmt: skip
+
+            placed.listen(settled)
+
+    def _store_places(self) -> Promise[Any]:
+        try:
+            return self._keeper.decisions.store(self.id, _COMMITTED, self._participants)
+        except MessagingError as error:
+            failed: Promise[Any] = Promise("store the places of participants")
+            failed.reject(error)
+            return failed
 
 
 def after(delay: float, run: Callable[[], object]) -> None:
