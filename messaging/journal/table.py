@@ -4,8 +4,8 @@ Each change appends a record with the key as channel and the value as JSON; the 
 records are out of date, all entries are appended again, and the records before them are deleted. A crash at any moment
 leaves records that say the same.
 
-**Failures.** A change whose record is not stored holds in memory. Its record is appended again with the next change of
-the table, and when the table is closed, so that the disk does not stay behind.
+**Failures.** A change whose record is not stored holds in memory, also if too many records wait. Its record is appended
+again with the next change of the table, and when the table is closed, so that the disk does not stay behind.
 
 **Threads.** Any thread may use a table. One lock guards the entries, and the records have the order of the changes. A
 record that cannot be written is told of on the thread that appends another one, under the lock: it is reentrant.
@@ -17,7 +17,7 @@ import json
 import threading
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.errors import ArgumentError, JournalCorruptError, MessagingError
+from messaging.errors import ArgumentError, JournalCorruptError, JournalError, MessagingError
 from messaging.execution import refuse_in_loop, result_of
 from messaging.journal.journal import Journal
 from messaging.text import SafeLog
@@ -131,7 +131,6 @@ class JournalTable:
             raise ArgumentError(f"the value of {key!r:.80} has no form in JSON: {error}") from None
         with self._lock:
             promise = self._append(key, data)
-            self._entries[key] = data
             self._note_record()
         return self._watched(key, promise)
 
@@ -155,7 +154,6 @@ class JournalTable:
             if key not in self._entries and key not in self._failed:
                 return self._coming.get(key)
             promise = self._append(key, b"")
-            self._entries.pop(key, None)
             self._note_record()
         return self._watched(key, promise)
 
@@ -166,12 +164,29 @@ class JournalTable:
             promise.looked_at = True
 
     def _append(self, key: str, data: bytes) -> Promise[int]:
-        """Append the record of a change, behind those that were not stored. With the lock. Raises as :meth:`put`."""
-        promise = self._journal.submit(key, data)
+        """Make a change and append its record, then those that were not stored. With the lock. Raises as :meth:`put`.
+
+        Args:
+            key: what is changed.
+            data: its value as JSON; empty: it is removed.
+        """
+        try:
+            promise = self._journal.submit(key, data)
+        except JournalError:  # too many records wait
+            self._failed[key] = None
+            self._change(key, data)
+            raise
+        self._change(key, data)
         self._failed.pop(key, None)
         self._coming[key] = promise
         self._append_failed()
         return promise
+
+    def _change(self, key: str, data: bytes) -> None:
+        if data:
+            self._entries[key] = data
+        else:
+            self._entries.pop(key, None)
 
     def _append_failed(self) -> None:
         """Append the records again that were not stored. With the lock."""
@@ -208,7 +223,10 @@ class JournalTable:
             return
         self._records = len(self._entries)
         entries = [*self._entries.items()] or [(_CURSOR, b"")]  # without entries, one record that removes nothing
-        promises = [self._journal.submit(key, data) for key, data in entries]
+        try:
+            promises = [self._journal.submit(key, data) for key, data in entries]
+        except JournalError:  # too many records wait
+            return  # the older records hold; the next compaction tries again
         promises[-1].listen(lambda: self._trim(promises))
 
     def _trim(self, promises: list[Promise[int]]) -> None:

@@ -147,9 +147,9 @@ class KeptRenewals:
         stored: Promise[int] | None = None
         with self._lock:
             kept = _Kept(self, key, lease, until)
-            if channel:
-                stored = self._put(kept, None)
             try:
+                if channel:
+                    stored = self._put(kept, None)
                 self._manager.renew_until(lease, duration, listener=kept, owner=kept)
             except BaseException:
                 if channel and key not in self._leases:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from messaging.errors import JournalError
-from messaging.journal import JournalTable
+from messaging.errors import JournalError, JournalFullError
+from messaging.execution import Promise
+from messaging.journal import Journal, JournalTable
 from messaging.testing.waiting import PATIENCE, eventually
 
 
@@ -104,6 +105,49 @@ def test_changes_that_failed_are_stored_when_the_table_is_closed(
             table.put("a", 2) if change == "put" else table.remove("a")
     table.close()
     assert reopened(tmp_path) == ({"a": 2} if change == "put" else {})
+
+
+@pytest.mark.parametrize("change", ["put", "remove"])
+def test_changes_that_were_refused_because_too_many_wait_are_stored_with_the_next_change(
+    tmp_path: Path, table: JournalTable, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    table.put("a", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr("messaging.journal.journal._WAITING_BYTES", 0)
+        with pytest.raises(JournalFullError):
+            table.put("a", 2) if change == "put" else table.remove("a")
+    assert table.get("a") == (2 if change == "put" else None)
+    table.put("b", 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", fail)  # closing stores nothing further
+        table.close()
+    assert reopened(tmp_path) == ({"a": 2, "b": 3} if change == "put" else {"b": 3})
+
+
+def test_a_change_that_failed_beside_a_compaction_is_stored_with_the_next_change(
+    tmp_path: Path, table: JournalTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compaction fails, too: the records of the entries do not fit among those that wait."""
+    table.put("a", 1)
+    table.put("a", 2)
+    real = Journal.submit
+
+    def submit_one(journal: Journal, key: str, data: bytes) -> Promise[int]:
+        promise = real(journal, key, data)
+        patched.setattr("messaging.journal.journal._WAITING_BYTES", 0)
+        return promise
+
+    with monkeypatch.context() as patched:
+        patched.setattr("messaging.journal.table._SLACK", 0)
+        patched.setattr(os, "pwritev", fail)
+        patched.setattr(Journal, "submit", submit_one)
+        with pytest.raises(JournalError, match="Input/output"):
+            table.put("a", 3)
+    table.put("b", 4)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", fail)
+        table.close()
+    assert reopened(tmp_path) == {"a": 3, "b": 4}
 
 
 def test_a_change_takes_the_place_of_one_that_failed(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from messaging import Messaging
-from messaging.errors import ArgumentError, ClosedError
+from messaging.errors import ArgumentError, ClosedError, JournalFullError
 from messaging.journal import JournalTable
 from messaging.leases import (
     Landlord,
@@ -109,6 +109,18 @@ def test_each_owner_keeps_a_lease_for_itself(path: Path, m: Messaging, lease: Le
     party.renewals.forget("a")
     assert lease not in party.manager
     assert party.records == []
+    party.close()
+
+
+def test_a_lease_that_was_refused_because_too_many_records_wait_is_not_kept(
+    path: Path, m: Messaging, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    party = Party(path, m)
+    with monkeypatch.context() as patched:
+        patched.setattr("messaging.journal.journal._WAITING_BYTES", 0)
+        with pytest.raises(JournalFullError):
+            party.renewals.keep("owner", lease)
+    assert (len(party.renewals), len(party.manager), party.records) == (0, 0, [])
     party.close()
 
 
