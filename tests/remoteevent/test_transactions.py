@@ -31,6 +31,7 @@ from messaging.leases import Lease
 from messaging.remoteevent import RetryPolicy
 from messaging.remoteevent.transactions import TransactionManager, TransactionState, Vote
 from messaging.remoteevent.transactions.decisions import Decisions
+from messaging.remoteevent.transactions.enlisted import ABORT_ATTEMPTS
 from messaging.testing import waiting
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
@@ -471,6 +472,26 @@ def test_a_participant_that_was_not_asked_yet_is_asked_where_it_has_joined(manag
     with pytest.raises(CannotCommitError):
         transaction.commit(PATIENCE)
     assert (one.operations, again.operations) == (["prepare"], [])
+
+
+def test_a_participant_that_was_told_of_an_abort_in_vain_is_told_again_when_it_is_there(
+    manager: TransactionManager,
+) -> None:
+    """It has prepared, and takes only what is not among its transactions for aborted."""
+    one, two, again, go_on = Recorder(), Recorder(), Recorder(), threading.Event()
+    transaction = joined(manager, one=one, two=two)
+    two.before = lambda _: go_on.wait(PATIENCE)
+    one.failures["abort"] = ABORT_ATTEMPTS
+    again.failures["abort"] = ABORT_ATTEMPTS - 1
+    try:
+        aborted = transaction.abort_soon(PATIENCE)
+        eventually(lambda: manager.transactions()[0].waiting_for == ["two"])
+        assert manager.recover("one", again) == [transaction.id]
+        eventually(lambda: again.operations == ["abort"] * ABORT_ATTEMPTS)
+    finally:
+        go_on.set()
+    aborted.result(PATIENCE)
+    assert one.operations == ["abort"] * ABORT_ATTEMPTS
 
 
 @table("has_confirmed", [False, True])

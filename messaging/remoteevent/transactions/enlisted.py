@@ -37,6 +37,7 @@ class Enlisted:
         is_lasting: it may be there again after a restart, so it is stored.
         is_busy: a call to it has not returned.
         is_done: it has to be told no more.
+        is_abandoned: that is so because it was told in vain, often or long enough.
         was_told: a call with the outcome of the transaction has returned, or failed.
         failures: failed calls since the last one that succeeded.
         retry_at: monotonic time of the next attempt.
@@ -44,8 +45,8 @@ class Enlisted:
     """
 
     __slots__ = (
-        "crash_count", "failures", "is_busy", "is_done", "is_lasting", "name", "participant", "reference", "retry_at",
-        "told_until", "vote", "was_told",
+        "crash_count", "failures", "is_abandoned", "is_busy", "is_done", "is_lasting", "name", "participant",
+        "reference", "retry_at", "told_until", "vote", "was_told",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +60,7 @@ class Enlisted:
         self.vote: Vote | None = None
         self.is_busy = False
         self.is_done = False
+        self.is_abandoned = False
         self.was_told = False
         self.failures = 0
         self.retry_at = 0.0
@@ -92,6 +94,15 @@ class Enlisted:
     def is_unnamed(self) -> bool:
         """Return whether it joined without a name over the network: nothing finds it again but its reference."""
         return self.reference is not None and self.name.endswith(unnamed("", self.reference))
+
+    def move(self, participant: Any, reference: str | None) -> None:
+        """Note that it is there again, and has to be told the outcome there unless it has confirmed."""
+        self.participant = participant
+        self.reference = reference
+        self.retry_at = 0.0
+        self.failures = 0
+        if self.is_abandoned:
+            self.is_done = self.is_abandoned = False
 
     def limit_attempts(self) -> None:
         """End the attempts to tell it the outcome after some time if it has no name: it may have ended for good."""

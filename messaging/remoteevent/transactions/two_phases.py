@@ -309,7 +309,7 @@ class TwoPhases:
                 enlisted.note_failure(self._keeper.retry)
                 is_over = clock.monotonic() >= enlisted.told_until
                 if is_over or (operation == "abort" and enlisted.failures >= ABORT_ATTEMPTS):
-                    enlisted.is_done = True
+                    enlisted.is_done = enlisted.is_abandoned = True
                 else:
                     delay = max(0.0, enlisted.retry_at - clock.monotonic())
         if error is not None and not isinstance(error, UnknownTransactionError):
@@ -346,9 +346,7 @@ class TwoPhases:
             for each in found if not is_finished else ():
                 if not self._is_to_be_asked(each):
                     self._is_moved = self._is_moved or each.reference != reference
-                    each.participant = participant
-                    each.reference = reference
-                    each.retry_at = 0.0
+                    each.move(participant, reference)
             if found and self._state is _COMMITTED and not is_finished:
                 self._store_again()
             placed = self._placed if found else None
