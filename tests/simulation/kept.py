@@ -18,6 +18,7 @@ KEPT: Final = {
     "gateway/mqtt5/910008": "a route with another value of retain was never subscribed again",
     "leases/memory/900005": "a renewal counted that was answered before a shorter one was asked for",
     "transactions/mqtt311/100014": "a manager told a participant for ever that was closed",
+    "transactions/mqtt311/1410001": "a participant was closed before the end of its transaction was on the disk",
     "distributed/mqtt311/900146": "a session of a sender that was lost before its events arrived did not end",
     "typedevents/memory/400066": "a replay left out live events below the sequence that it was asked for",
     "sharing/amqp/900116": "an AMQP broker that closes a connection requeues before the connection has ended",
