@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from contextlib import closing
 from functools import partial
@@ -511,3 +512,29 @@ def test_the_place_of_a_participant_that_is_there_again_is_stored(tmp_path: Path
     with closing(Decisions(tmp_path)) as decisions:
         [(_, state, enlisted)] = decisions.load()
     assert (state, [each.reference for each in enlisted]) == (TransactionState.COMMITTED, ["after", "there"])
+
+
+@table("is_aborted", [False, True])
+def test_the_place_of_a_participant_that_is_there_again_before_the_decision_is_stored(
+    tmp_path: Path, is_aborted: bool
+) -> None:
+    """The next run aborts the transaction, and tells it there."""
+    one, two, go_on = Recorder(), Recorder(), threading.Event()
+    two.before = lambda _: go_on.wait(PATIENCE)
+    with TransactionManager(tmp_path / "manager", retry=FAST) as manager:
+        transaction = manager.create(60)
+        transaction.join(one, name="one", reference="before")
+        transaction.join(two, name="two", reference="there")
+        try:
+            transaction.commit_soon().looked_at = True
+            eventually(lambda: one.operations == ["prepare"] and two.operations == ["prepare"])
+            if is_aborted:
+                transaction.abort_soon().looked_at = True
+            recovered = manager.recover_soon("one", one, "after")
+            assert recovered.result(PATIENCE) == [transaction.id]
+            shutil.copytree(tmp_path / "manager", tmp_path / "killed")
+        finally:
+            go_on.set()
+    with closing(Decisions(tmp_path / "killed")) as decisions:
+        [(_, state, enlisted)] = decisions.load()
+    assert (state, [each.reference for each in enlisted]) == (TransactionState.ABORTED, ["after", "there"])

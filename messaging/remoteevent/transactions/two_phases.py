@@ -90,7 +90,9 @@ class TwoPhases:
         self._state = state
         self._participants = participants
         self._is_finished = False
-        #: a participant is there again, at another place than the record of the decision says
+        #: the state is on the disk, as far as it is kept there: participants are asked to prepare after that
+        self._is_recorded = state is not _ACTIVE
+        #: a participant is there again, at another place than the record says
         self._is_moved = False
         #: the promise that the places are stored where participants have moved to
         self._placed: Promise[Any] | None = None
@@ -162,6 +164,7 @@ class TwoPhases:
             if error is not None:
                 self.abort(f"its state cannot be stored: {error}")
                 return
+            self._is_recorded = True
             keeper.watch(self)
             self.proceed()
 
@@ -347,8 +350,8 @@ class TwoPhases:
                 if not self._is_to_be_asked(each):
                     self._is_moved = self._is_moved or each.reference != reference
                     each.move(participant, reference)
-            if found and self._state is _COMMITTED and not is_finished:
-                self._store_again()
+            if found and not is_finished and self._is_recorded and self._state is not TransactionState.PREPARED:
+                self._store_again()  # those of a prepared one are stored after the decision
             placed = self._placed if found else None
         if is_finished:
             # after an abort, the next run tells the participants a few times only
@@ -365,7 +368,7 @@ class TwoPhases:
         return self._state is _ACTIVE or (self._state is _VOTING and not is_asked)
 
     def _store_again(self) -> None:
-        """Store where the participants are now, if they have moved since the decision was stored. With the lock.
+        """Store where the participants are now, if they have moved since the state was stored. With the lock.
 
         Otherwise the next run would tell them the outcome where they were, and they would not ask again.
         """
@@ -386,7 +389,8 @@ class TwoPhases:
 
     def _store_places(self) -> Promise[Any]:
         try:
-            return self._keeper.decisions.store(self.id, _COMMITTED, self._participants)
+            state = _COMMITTED if self._state is _COMMITTED else _VOTING  # the next run aborts what is not committed
+            return self._keeper.decisions.store(self.id, state, self._participants)
         except MessagingError as error:
             failed: Promise[Any] = Promise("store the places of participants")
             failed.reject(error)
