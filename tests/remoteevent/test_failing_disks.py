@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shutil
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -201,6 +203,28 @@ def test_a_participant_without_a_name_is_reachable_until_the_end_of_its_transact
         shutil.copytree(tmp_path / "manager", tmp_path / "killed later")
     with closing(Decisions(tmp_path / "killed later")) as decisions:
         assert decisions.load() == []
+
+
+def test_a_transaction_whose_end_could_not_be_stored_is_released_with_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TransactionManager(tmp_path / "manager", retry=FAST) as manager:
+        participant = Participant()
+        with failing_from(monkeypatch, participant, "commit"):
+            transaction = manager.create(60.0)
+            transaction.join(participant, name="one")
+            transaction.commit()
+            eventually(lambda: not manager.transactions())
+            released = weakref.ref(participant)
+            participant.before = lambda _: None
+            del participant, transaction
+            gc.collect()
+            assert released() is not None, "its record may be on the disk"
+        other = manager.create(60.0)
+        other.join(Participant(), name="two")
+        other.commit()
+        eventually(lambda: not manager.transactions())
+        eventually(lambda: gc.collect() >= 0 and released() is None)
 
 
 @table("is_completed", [False, True])

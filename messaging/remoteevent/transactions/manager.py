@@ -121,6 +121,8 @@ class TransactionManager:
         self._ended: OrderedDict[str, TransactionState] = OrderedDict()
         #: committed transactions that are completed, and whose records are not removed yet
         self._recorded: dict[str, TwoPhases] = {}
+        #: whether the disk has refused to remove one of them since a removal succeeded
+        self._has_refused = False
         #: transactions with a phase under way, and when it is to end in monotonic time; the earliest first
         self._watched: OrderedDict[str, tuple[float, TwoPhases]] = OrderedDict()
         self._deadlines = Deadlines(engine(), self.time_limit, self._expire)
@@ -140,6 +142,7 @@ class TransactionManager:
         self._transactions = {}
         self._ended = OrderedDict()
         self._recorded = {}
+        self._has_refused = False
         self._watched = OrderedDict()
         self.is_closed = True
 
@@ -309,6 +312,7 @@ class TransactionManager:
             if error is None:
                 self._note_removed(transaction_id)
             elif not isinstance(error, ClosedError):
+                self._has_refused = True
                 logger.warning(
                     "transaction manager '%s': the record of %s is not removed: %s; the next run completes it again, "
                     "unless a later change removes the record",
@@ -321,6 +325,10 @@ class TransactionManager:
     def _note_removed(self, transaction_id: str) -> None:
         with self._lock:
             self._recorded.pop(transaction_id, None)
+            has_refused, self._has_refused = self._has_refused, False
+            others = [*self._recorded] if has_refused else []
+        for each in others:  # the table has appended the removals again that the disk refused: note their outcomes
+            self.remove(each)
 
     def watch(self, phases: TwoPhases) -> None:
         """End a phase of a transaction after the time limit. For transactions."""
