@@ -219,6 +219,7 @@ class DistributedEventAdmin(EventService):
             changed=self._changed,
         )
         self.node: EventNode | None = None
+        facing: AdminNetwork | None = None
         if instance is not None:
             facing = AdminNetwork(lifecycle.title, dispatcher, self._offered, incoming, self._sources.review)
             self.node = EventNode(
@@ -235,6 +236,8 @@ class DistributedEventAdmin(EventService):
         except BaseException:
             self._closed()
             raise
+        if facing is not None:
+            facing.open()
         self._changed()
 
     # --- publishing (5.1.1)

@@ -50,13 +50,23 @@ class AdminNetwork(NodeService):
         self._offered = offered
         self._inbound = inbound
         self._on_interest = on_interest
+        self._is_open = False
         self._seen = SeenEvents()
         #: queues with events of the present batch, and their number; used by the intake thread
         self._later: dict[ConsumerQueue, int] = {}
         self._sessions = RemoteSessions()
 
+    def open(self) -> None:
+        """Want events from now on: the consumers that were registered before the admin are all known.
+
+        A kept event that arrived earlier would reach only some of them.
+        """
+        self._is_open = True
+
     def wanted(self) -> tuple[Iterable[Interest], Iterable[str]]:
         """Return the interests of all consumers, and the topics to list."""
+        if not self._is_open:
+            return (), ()
         found = {
             interest: None
             for _, consumer in self._dispatcher.handlers()

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from messaging.distributedeventing import (
     PERSISTENT,
     TRANSIENT,
     DistributedEventAdmin,
+    EventNetwork,
 )
 from messaging.errors import ArgumentError, InvalidEventError, MessagingError, UnsupportedFeatureError
 from messaging.execution import Promise
-from messaging.services import ServiceRegistry
+from messaging.services import ServiceReference, ServiceRegistry
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
@@ -40,6 +42,7 @@ from tests.distributedeventing.conftest import (
     flush,
     logged,
     named,
+    prefix,
     record,
 )
 from tests.eventnetwork.plain import event
@@ -314,6 +317,49 @@ def test_a_consumer_may_end_with_the_promise_of_an_event(admin: DistributedEvent
     flush(admin)
     assert recorder.values == [1, 2]
     assert not admin.problems()
+
+
+class PausedRegistry(ServiceRegistry):
+    """Pauses between the consumers that it is asked for."""
+
+    def __init__(self, pause: Callable[[], object]) -> None:
+        super().__init__()
+        self._pause = pause
+
+    def find(self, interface: Any = None, filter: Any = None) -> Any:  # noqa: A002
+        found = super().find(interface, filter)
+        return self._slowly(found) if isinstance(interface, str) else found
+
+    def _slowly(self, found: list[ServiceReference]) -> Iterator[ServiceReference]:
+        for each in found:
+            yield each
+            self._pause()
+
+
+def test_kept_events_reach_all_consumers_that_were_registered_before_the_admin(
+    request: pytest.FixtureRequest, admins: Admins, nodes: Nodes
+) -> None:
+    network = EventNetwork(prefix=prefix(), heartbeat=3.0, last_will=False)
+    other = nodes("mqtt5", network={"prefix": network.prefix})
+    channel = f"{network.prefix}/a/b"
+    settings: Any = {"client_id": network.prefix, "clean_start": False, "session_expiry": 600}
+    with connect("mqtt5", request, **settings) as m, m.subscribe(channel, keep_subscription=True) as stream:
+        stream.ready.result(PATIENCE)
+    with connect("mqtt5", request) as m:
+        m.publish(channel, event(7), qos="1").result(PATIENCE)
+
+    def pause() -> None:
+        eventually(other.members)
+        for _ in range(20):  # each has the opening admin do what it was asked for before
+            other.announced(PATIENCE).result(PATIENCE)
+
+    services = PausedRegistry(pause)
+    recorders = [record(services, topics) for topics in ("**", "a/*", "a/b")]
+    with connect("mqtt5", request, **settings) as m:
+        admin = admins(services, instance=m, network=network)
+        for recorder in recorders:
+            eventually(lambda recorder=recorder: recorder.values == [7])  # type: ignore[misc]
+        admin.close()
 
 
 def test_a_single_proprietary_quality_of_service_is_one_name(admins: Admins) -> None:
