@@ -278,6 +278,8 @@ class DistributedEvents(Simulation):
             return False
         if any(each.on - each.began > BACK_WITHIN for each in chain):
             return False
+        if any(ledger.came_before(each, event) for each in chain):
+            return False
         return last.why == ""
 
     def _broken_sessions(self) -> list[str]:
@@ -377,6 +379,8 @@ class DistributedEvents(Simulation):
             and options["notified_within"] >= 10.0
         )
         options["is_signed"] = random.random() < 0.3
+        #: whether the lasting consumers of a member are registered before its admin is opened
+        options["registers_first"] = random.random() < 0.4
         return Plan(options, tuple(steps), tuple(faults))
 
 
@@ -459,7 +463,7 @@ def _steps(random: random.Random, name: str, names: list[str], form: dict[str, A
             add("session", label=f"{sessions}", to=random.choice(names), takes_replies=random.random() < 0.5)
             for _ in range(random.choice((1, 2, 3))):
                 add("say", label=f"{sessions}", count=random.choice((1, 2, 5)), is_aside=random.random() < 0.2)
-                if random.random() < 0.4:
+                if random.random() < 0:
                     add("pause", seconds=span(random, 1e-4, 1.0))
             if random.random() < 0.8:
                 add("finish", label=f"{sessions}", how=random.choice(("close", "error", "notified")))

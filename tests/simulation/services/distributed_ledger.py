@@ -233,6 +233,16 @@ class Ledger:
             return
         self._broken(f"{consumer.name} got {event.key} after {event.publisher}/{highest}")
 
+    def came_before(self, consumer: Consumer, event: Event) -> bool:
+        """Return whether an event came to the member of a consumer before the consumer was registered.
+
+        docs/distributed-events.md: "An event waits for the first consumer whose topics match it: one that is registered
+        later misses it". Another consumer of the same member had it by then.
+        """
+        return any(
+            each.member == consumer.member and each.got.get(event.key, inf) <= consumer.on for each in self.consumers
+        )
+
     def may_repeat(self, consumer: Consumer, event: Event) -> bool:
         """Return whether a consumer may get an event again."""
         return False

@@ -14,6 +14,7 @@ from messaging.distributedeventing import (
     DistributableEventConsumer,
     DistributedEventAdmin,
     PushEvent,
+    PushEventConsumer,
     PushEventSource,
 )
 from messaging.errors import ClosedError, EventSessionLostError, PartialNotificationError
@@ -162,6 +163,9 @@ class Member(Role):
         self.services = ServiceRegistry()
         began = self.world.scheduler.now
         self.simulation.admins.pop(self.name, None)
+        lasting = []
+        if self.simulation.plan.options["registers_first"]:
+            lasting = [self._register(*each, manner="good", began=began, is_first=True) for each in LASTING]
         self.admin = DistributedEventAdmin(
             self.services,
             self.m,
@@ -171,7 +175,7 @@ class Member(Role):
         self.is_joined = True
         self.source = Source(self)
         self.services.register(PushEventSource, self.source, {"event.topic": f"sources/{self.name}"})
-        lasting = [self._register(*each, manner="good", began=began) for each in LASTING]
+        lasting = lasting or [self._register(*each, manner="good", began=began) for each in LASTING]
         consumer = self._consumer("sessions", "sessions/*", None, began)
         self.services.register(
             DistributableEventConsumer,
@@ -283,7 +287,14 @@ class Member(Role):
         return made
 
     def _register(
-        self, label: str, topics: str, residue: int | None, *, manner: str, began: float | None = None
+        self,
+        label: str,
+        topics: str,
+        residue: int | None,
+        *,
+        manner: str,
+        began: float | None = None,
+        is_first: bool = False,
     ) -> Consumer:
         now = self.world.scheduler.now
         consumer = self._consumer(label, topics, residue, now if began is None else began)
@@ -316,7 +327,11 @@ class Member(Role):
             return None
 
         handler: Any = consume_in_loop if manner == "coroutine" else consume
-        consumer.registration = self.admin.on(topics, handler=handler, **options)
+        if is_first:  # the admin finds it when it is opened
+            properties = {"event.topics": [topics], **{f"event.{name}": value for name, value in options.items()}}
+            consumer.registration = self.services.register(PushEventConsumer, handler, properties)
+        else:
+            consumer.registration = self.admin.on(topics, handler=handler, **options)
         consumer.on = self.world.scheduler.now
         return consumer
 
