@@ -29,6 +29,7 @@ from tests.simulation.world.scheduler import BEGIN
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Iterator
 
     from messaging.errors import MessagingError
 
@@ -180,14 +181,14 @@ class DistributedEvents(Simulation):
         """See ``Simulation``."""
         if any(event.state == "sent" for event in self.ledger.events.values()) or not self.is_time():
             return False
-        return not self._strangers() and not self._missing() and not self._broken_sessions() and not self._sources()
+        return next(self._findings(), None) is None
 
     def judge(self) -> None:
         """See ``Simulation``."""
         for event in self.ledger.events.values():
             if event.state == "sent":
                 self.broken(f"the promise of {event.key} ({event.manner}) has no outcome")
-        for text in (*self._strangers(), *self._missing(), *self._broken_sessions(), *self._sources()):
+        for text in self._findings():
             self.broken(text)
         for member in [*self.admins.values()]:
             node = member.node()
@@ -195,6 +196,11 @@ class DistributedEvents(Simulation):
             # last will costs a second connection, so without faults, too
             if node is not None and (node.refused or (node.replayed and not self.plan.options["is_signed"])):
                 self.broken(f"{member.member} refused {node.refused} messages, and {node.replayed} as replayed")
+
+    def _findings(self) -> Iterator[str]:
+        """Yield what is not as it has to be at rest."""
+        for find in (self._strangers, self._missing, self._uneven, self._broken_sessions, self._sources):
+            yield from find()
 
     def _strangers(self) -> list[str]:
         """Return in which way the members do not know each other."""
@@ -241,6 +247,29 @@ class DistributedEvents(Simulation):
                             f" did not arrive at {each.name} ({each.topics}, until {each.off - BEGIN:.3f} {each.why})"
                         )
                         break
+        return found
+
+    def _uneven(self) -> list[str]:
+        """Return the events that arrived at some consumers of a member, and not at others that were there before.
+
+        A connection or a process that is lost has an event arrive, or not: for all consumers of the member alike.
+        """
+        members: dict[str, list[Consumer]] = {}
+        for each in self.ledger.consumers:
+            if not each.why and each.label != "sessions" and not each.label.startswith("s-"):
+                members.setdefault(each.member, []).append(each)
+        # "Consumers that are in the ServiceRegistry before the admin is opened all get it"
+        first = [label for label, *_ in LASTING] if self.plan.options["registers_first"] else []
+        found = []
+        for event in self.ledger.events.values():
+            for consumers in members.values():
+                missing = [
+                    each
+                    for each in consumers
+                    if (each.on < event.at or each.label in first) and event.key not in each.got and each.wants(event)
+                ]
+                if missing and (had := next((each for each in consumers if event.key in each.got), None)):
+                    found += [f"{each.name} did not get {event.key}, which {had.name} got" for each in missing]
         return found
 
     def _is_promised(self, event: Event, consumer: Consumer, chain: list[Consumer]) -> bool:
