@@ -492,7 +492,7 @@ def _steps(random: random.Random, name: str, names: list[str], form: dict[str, A
             add("session", label=f"{sessions}", to=random.choice(names), takes_replies=random.random() < 0.5)
             for _ in range(random.choice((1, 2, 3))):
                 add("say", label=f"{sessions}", count=random.choice((1, 2, 5)), is_aside=random.random() < 0.2)
-                if random.random() < 0:
+                if random.random() < 0.4:
                     add("pause", seconds=span(random, 1e-4, 1.0))
             if random.random() < 0.8:
                 add("finish", label=f"{sessions}", how=random.choice(("close", "error", "notified")))
