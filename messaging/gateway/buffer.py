@@ -91,7 +91,8 @@ class Buffer:
         self._end = self.journal.end
         #: messages that wait for the disk, and threads that wait until there are fewer
         self.storing = 0
-        #: those of them that can be recognised, by their keys. Guarded by the lock, as are their sources
+        #: those of them that can be recognised, by their keys and those of the messages of a batch. Guarded by the
+        #: lock, as are their sources
         self._on_the_way: dict[str, Stored] = {}
         self.room = Waiters()
         #: messages that were accepted, since the start
@@ -135,8 +136,8 @@ class Buffer:
         """Store a message. From any thread. Raises ``ClosedError``, ``JournalError``."""
         with self._lock:
             self.storing += 1
-            if stored.key:
-                self._on_the_way[stored.key] = stored
+            for key in stored.all_keys:
+                self._on_the_way[key] = stored
         try:
             self.journal.put(stored)
         except MessagingError:
@@ -147,8 +148,9 @@ class Buffer:
 
     def _forget(self, stored: Stored) -> None:
         """Have no message join one that is not on its way to the disk any more. Under the lock."""
-        if self._on_the_way.get(stored.key) is stored:
-            del self._on_the_way[stored.key]
+        for key in stored.all_keys:
+            if self._on_the_way.get(key) is stored:
+                del self._on_the_way[key]
 
     def _release(self, stored: Stored) -> Sequence[Source]:
         """Return the sources of a message that is not on its way to the disk any more."""
@@ -160,7 +162,7 @@ class Buffer:
     def note_stored(self, stored: Stored) -> None:
         """Accept a message that is on the disk. On the thread of the journal."""
         stored.timestamp = clock.wall()
-        if stored.key or stored.members:
+        if stored.all_keys:
             self.recognition.note(stored)  # first: it is known at each moment
         self._acknowledge(self._release(stored))
         with self._lock:
@@ -172,21 +174,25 @@ class Buffer:
         self._wake_waiting()
         self._wake()
 
-    def joins(self, stored: Stored) -> bool:
-        """Return whether the same message is on its way to the disk; then the two are acknowledged together.
+    def key(self, message_id: str, channel: str, payload: bytes) -> str:
+        """See ``Recognition.key``."""
+        return self.recognition.key(message_id, channel, payload)
+
+    def joins(self, key: str, sources: Sequence[Source]) -> bool:
+        """Return whether a message is on its way to the disk, in a batch or not; then these sources are its, too.
 
         Ask before :meth:`is_stored`: a message is stored before it is not on its way any more.
         """
         with self._lock:
-            first = self._on_the_way.get(stored.key)
+            first = self._on_the_way.get(key)
             if first is None:
                 return False
-            first.sources = [*first.sources, *stored.sources]
+            first.sources = [*first.sources, *sources]
         return True
 
-    def is_stored(self, stored: Stored) -> bool:
-        """Return whether the same message is among the last ``RECENT`` stored ones. On the thread of the intake."""
-        return self.recognition.is_stored(stored.key)
+    def is_stored(self, key: str) -> bool:
+        """Return whether a message is among the last ``RECENT`` stored ones, in a batch or not."""
+        return self.recognition.is_stored(key)
 
     def note_refused(self, stored: Stored, error: MessagingError) -> None:
         """Drop a message, leave it to its source, or try again. On the thread of the journal."""

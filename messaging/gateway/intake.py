@@ -205,7 +205,8 @@ class Intake:
         self._stream: MessageStream[Any] | None = None
         self._is_stopped = False
         self._delays: Iterator[float] = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
-        self._recognition = rules.pipeline.members = buffer.recognition
+        self._recognition = buffer.recognition
+        rules.pipeline.members = buffer
         self._ring = None if Features.EXTENSION_HEADERS in source.features else RingWatch()
         self._room = buffer.room
         # --- with batches or held samples, a worker of its own handles messages and timers
@@ -290,7 +291,7 @@ class Intake:
 
     def replace(self, rules: Rules) -> None:
         """Handle messages by other rules from the next one on. The source must be the same, and ``has_timers``."""
-        rules.pipeline.members = self._recognition
+        rules.pipeline.members = self._buffer
         self._replacement = rules
         if rules.has_timers:
             self._wake()
@@ -359,7 +360,7 @@ class Intake:
     def _finish(self, rules: Rules, outcome: Outcome) -> None:
         """Store what has passed the pipeline, and acknowledge what has not."""
         self.counts.repeated += outcome.repeated
-        self.counts.filtered += len(outcome.released) - outcome.repeated
+        self.counts.filtered += outcome.filtered
         for message in outcome.released:
             message.context.settle(True)
         shared = _Shared.of(outcome.ready)
@@ -381,10 +382,10 @@ class Intake:
 
     def _is_repeated(self, stored: Stored) -> bool:
         """Return whether a redelivered message is stored already, or about to be; then acknowledge it with that one."""
-        if self._buffer.joins(stored):
+        if self._buffer.joins(stored.key, stored.sources):
             self.counts.repeated += 1
             return True
-        if not self._buffer.is_stored(stored):
+        if not self._buffer.is_stored(stored.key):
             return False
         self.counts.repeated += 1
         for source in stored.sources:

@@ -163,9 +163,8 @@ class Recognition:
         """Know a message that is on the disk. On the thread of the journal."""
         with self._lock:
             keys = self._keys
-            for key in (stored.key, *stored.members):
-                if key:
-                    keys[key] = stored.offset
+            for key in stored.all_keys:
+                keys[key] = stored.offset
             while len(keys) > self._most:
                 keys.popitem(last=False)
 

@@ -103,6 +103,11 @@ class Stored:
         self.attempts = 0
         self.key = ""
 
+    @property
+    def all_keys(self) -> Sequence[str]:
+        """Return what recognises the message, and the messages of a batch."""
+        return (self.key, *self.members) if self.key else self.members
+
     def _encoded(self) -> bytes:
         destination = self.destination
         if not self.members:

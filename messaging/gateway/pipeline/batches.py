@@ -53,6 +53,8 @@ class Batcher:
         self._compression = compression
         #: by target channel, in the order in which they were begun
         self._open: OrderedDict[str, _Batch] = OrderedDict()
+        #: the messages of open batches by what recognises them
+        self._known: dict[str, Draft] = {}
 
     def put(self, draft: Draft, item: bytes, target: str, now: float) -> list[Draft]:
         """Add a message, and its :meth:`item`; return the batches that are complete."""
@@ -66,11 +68,20 @@ class Batcher:
                 complete.append(self._close(next(iter(self._open))))
             batch = self._open[target] = _Batch(now + self._settings.delay, self._settings.format == "json_array")
         batch.drafts.append(draft)
+        self._known.update(dict.fromkeys(draft.members, draft))
         batch.items.append(item)
         batch.bytes += len(item) + 1
         if len(batch.items) >= self._settings.count or batch.bytes >= self._settings.max_bytes:
             complete.append(self._close(target))
         return complete
+
+    def joins(self, key: str, draft: Draft) -> bool:
+        """Return whether a message is in an open batch; then the sources of ``draft`` are acknowledged with it."""
+        known = self._known.get(key)
+        if known is None:
+            return False
+        known.sources = (*known.sources, *draft.sources)
+        return True
 
     def item(self, draft: Draft) -> bytes:
         """Return what a batch holds of a message.
@@ -109,6 +120,8 @@ class Batcher:
             sources=[source for draft in batch.drafts for source in draft.sources],
         )
         made.members = [member for draft in batch.drafts for member in draft.members]
+        for member in made.members:
+            self._known.pop(member, None)
         return made if self._compression is None else compressed(made, self._compression)
 
     @property

@@ -19,10 +19,10 @@ from messaging.gateway.pipeline.steps import (
     template_names,
     transform,
 )
-from messaging.gateway.pipeline.thinning import Deadband, FirstSample, LastSample
+from messaging.gateway.pipeline.thinning import KEYS, Deadband, FirstSample, LastSample, RecentKeys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from messaging.gateway.pipeline.steps import Step
     from messaging.gateway.settings import RouteSettings
@@ -53,19 +53,27 @@ class Outcome(NamedTuple):
     Attributes:
         ready: the messages to store, in order.
         released: tokens of the source whose messages need no storing.
-        repeated: number of those that are delivered again, and are in a stored batch.
+        filtered: number of messages of the source that did not pass.
+        repeated: number of those that were delivered again, and of which all that passes is in a batch already.
     """
 
     ready: list[Draft]
     released: list[Any]
+    filtered: int = 0
     repeated: int = 0
 
 
 class Members(Protocol):
-    """Recognises messages that are in a stored batch."""
+    """Recognises messages that are in a batch which is stored, or on its way to the disk."""
 
     def key(self, message_id: str, channel: str, payload: bytes) -> str:
         """Return what is stored beside a batch of one of its messages; empty: nothing recognises it."""
+
+    def joins(self, key: str, sources: Sequence[Any]) -> bool:
+        """Return whether a message is on its way to the disk; then these sources are acknowledged with it.
+
+        Ask before :meth:`is_stored`.
+        """
 
     def is_stored(self, key: str) -> bool:
         """Return whether a message is stored, in a batch or not."""
@@ -78,7 +86,7 @@ class Pipeline:
 
     Attributes:
         is_plain: whether every message comes out as it is.
-        members: recognises the messages of stored batches; ``None``: they are not recognised.
+        members: recognises the messages of batches; ``None``: they are not recognised.
     """
 
     members: Members | None = None
@@ -102,6 +110,8 @@ class Pipeline:
             _located(f"{where}compress", lambda: compressed(Draft("check", b""), str(route.compress)))
         deadband, sample = route.deadband, route.sample
         self._deadband = None if deadband is None else _located(f"{where}deadband.field", lambda: Deadband(deadband))
+        #: id of the last message that has passed both of them
+        self._passed: RecentKeys[str] = RecentKeys(KEYS)
         self._first: FirstSample | None = None
         self._last: LastSample | None = None
         if sample is not None:
@@ -197,38 +207,51 @@ class Pipeline:
             items = [b"" if self._batcher is None else self._batcher.item(each) for each in kept]
             for each in kept:
                 _ = each.payload
-            is_new = [self._is_new(each, target) for each, target in zip(kept, targets, strict=True)]
             if not self._holds and self._compression is not None:
                 kept = [compressed(each, self._compression) for each in kept]
         except MessagingError as error:
             for restore in reversed(undo):
                 restore()
             raise error if isinstance(error, PipelineError) else PipelineError("payload", str(error)) from error
-        passed_count = len(kept)
+        # a source of which nothing is left is released
+        held = {id(source) for each in kept for source in each.sources}
+        released = [source for source in sources if id(source) not in held]
+        filtered = len(released)
+        if self._holds and len(kept) > 1:
+            divide(kept)
+        is_new = [self._is_new(each, target, released) for each, target in zip(kept, targets, strict=True)]
+        repeated = len(sources) if kept and not any(is_new) else 0
         if not all(is_new):
             kept = [*itertools.compress(kept, is_new)]
             items = [*itertools.compress(items, is_new)]
             targets = [*itertools.compress(targets, is_new)]
-        # a source of which nothing is left is released
-        held = {id(source) for each in kept for source in each.sources}
-        released = [source for source in sources if id(source) not in held]
-        repeated = len(released) if passed_count > len(kept) else 0
-        if self._holds and len(kept) > 1:
-            divide(kept)
         ready, replaced = self._hold(kept, items, targets, now)
         for each in replaced:
             released += each.sources
-        return Outcome(ready, released, repeated)
+            filtered += len(each.sources)
+        return Outcome(ready, released, filtered, repeated)
 
-    def _is_new(self, draft: Draft, target: str) -> bool:
-        """Return whether a message is in no stored batch; note what recognises it."""
-        if self._batcher is None or self.members is None or draft.message_id is None:
+    def _is_new(self, draft: Draft, target: str, released: list[Any]) -> bool:
+        """Return whether a message is in no batch; note what recognises it.
+
+        The sources of one that is in a batch, and was delivered again, are acknowledged with the batch: those that the
+        batch has are of a connection that is lost. If it is stored already, ``released`` gets them.
+        """
+        members, batcher = self.members, self._batcher
+        if batcher is None or members is None or draft.message_id is None:
             return True
-        key = self.members.key(draft.message_id, target, draft.payload)
+        key = members.key(draft.message_id, target, draft.payload)
         if not key:
             return True
         draft.members = (key,)
-        return not (any(map(is_redelivered, draft.sources)) and self.members.is_stored(key))
+        if not any(map(is_redelivered, draft.sources)):
+            return True
+        if batcher.joins(key, draft) or members.joins(key, [each.context for each in draft.sources]):
+            return False
+        if not members.is_stored(key):
+            return True
+        released += draft.sources
+        return False
 
     def _transformed(self, draft: Draft) -> list[Draft]:
         passed: list[Draft] = [draft]
@@ -257,6 +280,11 @@ class Pipeline:
         if self._deadband is None and self._first is None:
             return True
         key = self._key_of(draft)
+        # the first copy has passed, and is acknowledged later than the message that comes now would be: after a
+        # crash in between it would be lost
+        is_last = draft.message_id is not None and self._passed.get(key) == draft.message_id
+        if is_last and any(map(is_redelivered, draft.sources)):
+            return True
         if self._deadband is not None and not self._deadband.passes(draft, key, now):
             return False
         if self._first is not None:
@@ -265,6 +293,10 @@ class Pipeline:
             undo.append(self._first.note(key, now))
         if self._deadband is not None:
             undo.append(self._deadband.note(draft, key, now))
+        if draft.message_id is not None:
+            before = self._passed.get(key)
+            self._passed.put(key, draft.message_id)
+            undo.append(lambda: self._passed.restore(key, before))
         return True
 
     def _hold(

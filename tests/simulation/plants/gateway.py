@@ -93,7 +93,7 @@ GATEWAY = (
         (
             Edit(
                 "messaging/gateway/intake.py",
-                "        if not self._buffer.is_stored(stored):\n            return False\n",
+                "        if not self._buffer.is_stored(stored.key):\n            return False\n",
                 "        if stored is not None:\n            return False\n",
             ),
         ),
@@ -103,8 +103,34 @@ GATEWAY = (
         "a message that comes again on its way to the disk is stored twice",
         "Recognise redelivered messages that are on their way to the disk",
         "gateway",
-        (Edit("messaging/gateway/buffer.py", "            if stored.key:\n", "            if stored.offset >= 0:\n"),),
+        (
+            Edit(
+                "messaging/gateway/buffer.py",
+                "            if first is None:\n",
+                "            if first is None or key:\n",
+            ),
+        ),
         "tests/gateway/test_redelivered.py::test_a_message_that_comes_again_on_its_way_to_the_disk_is_stored_once",
+    ),
+    Planted(
+        "a message that comes again while its batch is open is in the batch twice",
+        "Recognise redelivered messages that are in a batch which is not stored yet",
+        "gateway",
+        (Edit("messaging/gateway/pipeline/batches.py", "        if known is None:\n", "        if known or key:\n"),),
+        "tests/gateway/pipeline/test_repeated.py::test_a_message_that_comes_again_while_its_batch_is_open_is_in_it_once",
+    ),
+    Planted(
+        "a message that comes again is filtered, and acknowledged before its first copy is stored",
+        "Acknowledge no redelivered message before its first copy is stored",
+        "gateway",
+        (
+            Edit(
+                "messaging/gateway/pipeline/pipeline.py",
+                "        if is_last and any(map(is_redelivered, draft.sources)):\n",
+                "        if is_last and not draft.sources:\n",
+            ),
+        ),
+        "tests/gateway/pipeline/test_repeated.py::test_a_message_that_comes_again_passes_as_its_first_copy_did",
     ),
     # --- the buffer
     Planted(
@@ -114,8 +140,8 @@ GATEWAY = (
         (
             Edit(
                 "messaging/gateway/buffer.py",
-                "                self._on_the_way[stored.key] = stored\n        try:\n",
-                "                self._on_the_way[stored.key] = stored\n"
+                "                self._on_the_way[key] = stored\n        try:\n",
+                "                self._on_the_way[key] = stored\n"
                 "        self._acknowledge(stored.sources)\n        try:\n",
             ),
         ),
