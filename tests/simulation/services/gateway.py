@@ -228,7 +228,7 @@ class GatewayWorld(Simulation):
     def _equal_missing(self) -> int:
         """Return how many equal messages are missing at least."""
         owed = [each for each in self.ledger.equal() if each.state == "confirmed" and each.is_owed]
-        if self.plan.options["may_lose"]:
+        if any(map(self._may_be_lost, owed)):
             return 0
         if self.carries_ids:
             arrived = sum(len(self.ledger.equal_ids(route)) for route in ("data", OTHER))
@@ -279,10 +279,14 @@ class GatewayWorld(Simulation):
                 if not has_own_ids and found > most:
                     self.broken(f"{found} equal messages have arrived by {route}, of {most}")
                 continue
-            if route in ("state", "batch"):
-                continue  # a new subscription gets retained messages again; a batch has an id of its own
+            if route == "state":
+                continue  # a new subscription gets retained messages again
             sent = self.ledger.sent[text]
             ids = {each.message_id: None for each in arrivals}
+            if route == "batch":  # it has an id of its own; a message that a device sends again is none that it knows
+                if len(ids) > 1 and not self._may_have_two_ids(sent):
+                    self.broken(f"{text} is in {len(ids)} batches: {[*ids]}")
+                continue
             if None in ids:
                 self.broken(f"{text} arrived by {route} without an id")
             if len(ids) > 1 and (has_own_ids or not self._may_have_two_ids(sent)):
