@@ -84,8 +84,10 @@ class Breaks:
         self.closing: dict[str, list[float]] = {}
         self.ended: dict[str, list[float]] = {}
         #: connections that the broker has now, and the times when it had none any more, by role
-        self._open: dict[str, int] = {}
+        self._open: dict[str, list[_Watched]] = {}
         self._away: dict[str, list[tuple[float, float]]] = {}
+        #: when the broker last noticed that a connection of a role had ended before the role made another one
+        self._noticed: dict[str, float] = {}
         if isinstance(broker, AmqpBroker):
             broker.on_ended = lambda connection: self._note(self.ended, connection)
             broker.on_closing = lambda connection: self._note(self.closing, connection)
@@ -94,19 +96,24 @@ class Breaks:
         """See ``Broker``."""
         owner: Any = getattr(peer, "owner", None)
         role = "" if owner is None else owner.name.split(".")[0]
-        watched = _Watched(peer, role, lambda is_first: self._over(role, is_first=is_first))
-        self._open[role] = self._open.get(role, 0) + 1
+        watched = _Watched(peer, role, self._over)
+        found = self._open.setdefault(role, [])
+        for each in found:
+            each.is_ghost |= each.is_half_open
+        found.append(watched)
         if away := self._away.get(role):
             begin, end = away[-1]
             away[-1] = begin, min(end, self._scheduler.now)
         watched.connection = self._broker.accept(watched)
         return watched
 
-    def _over(self, role: str, *, is_first: bool) -> None:
-        now = self._scheduler.now
+    def _over(self, watched: _Watched, *, is_first: bool) -> None:
+        role, now = watched.role, self._scheduler.now
         self.times.setdefault(role, []).append(now)
         if is_first:
-            self._open[role] -= 1
+            self._open[role].remove(watched)
+            if watched.is_ghost:
+                self._noticed[role] = now
             if not self._open[role]:
                 self._away.setdefault(role, []).append((now, inf))
 
@@ -133,6 +140,13 @@ class Breaks:
         """
         return any(since <= end and begin <= until for since, until in self._away.get(role, ()))
 
+    def ghost_until(self, role: str) -> float:
+        """Return until when the broker took an ended connection of ``role`` for open, beside a newer one.
+
+        0 for never, and infinity if it still does.
+        """
+        return inf if any(each.is_ghost for each in self._open.get(role, ())) else self._noticed.get(role, 0.0)
+
     def ended_between(self, role: str, begin: float, end: float) -> bool:
         """Return whether the broker ended a channel or a consumer of ``role`` in that time."""
         return any(begin <= each <= end for each in self.ended.get(role, ()))
@@ -150,12 +164,19 @@ class _Watched:
         self.role = role
         self._over = over
         self._is_open = True
+        #: whether its role has a newer connection, and the broker has not noticed the end of this one
+        self.is_ghost = False
         self.connection: Connection
         self.name = peer.name
 
     def _end(self) -> None:
         is_first, self._is_open = self._is_open, False
-        self._over(is_first)
+        self._over(self, is_first=is_first)
+
+    @property
+    def is_half_open(self) -> bool:
+        """Whether the end of the client is gone."""
+        return not getattr(self._peer, "has_client", True)
 
     def send(self, data: bytes) -> None:
         """See ``Peer``."""

@@ -183,6 +183,11 @@ class Link:
         """See ``Peer``."""
         return self.to_client.size
 
+    @property
+    def has_client(self) -> bool:
+        """Whether the client has its end open: otherwise the connection is over, or half open."""
+        return self._sock is not None
+
     # --- arrivals, on the hub
 
     def _at_broker(self, data: bytes) -> None:
