@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 ARRIVES: Final = 45.0
 #: time in which the queue of one connection may be missing after a fault of a channel, seconds
 REPAIR: Final = 30.0
-#: time after which a broker has noticed that a machine is gone: twice the longest heartbeat, and more, seconds
-GHOST: Final = 200.0
 #: time in which a process that comes back has to register its consumers, seconds
 BACK_WITHIN: Final = 25.0
 
@@ -63,10 +61,16 @@ class DistributedEvents(Simulation):
         if self.service is not None:
             self.breaks = Breaks(self.broker, self.world.scheduler)
             self.service.broker = self.breaks
+            self.ledger.ghost_until = self.ghost_until
         else:
             self.roles.append(Keeper(self, "keeper"))
         for name, form in options["members"].items():
             self.roles.append(Member(self, name, form))
+
+    def ghost_until(self, role: str) -> float:
+        """Return until when the broker gave events of a role to a connection whose end it had not noticed."""
+        is_shared = self.protocol == "amqp" and self.plan.options["members"][role]["is_durable"]
+        return 0.0 if self.breaks is None or not is_shared else self.breaks.ghost_until(role)
 
     # --- what members know
 
@@ -99,8 +103,8 @@ class DistributedEvents(Simulation):
         for other in [*self.admins.values()]:
             if other.member not in before or not other.process.is_alive:
                 continue
-            if self.ledger.ghosts.get(other.name, 0.0) > self.world.scheduler.now:
-                continue  # the broker may have given the announcement to a machine that is gone
+            if self.ledger.ghost_until(other.name) > now - ARRIVES:
+                continue  # the broker may have given the announcement to a connection whose end it had not noticed
             known = self.view(other).get(member.member)
             if is_ended and known is not None and known[1]:
                 # docs/distributed-events.md: "It does not wait for consumers whose own subscription is refused": the
@@ -150,8 +154,6 @@ class DistributedEvents(Simulation):
             if each.name == role and each.process.is_alive:
                 self.admins.pop(role, None)
                 self.ledger.killed(role)
-                if vanishes and self.protocol == "amqp" and self.plan.options["members"][role]["is_durable"]:
-                    self.ledger.ghosts[role] = self.world.scheduler.now + GHOST
         super().fault_kill(role, seconds, vanishes)
 
     def fault_restart_broker(self, seconds: float, is_kill: bool, site: int = 0) -> None:

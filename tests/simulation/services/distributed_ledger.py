@@ -175,9 +175,8 @@ class Ledger:
         self.restarts: list[float] = []
         self.troubles: list[tuple[float, float]] = []
         self.may_reorder = False
-        #: until when an AMQP broker may give events of a role to a connection of a machine that is gone; it returns
-        #: them to the queue, behind newer ones, when it notices that
-        self.ghosts: dict[str, float] = {}
+        #: returns until when an AMQP broker gave events of a role to a connection whose end it had not noticed
+        self.ghost_until: Callable[[str], float] = lambda role: 0.0
         self._broken = broken
         self._now = now
 
@@ -249,7 +248,9 @@ class Ledger:
 
     def may_overtake(self, consumer: Consumer, event: Event) -> bool:
         """Return whether newer events may have come before this one."""
-        if self.may_reorder or event.at < self.ghosts.get(consumer.role, 0.0):
+        # docs/distributed-events.md: "RabbitMQ gives events of a `queue` to the lost connection of its member, too,
+        # until it notices the loss … These events come again after newer ones"
+        if self.may_reorder or event.at < self.ghost_until(consumer.role):
             return True
         # "Copies are recognized for the life" of the receiver: the former one took the event, and its sender, whose
         # confirmation was lost, published it again behind newer ones

@@ -94,6 +94,7 @@ class TypedEvents(DistributedEvents):
         if self.service is not None:
             self.breaks = Breaks(self.broker, self.world.scheduler)
             self.service.broker = self.breaks
+            self.ledger.ghost_until = self.ghost_until
             if self.protocol == "amqp":
                 queues = frozenset(name for name, form in options["members"].items() if form["is_durable"])
                 between = self.breaks.between
