@@ -138,7 +138,7 @@ class GatewayWorld(Simulation):
         elif kind == "state" and options["target"].startswith("mqtt"):
             target["retain"] = variant.get("retain", "keep")
         elif kind == "batch":
-            route["batch"] = {"count": options["batch"], "delay": 0.5}
+            route["batch"] = {"count": options["batch"], "delay": options["batch_delay"]}
         elif kind == "objects":
             route["where"] = "(quality=good)"
             route["transform"] = [
@@ -507,6 +507,7 @@ class GatewayWorld(Simulation):
             options["receiver"] |= envelope
         if "state" in routes and random.random() < 0.6:
             steps = [cls._with_retain(random, step) for step in steps]
+        options["batch_delay"] = random.choice((0.5, 0.5, 5.0))
         return Plan(options, tuple(steps), tuple(faults))
 
     @staticmethod
