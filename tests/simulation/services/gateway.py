@@ -15,6 +15,7 @@ What is promised, and checked (``docs/gateway.md``):
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.simulation.brokers.mqtt.broker import MqttBroker
@@ -37,6 +38,8 @@ OTHER: Final = "data-b"
 #: faults of the target's broker after which a message is published again behind those that came after it
 _REFUSING: Final = ("nack", "internal_error", "close_channel", "force_close", "drop_before", "drop_after")
 CLOUD: Final = "memory://cloud"
+#: the text of a message in its payload
+_TEXT: Final = re.compile(rb"device-\d+:\d+")
 
 
 class CloudKeeper(Keeper):
@@ -74,12 +77,27 @@ class GatewayWorld(Simulation):
             site.service.broker = made
         if self.protocol == "memory":
             self.roles.append(Keeper(self, "keeper"))
+        else:
+            self._count_copies(self.sites[0].broker)
         if options["target"] == "memory":
             self.roles.append(CloudKeeper(self, "cloud-keeper"))
         self.roles.append(Receiver(self, "receiver"))
         self.gateway = GatewayRole(self, "gateway")
         self.roles.append(self.gateway)
         self.roles += [Device(self, f"device-{number + 1}") for number in range(options["devices"])]
+
+    def _count_copies(self, broker: Any) -> None:
+        """Count how often the devices' broker takes each message, but for those that are equal."""
+
+        def take(payload: bytes) -> None:
+            found = _TEXT.search(payload)  # in JSON, or in an envelope
+            if found is not None and (sent := self.ledger.sent.get(found[0].decode())) is not None:
+                sent.copies += 1
+
+        if isinstance(broker, MqttBroker):
+            broker.on_accepted = lambda _client_id, _topic, payload, _qos: take(payload)
+        else:
+            broker.on_accepted = lambda _exchange, _key, body: take(body)
 
     # --- the configuration
 
@@ -312,7 +330,10 @@ class GatewayWorld(Simulation):
             last[key] = sent.number
 
     def _check_repeated(self) -> None:
-        """At most as many messages as are in flight come twice after a crash, or a loss of the link."""
+        """At most as many messages as are in flight come twice after a crash, or a loss of the link.
+
+        "Copies that a device itself sends again pass": see ``Ledger.repeated``.
+        """
         if not self.plan.options["counts_repeated"] or self.has_disk_faults:
             return  # "a crash now makes more duplicates", says the log where a position cannot be written
         losses = self.restarts

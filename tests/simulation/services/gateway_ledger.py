@@ -23,6 +23,7 @@ class Sent:
         state: ``sent``, ``confirmed``, ``killed``, or the name of an error.
         is_owed: a route was subscribed from before it was sent until it was confirmed.
         may_repeat: the device may have sent it twice, and its broker cannot tell.
+        copies: how often the devices' broker has taken it: a device sends again what it has no confirm of.
         forgotten: how often the gateway may have lost its record of the message, by which it recognises it.
         is_bad: the route cannot handle it, so it becomes a dead letter.
         is_filtered: the route filters it out.
@@ -39,6 +40,7 @@ class Sent:
     state: str = "sent"
     is_owed: bool = False
     may_repeat: bool = False
+    copies: int = 0
     forgotten: int = 0
     is_bad: bool = False
     is_filtered: bool = False
@@ -88,13 +90,16 @@ class Ledger:
         return text in self.there or text in self.dead
 
     def repeated(self, route: str) -> int:
-        """Return how many messages the gateway has published again on a route."""
+        """Return how many messages the gateway has published again on a route.
+
+        "Copies that a device itself sends again pass" (``docs/gateway.md``): the gateway recognises "those that are
+        marked as duplicates" (``docs/faults.md``).
+        """
         count = 0
         for (each, text), arrivals in self.arrived.items():
             if each == route and text != EQUAL:
-                by_id: dict[str | None, int] = {}
-                for arrival in arrivals:
-                    if not arrival.is_redelivered:
-                        by_id[arrival.message_id] = by_id.get(arrival.message_id, 0) + 1
-                count += sum(number - 1 for number in by_id.values() if number > 1)
+                ids = [arrival.message_id for arrival in arrivals if not arrival.is_redelivered]
+                sent = self.sent.get(text)
+                copies = 0 if sent is None else sent.copies
+                count += max(0, len(ids) - max(copies, len({*ids})))
         return count
