@@ -268,7 +268,10 @@ class Buffer:
 
     @property
     def dropped(self) -> int:
-        """Return the number of messages that were dropped and not published, since the start. From any thread."""
+        """Return the number of messages that were dropped and not published, since the start. From any thread.
+
+        Includes records that the disk has lost, unless the position says that the target has them.
+        """
         begin = self.journal.begin
         with self._lock:
             left = sum(each.left_before(begin, self._end) for each in self._ranges)

@@ -16,7 +16,9 @@ class BufferDTO:
     age: float = field(metadata=gauge("age of the oldest message that is not confirmed", "seconds"))
     storing: int = field(metadata=gauge("messages on their way to the disk", "messages"))
     accepted: int = field(metadata=counter("messages that were stored", "messages"))
-    dropped: int = field(metadata=counter("messages that were dropped for lack of room or for their age", "messages"))
+    dropped: int = field(
+        metadata=counter("messages that were dropped for lack of room or their age, or lost by the disk", "messages")
+    )
     dead_letters: int = field(metadata=gauge("dead letters that are kept", "messages"))
     is_held_back: bool = field(
         default=False, metadata=gauge("whether the source is held back: the disk or the buffer is full")

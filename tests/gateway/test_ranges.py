@@ -228,6 +228,23 @@ def test_dropped_messages_are_counted_once_and_not_published(tmp_path: Path) -> 
         buffer.close()
 
 
+@table("order", ["oldest_first", "newest_first"])
+def test_records_that_the_disk_has_lost_are_counted_once(order: str, tmp_path: Path) -> None:
+    with opened(tmp_path, order) as buffer:
+        store(buffer, range(10))
+        buffer.journal._log.roll()
+        store(buffer, range(10, 13))
+        for each in take(buffer, 4):
+            buffer.settle(each)
+    lost, _ = sorted(tmp_path.glob("0/*.segment"))
+    lost.write_bytes(b"")  # after a loss of power, with ``fsync`` other than ``always``
+    with opened(tmp_path, order) as buffer:
+        assert numbers(take(buffer)) == [10, 11, 12]
+        assert (buffer.dropped, buffer.depth) == (6, 3)
+    with opened(tmp_path, order) as buffer:
+        assert (numbers(take(buffer)), buffer.dropped) == ([10, 11, 12], 0)
+
+
 @table("full", ["block", "drop_oldest", "drop_newest"])
 def test_a_full_disk_holds_the_source_back_with_each_policy(full: str, disk_of: Callable[[str], Path]) -> None:
     disk = disk_of("2m")
