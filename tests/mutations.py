@@ -333,8 +333,8 @@ FAULTS = (
     Fault(
         "a stored message is not acknowledged at its source",
         "messaging/gateway/buffer.py",
-        "        self._acknowledge(self._release(stored))\n        with self._lock:\n            self.storing -= 1  # after",
-        "        with self._lock:\n            self.storing -= 1  # after",
+        "        self._acknowledge(self._release(stored))\n        with self._lock:\n            self.storing -= 1",
+        "        with self._lock:\n            self.storing -= 1",
         "tests/gateway",
     ),
     Fault(
