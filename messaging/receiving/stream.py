@@ -181,17 +181,20 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
 
     def _puller(self) -> Pull:
         with self._guard:
-            if self._closed:
-                raise ClosedError(f"the stream of {self._channel!r} is closed")
-            if self._pull is None:
-                if self._interceptors is None:
-                    pull = Pull(self._claim())
-                else:
-                    pull = intercepted = InterceptedPull(self._interceptors, self._claim())
-                    weakref.finalize(self, intercepted.forget).atexit = False
-                self._watch_over(pull.subscription)
-                self._pull, self._first = pull, None
-            return self._pull
+            if not self._closed:
+                if self._pull is None:
+                    if self._interceptors is None:
+                        pull = Pull(self._claim())
+                    else:
+                        pull = intercepted = InterceptedPull(self._interceptors, self._claim())
+                        weakref.finalize(self, intercepted.forget).atexit = False
+                    self._watch_over(pull.subscription)
+                    self._pull, self._first = pull, None
+                return self._pull
+            puller = self._pull
+        if puller is not None:
+            puller.settle()  # a message that was handed out while the stream was closed
+        raise ClosedError(f"the stream of {self._channel!r} is closed")
 
     def __iter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import threading
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal
@@ -24,8 +24,10 @@ from messaging.errors import (
 )
 from messaging.execution import clock
 from messaging.execution.waiting import Flag
+from messaging.interception import InboundMessage, Interceptor
 from messaging.receiving import Subscription, consumers, in_observer
 from messaging.receiving.buffer import MessageBuffer
+from messaging.receiving.handout import HandOut
 from messaging.testing.conformance.helpers import retried
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread
@@ -665,6 +667,49 @@ def test_a_stream_that_is_observed_closed_or_refused_is_not_abandoned(broker: Fa
     broker.deliver(b"1")
     assert observer.wait_for(1) == [b"1"]
     assert len(broker.live) == 1
+
+
+class Processing(Interceptor):
+    """Lists the payloads of the messages that are being processed, and were processed."""
+
+    def __init__(self) -> None:
+        self.entered: list[bytes] = []
+        self.exited: list[bytes] = []
+
+    @contextlib.contextmanager
+    def intercept_process(self, inbound: InboundMessage) -> Iterator[None]:
+        self.entered.append(inbound.message.payload)
+        yield
+        self.exited.append(inbound.message.payload)
+
+
+@table("is_async", [False, True])
+def test_an_interceptor_is_exited_for_a_message_that_is_handed_out_while_its_stream_is_closed(
+    broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    """The stream is referenced longer than the loop: garbage collection exits nothing."""
+    processing = Processing()
+    stream = connect(broker, interceptors=[processing]).subscribe("a")
+    stream.ready.result(PATIENCE)
+    fetch = HandOut.fetch
+
+    def fetch_and_close(self: HandOut) -> Any:
+        found = fetch(self)
+        if found is not None:
+            stream.close()
+        return found
+
+    async def consume() -> None:
+        found.extend([message.payload async for message in stream])
+
+    found: list[bytes] = []
+    monkeypatch.setattr(HandOut, "fetch", fetch_and_close)
+    broker.deliver(b"1", b"2")
+    if is_async:
+        asyncio.run(consume())
+    else:
+        found.extend(message.payload for message in stream)
+    assert found == processing.entered == processing.exited == [b"1"]
 
 
 # --- manual acknowledgement in the three faces
