@@ -114,14 +114,14 @@ GATEWAY = (
     ),
     Planted(
         "a message that comes again while its batch is open is in the batch twice",
-        "Recognise redelivered messages that are in a batch which is not stored yet",
+        "Recognise redelivered messages whose first copies are held",
         "gateway",
         (Edit("messaging/gateway/pipeline/batches.py", "        if known is None:\n", "        if known or key:\n"),),
         "tests/gateway/pipeline/test_repeated.py::test_a_message_that_comes_again_while_its_batch_is_open_is_in_it_once",
     ),
     Planted(
         "a message that comes again is filtered, and acknowledged before its first copy is stored",
-        "Acknowledge no redelivered message before its first copy is stored",
+        "Recognise redelivered messages whose first copies are held",
         "gateway",
         (
             Edit(
