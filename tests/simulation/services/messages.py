@@ -58,6 +58,10 @@ class Ledger:
         #: when the promise of a message has to have an outcome
         self.due: dict[str, float] = {}
 
+    def is_there(self, message: str) -> bool:
+        """Return whether a message has arrived."""
+        return message in self.handled or message in self.dead or message in self.unhandled
+
 
 class Publisher(Watched):
     """Publishes messages that are numbered through all its lives."""
@@ -361,8 +365,7 @@ class Messages(Simulation):
         for message, state in ledger.sent.items():
             if state == "sent":
                 return False
-            has_arrived = message in ledger.handled or message in ledger.dead or message in ledger.unhandled
-            if state in ("confirmed", "stored") and not has_arrived:
+            if state in ("confirmed", "stored") and not ledger.is_there(message):
                 return False
         return True
 
@@ -374,7 +377,7 @@ class Messages(Simulation):
                 self.broken(f"an interceptor has not been told of {each.published or each.processed}")
         may_arrive = open_outcomes(self.plan)
         for message, state in ledger.sent.items():
-            has_arrived = message in ledger.handled or message in ledger.dead or message in ledger.unhandled
+            has_arrived = ledger.is_there(message)
             if state == "sent":
                 self.broken(f"the promise of {message} has no outcome")
             elif state in ("confirmed", "stored") and not has_arrived:
