@@ -570,8 +570,8 @@ def test_a_reload_to_another_target_loses_nothing(names: Names, mosquitto: Mosqu
             eventually(lambda: b.payloads == [b"0", b"1", b"2"])
 
 
-def _hold_records(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], Callable[[], None]]:
-    """Keep the records of route ``r`` from its disk; return them, and what stores them."""
+def _send_and_hold(gateway: Gateway, a: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Send three messages of which route ``r`` keeps the records from its disk; return what stores them."""
     journal = gateway.route("r").buffer.journal
     held: list[Any] = []
     put = journal.put
@@ -582,7 +582,9 @@ def _hold_records(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> tuple[li
         for each in held:
             put(each)
 
-    return held, store
+    a.send("in/1", b"1", b"2", b"3")
+    eventually(lambda: len(held) == 3)
+    return store
 
 
 def test_a_reload_that_ends_a_route_gives_back_no_message_that_it_stores(
@@ -594,9 +596,7 @@ def test_a_reload_that_ends_a_route_gives_back_no_message_that_it_stores(
         Gateway(settings(tmp_path, instances=names)) as gateway,
     ):  # fmt: skip
         started(gateway)
-        held, store = _hold_records(gateway, monkeypatch)
-        a.send("in/1", b"1", b"2", b"3")
-        eventually(lambda: len(held) == 3)
+        store = _send_and_hold(gateway, a, monkeypatch)
         journal = gateway.route("r").buffer.journal
         close = journal.close
         monkeypatch.setattr(journal, "close", lambda: (store(), close()))
@@ -618,9 +618,7 @@ def test_a_reload_of_a_source_gives_back_no_message_that_it_stores(
         Gateway(settings(tmp_path, instances=names)) as gateway,
     ):  # fmt: skip
         started(gateway)
-        held, store = _hold_records(gateway, monkeypatch)
-        a.send("in/1", b"1", b"2", b"3")
-        eventually(lambda: len(held) == 3)
+        store = _send_and_hold(gateway, a, monkeypatch)
         changed = route({"channel": "in/{x}", "queue": "gw", "prefetch": 7}, "new/{x}")
         reload = threading.Thread(
             target=gateway.reload, args=[settings(tmp_path, instances=names, routes={"r": changed})]
@@ -640,9 +638,7 @@ def test_a_close_without_time_gives_back_no_message_that_it_stores(
 ) -> None:
     with Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b:
         gateway = started(Gateway(settings(tmp_path, instances=names)).start())
-        held, store = _hold_records(gateway, monkeypatch)
-        a.send("in/1", b"1", b"2", b"3")
-        eventually(lambda: len(held) == 3)
+        store = _send_and_hold(gateway, a, monkeypatch)
         close = threading.Thread(target=gateway.close, args=[0.0])
         close.start()
         eventually(lambda: gateway.report().state == "stopping")
