@@ -79,14 +79,26 @@ def test_a_removal_is_not_done_before_an_earlier_one_that_still_waits(
 
 
 @pytest.mark.parametrize("change", ["put", "remove"])
+@pytest.mark.parametrize(
+    ("patched_name", "patch", "error"),
+    [("os.pwritev", fail, JournalError), ("messaging.journal.journal._WAITING_BYTES", 0, JournalFullError)],
+    ids=["the disk fails", "too many records wait"],
+)
 def test_changes_that_failed_are_stored_with_the_next_change(
-    tmp_path: Path, table: JournalTable, monkeypatch: pytest.MonkeyPatch, change: str
+    tmp_path: Path,
+    table: JournalTable,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    patched_name: str,
+    patch: object,
+    error: type[JournalError],
 ) -> None:
     table.put("a", 1)
     with monkeypatch.context() as patched:
-        patched.setattr(os, "pwritev", fail)
-        with pytest.raises(JournalError):
+        patched.setattr(patched_name, patch)
+        with pytest.raises(error):
             table.put("a", 2) if change == "put" else table.remove("a")
+    assert table.get("a") == (2 if change == "put" else None)
     table.put("b", 3)
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwritev", fail)  # closing stores nothing further
@@ -105,23 +117,6 @@ def test_changes_that_failed_are_stored_when_the_table_is_closed(
             table.put("a", 2) if change == "put" else table.remove("a")
     table.close()
     assert reopened(tmp_path) == ({"a": 2} if change == "put" else {})
-
-
-@pytest.mark.parametrize("change", ["put", "remove"])
-def test_changes_that_were_refused_because_too_many_wait_are_stored_with_the_next_change(
-    tmp_path: Path, table: JournalTable, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    table.put("a", 1)
-    with monkeypatch.context() as patched:
-        patched.setattr("messaging.journal.journal._WAITING_BYTES", 0)
-        with pytest.raises(JournalFullError):
-            table.put("a", 2) if change == "put" else table.remove("a")
-    assert table.get("a") == (2 if change == "put" else None)
-    table.put("b", 3)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "pwritev", fail)  # closing stores nothing further
-        table.close()
-    assert reopened(tmp_path) == ({"a": 2, "b": 3} if change == "put" else {"b": 3})
 
 
 def test_a_change_that_failed_beside_a_compaction_is_stored_with_the_next_change(
