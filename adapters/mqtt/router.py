@@ -322,7 +322,7 @@ class Router:
             is_former = any(each in former for former in self._former.values() for each in identifiers)
             return () if is_former and not self._is_resumed else None
         if len(named) == 1 and self._is_resumed and not self._is_parted_copy:
-            alike = self._alike(routes)
+            alike = self._alike(named[0], routes)
             # a retained message is for the one SUBSCRIBE that it answers
             if named[0] in alike and (named[0].passes_flags or not publish.retain):
                 return alike
@@ -433,7 +433,7 @@ class Router:
 
         On the connection that began the session each copy is for the streams of its own route.
         """
-        alike = self._alike(routes)
+        alike = self._alike(route, routes)
         content = _content(publish)
         is_next = last is not None and last.is_followed_by(publish.id, content)
         if route not in alike or len(alike) == 1:
@@ -451,9 +451,17 @@ class Router:
         return [stream for each in alike for stream in each.receivers()]
 
     @staticmethod
-    def _alike(routes: Sequence[Route]) -> list[Route]:
-        """Return the routes of which a restored session may get one copy of a message in all."""
-        return [each for each in routes if each.qos and not (each.is_shared or each.no_local)]
+    def _alike(named: Route, routes: Sequence[Route]) -> list[Route]:
+        """Return those of ``routes`` that a single copy for ``named`` is for in a restored session.
+
+        It comes for the filter that the broker finds first. A message of this instance comes for filters without
+        ``noLocal`` alone. So a copy for one with it is of another client, and if the broker finds that filter first,
+        the copy may be the only one. A filter with ``noLocal`` that is found later gets what comes for itself.
+        """
+        if not named.no_local:
+            return [each for each in routes if each.qos and not (each.is_shared or each.no_local)]
+        alike = [each for each in routes if each.qos and not each.is_shared]
+        return alike if named is min(alike, key=lambda each: _place(each.pattern), default=None) else [named]
 
     def add_heir(self, joint: Joint) -> None:
         """Have ``joint`` take the messages of channels that it says are abandoned."""

@@ -174,6 +174,30 @@ def test_copies_for_filters_of_another_kind_may_come_between_those_that_a_loss_h
     assert (copies.copy(3, 3), copies.copy(1, 4)) == ([3], [1])
 
 
+def test_a_restored_copy_for_a_filter_with_no_local_is_for_the_others_too() -> None:
+    """It is of another client. What this instance published comes for the filters without noLocal alone."""
+
+    def resumed(no_local: int) -> Copies:
+        copies = Copies()
+        copies.reconnect()
+        for number, pattern in enumerate(("a/b", "a/+", "#")):
+            copies.streams.append(copies.router.add(None, pattern, 2, Sink(), no_local=number == no_local))
+        copies.identifiers = [copies.router.identify(each) for each in copies.streams]
+        return copies
+
+    copies = resumed(no_local=0)
+    assert copies.copy(0, 1) == ALL  # the only copy
+    assert [copies.copy(number, 3 + number, b"2") for number in ALL] == [ALL, [], []]  # one of three
+    assert [copies.copy(number, 5 + number, b"own") for number in (1, 2)] == [[1, 2], []]
+    copies.router.detach(copies.streams[2])
+    assert copies.router.kept_beside(message("a/b", copies.identifiers[0])) == [copies.streams[2]]
+    copies = resumed(no_local=1)
+    assert [copies.copy(number, 1 + number) for number in ALL] == [[0, 2], [1], []]
+    assert [copies.copy(number, 5 + number, b"own") for number in (0, 2)] == [[0, 2], []]
+    copies.router.detach(copies.streams[2])
+    assert copies.router.kept_beside(message("a/b", copies.identifiers[1])) == []
+
+
 def test_copies_that_a_loss_has_parted_wait_for_the_next_streams_of_their_own_filters_alone() -> None:
     copies = Copies("a/b", "a/+", "#")
     copies.router.detach(copies.streams[2])

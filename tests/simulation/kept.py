@@ -12,6 +12,7 @@ KEPT: Final = {
     "requests/mqtt311/1082": "messages that a session resumed twice held for no stream filled the window for ever",
     "requests/mqtt311/900130/steps=20,27/faults=": "unanswered requests kept from a handler the replies it waited for",
     "streams/mqtt5/700017/steps=/faults=2,3": "a session kept a subscription whose UNSUBSCRIBE a lost connection took",
+    "streams/mqtt5/1700025/steps=20,21,35,38,39,40/faults=1": "a restored copy for a filter with noLocal was its alone",
     "streams/mqtt5/720060/steps=23/faults=1": "a loss between the copies of a message gave it to streams twice",
     "eventadmin/memory/1036": "an event met the topics of a registration and the filter of its update",
     "gateway/mqtt5/700040": "no stream with retainAsPublished followed one whose subscription was kept",

@@ -443,7 +443,9 @@ class Streams(Simulation):
         # where a broker has restored a session, for which it makes one copy for all filters
         is_untold = self.protocol == "mqtt311" or "restart_broker" in self.world.faults
         is_former = self.is_mqtt and is_untold and not slot.keeps and sent.at < slot.since
-        return is_former or (self.is_mqtt and sent.at <= slot.restarted)
+        # "a stream with ``noLocal`` misses such a message" (``docs/mqtt.md``)
+        has_no_local = is_untold and any(each.get("no_local") for each in (slot.options, slot.granted))
+        return is_former or has_no_local or (self.is_mqtt and sent.at <= slot.restarted)
 
     def _may_lose(self) -> bool:
         """Whether streams that are not kept miss messages: "the queue of the subscription ends with it"."""
