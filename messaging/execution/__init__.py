@@ -3,9 +3,9 @@
 May import: ``errors``, ``text``, ``forking``.
 """
 
+from messaging.execution.cancelled import after_cancelled as after_cancelled
 from messaging.execution.clock import clock as clock
 from messaging.execution.deadlines import Deadlines as Deadlines
-from messaging.execution.lanes import AFTER_CANCELLED as AFTER_CANCELLED
 from messaging.execution.lanes import LIMIT as LIMIT
 from messaging.execution.lanes import Lane as Lane
 from messaging.execution.lanes import LoopLane as LoopLane

@@ -29,7 +29,7 @@ from itertools import repeat
 from operator import methodcaller
 from typing import Any, Final, Protocol, cast
 
-from messaging.execution.clock import clock
+from messaging.execution.cancelled import after_cancelled
 from messaging.execution.mailboxes import mailbox
 from messaging.execution.waiting import Waiters, may_block
 from messaging.forking import LiveObjects
@@ -39,8 +39,6 @@ logger = SafeLog(__name__)
 
 #: items of one lane before its thread goes on to the next lane
 _BATCH: Final = 64
-#: pause before the next item after a task was cancelled from outside: most likely its loop is about to end, seconds
-AFTER_CANCELLED: Final = 0.1
 #: default bound of a lane, items: from here on publishers wait
 LIMIT: Final = 10_000
 #: how many times the bound a lane may hold of publishers that must not wait
@@ -577,7 +575,7 @@ class LoopLane(Lane):
             if self._items:
                 # most likely the loop is about to end: the supervisor detects that
                 self.is_busy = False
-                clock.call_later(self.loop, AFTER_CANCELLED, self._start)
+                after_cancelled(self.loop, self._start)
                 return
         elif (error := task.exception()) is not None:
             logger.error("the receiver of %s raised", self.name, exc_info=error)

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from reactivex import Observable
 
 from messaging.execution import (
-    AFTER_CANCELLED,
     GROW_AFTER,
     Mailbox,
     Promise,
+    after_cancelled,
     clock,
     engine,
     handlers_loop,
@@ -398,11 +398,11 @@ class LoopRunner(Runner):
                 self._return(work)
         elif work is not None and (work.was_cancelled or work.is_stopped or work.has_begun):
             workers().submit(work.requeue)
-            clock.call_later(self._loop, AFTER_CANCELLED, self._begin)
+            after_cancelled(self._loop, self._begin)
         elif work is not None:
             work.was_cancelled = True
             self._return(work)
-            clock.call_later(self._loop, AFTER_CANCELLED, self._begin)
+            after_cancelled(self._loop, self._begin)
 
     def _return(self, work: Work) -> None:
         """Let a request wait that was not begun after all."""

@@ -20,8 +20,10 @@ from functools import partial
 from typing import Any
 
 import pytest
+import uvloop
 
 from messaging.execution import Lane, LoopLane, Pool, ThreadLane, workers
+from messaging.execution import cancelled as cancelled_module
 from messaging.execution import lanes as module
 from messaging.execution import pool as pool_module
 from messaging.testing.waiting import PATIENCE, eventually
@@ -43,7 +45,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor looks often, and does not stay."""
     monkeypatch.setattr(pool_module, "_LOOK", 0.005)
     monkeypatch.setattr(pool_module, "_STAY", 0.02)
-    monkeypatch.setattr(module, "AFTER_CANCELLED", 0.01)
+    monkeypatch.setattr(cancelled_module, "_PAUSE", 0.0)
 
 
 @pytest.fixture
@@ -709,7 +711,10 @@ def test_what_is_cancelled_is_the_item_that_was_in_progress_then(pool: Pool, loo
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_loop_that_ends_with_items_in_a_lane_is_told(pool: Pool) -> None:
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_a_loop_that_ends_with_items_in_a_lane_is_told(pool: Pool, new_loop: Any, seconds: float) -> None:
+    """No item is begun on it, however long it takes to end: it waits for the threads of its executor."""
     stalls, seen = Stalls(), list[int]()
     entered = asyncio.Event()
 
@@ -722,9 +727,11 @@ def test_a_loop_that_ends_with_items_in_a_lane_is_told(pool: Pool) -> None:
         lane = on_loop(pool, asyncio.get_running_loop(), receive, stalled=stalls)
         lane.put_all([0, 1, 2])
         await entered.wait()
+        asyncio.get_running_loop().run_in_executor(None, time.sleep, seconds)
         return lane
 
-    lane = asyncio.run(main())
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        lane = runner.run(main())
     eventually(lambda: stalls, "it is told")
     done = threading.Event()
     lane.when_done(done.set)
