@@ -372,7 +372,7 @@ class Intake:
                 stored = Stored(self._buffer, payload, destination, message_id, sources, draft.members)
                 # what a pipeline makes of a redelivered message is compared: each part of it is stored once
                 stored.key = self._recognition.key(message_id, destination.channel, payload)
-                if stored.key and any(map(is_redelivered, draft.sources)) and self._is_repeated(stored):
+                if stored.key and draft.is_redelivered and self._is_repeated(stored):
                     continue
             except MessagingError as error:
                 for message in draft.sources:

@@ -104,6 +104,11 @@ class Draft:
         self.members: Sequence[str] = ()
 
     @property
+    def is_redelivered(self) -> bool:
+        """Return whether the source has delivered it, or a part of it, before."""
+        return any(map(is_redelivered, self.sources))
+
+    @property
     def payload(self) -> bytes:
         """Return the payload. Raises ``EncodeError``: the value that was set is not JSON."""
         if self._payload is None:

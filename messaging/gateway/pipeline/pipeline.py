@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from messaging.errors import ConfigurationError, MessagingError
 from messaging.gateway.pipeline.batches import Batcher, compressed
-from messaging.gateway.pipeline.draft import Draft, is_redelivered
+from messaging.gateway.pipeline.draft import Draft
 from messaging.gateway.pipeline.parts import divide
 from messaging.gateway.pipeline.patterns import GIVEN_NAMES, ChannelPattern, ChannelTemplate
 from messaging.gateway.pipeline.sparkplug import SparkplugStep
@@ -244,7 +244,7 @@ class Pipeline:
         if not key:
             return True
         draft.members = (key,)
-        if not any(map(is_redelivered, draft.sources)):
+        if not draft.is_redelivered:
             return True
         if batcher.joins(key, draft) or members.joins(key, [each.context for each in draft.sources]):
             return False
@@ -283,7 +283,7 @@ class Pipeline:
         # the first copy has passed, and is acknowledged later than the message that comes now would be: after a
         # crash in between it would be lost
         is_last = draft.message_id is not None and self._passed.get(key) == draft.message_id
-        if is_last and any(map(is_redelivered, draft.sources)):
+        if is_last and draft.is_redelivered:
             return True
         if self._deadband is not None and not self._deadband.passes(draft, key, now):
             return False

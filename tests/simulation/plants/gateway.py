@@ -126,7 +126,7 @@ GATEWAY = (
         (
             Edit(
                 "messaging/gateway/pipeline/pipeline.py",
-                "        if is_last and any(map(is_redelivered, draft.sources)):\n",
+                "        if is_last and draft.is_redelivered:\n",
                 "        if is_last and not draft.sources:\n",
             ),
         ),
