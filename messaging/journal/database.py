@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from messaging.errors import ClosedError, JournalCorruptError, JournalError, JournalFullError, JournalUnreadableError
 from messaging.execution import clock
-from messaging.journal.folders import private
+from messaging.journal.folders import private, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,19 @@ _BUSY: Final = 5.0
 
 class ForeignStateError(JournalUnreadableError):
     """The database is that of another journal."""
+
+
+def move_aside(folder: Path, why: str) -> str:
+    """Rename the files of a database that cannot be used, so that the next one is new; return the name of the file.
+
+    When it returns the disk has the names: cursors of the new database must not be lost to the old one.
+    """
+    moved = f"{FILE}.{why}-{clock.wall_ns()}"
+    for suffix in ("-shm", "-wal", ""):  # SQLite would read what is left of them into a new database
+        with contextlib.suppress(FileNotFoundError):
+            (folder / f"{FILE}{suffix}").rename(folder / f"{moved}{suffix}")
+    sync_folder(folder)
+    return moved
 
 
 class Database:
@@ -103,13 +116,9 @@ class Database:
                 kind = JournalCorruptError if is_damaged else JournalUnreadableError if writable else JournalError
                 raise self._error(kind, "cannot open", error) from error
         # the log has all records: without cursors they are delivered again, and none is lost
-        damaged = self._path.with_name(f"{FILE}.damaged-{clock.wall_ns()}")
-        self._path.rename(damaged)
-        for suffix in ("-wal", "-shm"):
-            self._path.with_name(FILE + suffix).unlink(missing_ok=True)
         logger.error(
             "journal %s: %s is damaged: moved to %s; cursors begin again with the oldest record",
-            self._shown, FILE, damaged.name,
+            self._shown, FILE, move_aside(self._path.parent, "damaged"),
         )  # fmt: skip
         try:
             return self._connect(writable)

@@ -242,9 +242,9 @@ class LocalFolder:
         except FileExistsError:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
         # also existing folders: their creator may have been killed before they were on the disk
-        _sync(folder)
+        sync_folder(folder)
         for each in missing or [folder]:
-            _sync(each.parent)
+            sync_folder(each.parent)
 
     def list(self, name: str = "") -> dict[str, int]:
         """See :class:`Folder`."""
@@ -297,7 +297,7 @@ class LocalFolder:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        _sync(path.parent)
+        sync_folder(path.parent)
         return size
 
     def append_to(self, name: str, keep: int = 0) -> Appender:
@@ -308,7 +308,7 @@ class LocalFolder:
         """See :class:`Folder`."""
         path = self._root / name
         path.unlink(missing_ok=True)
-        _sync(path.parent)  # a file that is deleted later must not disappear earlier
+        sync_folder(path.parent)  # a file that is deleted later must not disappear earlier
 
     def room(self) -> int | None:
         """See :class:`Folder`."""
@@ -344,7 +344,7 @@ class Appender:
                 os.ftruncate(self._file, keep)
             # existing bytes count from now on, and their writer may have been killed before the disk had them
             os.fsync(self._file)
-            _sync(path.parent)
+            sync_folder(path.parent)
         except BaseException:
             self.close()
             raise
@@ -400,7 +400,7 @@ def sync_file(path: Path) -> None:
             os.close(descriptor)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Wait until the disk has the names in ``folder``, if this user may open it."""
     with contextlib.suppress(PermissionError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

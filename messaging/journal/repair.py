@@ -14,7 +14,7 @@ from typing import Any, Final
 from messaging.errors import JournalError, JournalUnreadableError, check_path
 from messaging.execution import clock
 from messaging.journal.database import FILE as STATE
-from messaging.journal.database import ForeignStateError
+from messaging.journal.database import ForeignStateError, move_aside
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.frames import HEADER_BYTES
 from messaging.journal.identity import (
@@ -83,10 +83,7 @@ def _moved_state(folder: LocalFolder, key: int) -> str:
     try:
         State(path, writable=False, key=key).close()
     except ForeignStateError:
-        moved = f"{STATE}.foreign-{clock.wall_ns()}"
-        for suffix in ("-shm", "-wal", ""):
-            if (path / f"{STATE}{suffix}").exists():
-                (path / f"{STATE}{suffix}").rename(path / f"{moved}{suffix}")
+        moved = move_aside(path, "foreign")
         return f"{STATE} was that of another journal and is now {moved}; cursors begin with the oldest record"
     except JournalError:
         pass  # a damaged one is replaced by the next writer

@@ -105,6 +105,19 @@ def test_a_damaged_database_is_set_aside_and_no_record_is_lost(
     assert kept.read_bytes() == data
 
 
+def test_a_database_is_set_aside_with_what_sqlite_left_and_the_disk_has_the_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a loss of power the next writer must not find the old database, nor a new one the old changes."""
+    synced: list[set[str]] = []
+    monkeypatch.setattr(database, "sync_folder", lambda folder: synced.append({each.name for each in folder.iterdir()}))
+    for suffix in ("", "-wal"):
+        Path(tmp_path, f"state.db{suffix}").write_bytes(b"no database")
+    moved = database.move_aside(tmp_path, "damaged")
+    assert moved.startswith("state.db.damaged-")
+    assert synced == [{moved, f"{moved}-wal"}]
+
+
 def test_a_database_that_another_program_holds_is_an_error_and_works_again(
     path: str, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ KEPT: Final = {
     "eventadmin/memory/1036": "an event met the topics of a registration and the filter of its update",
     "gateway/mqtt5/700040": "no stream with retainAsPublished followed one whose subscription was kept",
     "gateway/mqtt5/910008": "a route with another value of retain was never subscribed again",
+    "journal/memory/1800035": "a loss of power took back what a repair of a journal had moved aside",
     "leases/memory/900005": "a renewal counted that was answered before a shorter one was asked for",
     "transactions/mqtt311/100014": "a manager told a participant for ever that was closed",
     "transactions/mqtt311/1410001": "a participant was closed before the end of its transaction was on the disk",
