@@ -17,6 +17,7 @@ from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from tests.doubles.core import loop_factory as loop_factory
 from tests.doubles.core import pytest_pyfunc_call as pytest_pyfunc_call
+from tests.doubles.timers import long_timers as long_timers
 from tests.mqtt.peer import Peer
 
 Connect = Callable[..., messaging.Messaging]

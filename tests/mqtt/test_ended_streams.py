@@ -9,13 +9,14 @@ import threading
 
 import pytest
 
-from adapters.mqtt import adapter, leftovers, packets
+from adapters.mqtt import leftovers, packets
 from messaging import ConnectionLostError, DecodeError, Message, Messaging
 from messaging.execution import engine
 from messaging.testing.conformance.helpers import publish, receive, retried
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, observed, results
 from messaging.testing.waiting import subscribed as subscribed_at
+from tests.doubles.timers import LongTimers
 from tests.mqtt.conftest import Connect, both_versions
 from tests.mqtt.harness import Core, lasting
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, session, subscribed, unsubscribed
@@ -111,10 +112,9 @@ async def test_messages_of_a_resumed_session_wait_for_a_stream_whose_first_attem
 
 
 async def test_messages_that_a_second_connection_resumes_are_claimed_or_dropped(
-    peer: Peer, monkeypatch: pytest.MonkeyPatch
+    peer: Peer, long_timers: LongTimers
 ) -> None:
     """They come again as duplicates of messages that are held: unanswered, they would fill the window for ever."""
-    monkeypatch.setattr(adapter, "CLAIM_TIMEOUT", 0.2)
     core = Core(peer.url, client_id="me", clean_start=False, session_expiry=1000)
     connection, _ = await accept(core, peer, present=True)
     other, _ = await subscribed(core, connection, "c", qos="0")
@@ -128,6 +128,7 @@ async def test_messages_that_a_second_connection_resumes_are_claimed_or_dropped(
     sink, _ = await subscribed(core, connection, "a", qos="1")
     await sink.count(1)
     core.acknowledge(*sink.arrived)
+    long_timers.elapse()
     assert {await connection.expect(packets.PUBACK), await connection.expect(packets.PUBACK)} == {b"\0\x07", b"\0\x08"}
     await farewell(core, connection)
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from adapters.mqtt import packets, subscriptions
+from adapters.mqtt import packets
 from adapters.mqtt.joint import Joint
 from messaging.adapter import SubscribesJointly
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
+from tests.doubles.timers import LongTimers
 from tests.mqtt.harness import Core, Sink, lasting
 from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, session, subscribed
 
@@ -201,9 +202,8 @@ async def test_messages_of_abandoned_channels_are_handed_over_and_their_channels
 
 @table("where", ["unanswered", "offline"])
 async def test_an_abandoned_channel_is_unsubscribed_from_again_if_the_broker_did_not_confirm_it(
-    where: str, monkeypatch: pytest.MonkeyPatch
+    where: str, long_timers: LongTimers
 ) -> None:
-    monkeypatch.setattr(subscriptions, "ORPHAN_TIMEOUT", 0.1)
     async with Peer() as peer:
         core = Core(peer.url, **lasting("5"))
         connection, _ = await accept(core, peer, present=True)
@@ -221,6 +221,7 @@ async def test_an_abandoned_channel_is_unsubscribed_from_again_if_the_broker_did
             await core.lost(1)
         connection, _ = await accept(core, peer, present=True)
         await subscribed(core, connection, "dead/2", qos=1)  # has been taken over
+        long_timers.elapse()
         assert (await connection.unsuback())[3:] == packets.text("dead/1")
         await farewell(core, connection)
 

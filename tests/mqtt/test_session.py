@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import messaging
-from adapters.mqtt import adapter as adapter_module
-from adapters.mqtt import outbound, packets, subscriptions
+from adapters.mqtt import outbound, packets
 from messaging.errors import ConnectionLostError, PayloadTooLargeError, PublishRefusedError, SubscriptionRefusedError
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
+from tests.doubles.timers import LongTimers
 from tests.mqtt.harness import Core, settled
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, sent, session, subscribed
 from tests.mqtt.test_joint import joined
@@ -322,10 +322,8 @@ async def test_closing_leaves_unsettled_messages_to_the_session() -> None:
 
 
 async def test_messages_of_a_resumed_session_wait_for_the_streams_that_subscribe(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    long_timers: LongTimers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(adapter_module, "CLAIM_TIMEOUT", 1.0)
-
     async with Peer() as peer:
         core = Core(peer.url, **PERSISTENT)
         opening = asyncio.create_task(core.open())
@@ -344,6 +342,7 @@ async def test_messages_of_a_resumed_session_wait_for_the_streams_that_subscribe
         assert "is dropped" not in caplog.text
         core.acknowledge(sink.arrived[0])
         assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
+        long_timers.elapse()
         assert await connection.packet() == (packets.PUBACK, b"\x00\x02")  # no stream wanted it
         assert "the first on 'b'" in caplog.text
         # the subscription of the earlier process is still there
@@ -519,10 +518,7 @@ async def test_a_session_keeps_a_subscription_that_is_closed_before_the_broker_a
             await closing
 
 
-async def test_an_unsubscription_without_a_connection_is_sent_in_the_resumed_session(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(subscriptions, "ORPHAN_TIMEOUT", 0.1)
+async def test_an_unsubscription_without_a_connection_is_sent_in_the_resumed_session(long_timers: LongTimers) -> None:
     async with session(**PERSISTENT) as (core, peer, connection):
         kept, _ = await subscribed(core, connection, "kept")
         _, gone = await subscribed(core, connection, "gone")
@@ -531,6 +527,7 @@ async def test_an_unsubscription_without_a_connection_is_sent_in_the_resumed_ses
         await core.adapter.unsubscribe(gone)
         connection, resumed = await accept(core, peer, present=True)
         assert resumed
+        long_timers.elapse()
         assert (await connection.expect(0xA0)).endswith(b"\x00\x04gone")
         connection.deliver("kept", b"")
         await kept.count(1)
@@ -538,10 +535,9 @@ async def test_an_unsubscription_without_a_connection_is_sent_in_the_resumed_ses
 
 @table("losses", [1, 2])
 async def test_an_unsubscription_that_was_not_answered_is_sent_again_in_the_resumed_session(
-    losses: int, monkeypatch: pytest.MonkeyPatch
+    losses: int, long_timers: LongTimers
 ) -> None:
     """The broker may not have got it."""
-    monkeypatch.setattr(subscriptions, "ORPHAN_TIMEOUT", 0.1)
     async with session(**PERSISTENT) as (core, peer, connection):
         kept, _ = await subscribed(core, connection, "kept")
         _, gone = await subscribed(core, connection, "gone")
@@ -550,6 +546,7 @@ async def test_an_unsubscription_that_was_not_answered_is_sent_again_in_the_resu
             assert (await connection.expect(0xA0)).endswith(b"\x00\x04gone")
             connection, resumed = await reconnect(core, peer, connection, present=True)
             assert resumed
+            long_timers.elapse()
         with pytest.raises(ConnectionLostError):
             await unsubscribing
         assert (await connection.expect(0xA0)).endswith(b"\x00\x04gone")
@@ -557,8 +554,7 @@ async def test_an_unsubscription_that_was_not_answered_is_sent_again_in_the_resu
         await kept.count(1)
 
 
-async def test_a_stream_takes_over_a_subscription_whose_end_was_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriptions, "ORPHAN_TIMEOUT", 0.1)
+async def test_a_stream_takes_over_a_subscription_whose_end_was_not_answered(long_timers: LongTimers) -> None:
     async with session(**PERSISTENT) as (core, peer, connection):
         _, ended = await subscribed(core, connection, "t", qos="1")
         unsubscribing = asyncio.create_task(core.adapter.unsubscribe(ended))
@@ -567,7 +563,7 @@ async def test_a_stream_takes_over_a_subscription_whose_end_was_not_answered(mon
         with pytest.raises(ConnectionLostError):
             await unsubscribing
         sink, _ = await subscribed(core, connection, "t", qos="1")
-        await asyncio.sleep(0.2)  # sleeps: an UNSUBSCRIBE would come in this time
+        long_timers.elapse()  # an UNSUBSCRIBE would be the next packet
         connection.deliver("t", b"1", 1, 1)
         core.acknowledge(*(await sink.count(1)))
         await connection.expect(packets.PUBACK)
@@ -588,9 +584,8 @@ async def test_an_unsubscription_without_a_connection_is_sent_when_the_session_i
         await closing
 
 
-async def test_a_stream_that_takes_an_ended_subscription_over_leaves_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_takes_an_ended_subscription_over_leaves_no_gap(long_timers: LongTimers) -> None:
     """Between UNSUBSCRIBE and the next SUBSCRIBE the session would miss messages."""
-    monkeypatch.setattr(subscriptions, "ORPHAN_TIMEOUT", 0.1)
     async with session(**PERSISTENT) as (core, peer, connection):
         _, ended = await subscribed(core, connection, "t", qos="1")
         _, joint = await joined(core, connection, "a", "b", qos=1)
@@ -601,7 +596,7 @@ async def test_a_stream_that_takes_an_ended_subscription_over_leaves_no_gap(monk
         connection, _ = await accept(core, peer, present=True)
         sink, _ = await subscribed(core, connection, "t", qos="1")
         await joined(core, connection, "a", "b", qos=1)
-        await asyncio.sleep(0.2)  # sleeps: an UNSUBSCRIBE would come in this time
+        long_timers.elapse()  # an UNSUBSCRIBE would be the next packet
         connection.deliver("t", b"1", 1, 1)
         core.acknowledge(*(await sink.count(1)))
         await connection.expect(packets.PUBACK)
@@ -609,10 +604,9 @@ async def test_a_stream_that_takes_an_ended_subscription_over_leaves_no_gap(monk
 
 @table("is_taken_over", [True, False])
 async def test_a_message_for_an_ended_subscription_waits_although_another_stream_takes_it(
-    is_taken_over: bool, monkeypatch: pytest.MonkeyPatch
+    is_taken_over: bool, long_timers: LongTimers
 ) -> None:
     """Without subscription identifiers a broker sends one copy for all filters that overlap."""
-    monkeypatch.setattr(subscriptions, "ORPHAN_TIMEOUT", 30.0 if is_taken_over else 0.1)
     async with session(**PERSISTENT) as (core, peer, connection):
         another, _ = await subscribed(core, connection, "t/+", qos="1")
         _, ended = await subscribed(core, connection, "t/1", qos="1")
@@ -626,6 +620,7 @@ async def test_a_message_for_an_ended_subscription_waits_although_another_stream
             sink, _ = await subscribed(core, connection, "t/1", qos="1")  # nothing is acknowledged before it
             core.acknowledge(*(await sink.count(1)))
         else:
+            long_timers.elapse()
             await connection.expect(0xA0)
         await connection.expect(packets.PUBACK)
 

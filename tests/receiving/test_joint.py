@@ -9,11 +9,12 @@ import pytest
 from messaging import ClosedError, InvalidChannelError, Messaging, UnsupportedFeatureError
 from messaging.errors import ArgumentError, ConnectionLostError, SubscriptionRefusedError
 from messaging.model import AcknowledgeType, Incoming
-from messaging.receiving import JointSubscription, intake
+from messaging.receiving import JointSubscription
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
 from tests.doubles.fake import FakeBroker, on_loop, settle_loop
 from tests.doubles.fixtures import Connect
+from tests.doubles.timers import LongTimers
 
 
 class Taken:
@@ -228,9 +229,8 @@ def test_messages_of_a_removed_channel_are_acknowledged_and_dropped(broker: Fake
     assert taken.payloads == [[b"2"]]
 
 
-def test_messages_wait_for_their_channels(broker: FakeBroker, m: Messaging, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_wait_for_their_channels(broker: FakeBroker, m: Messaging, long_timers: LongTimers) -> None:
     """An earlier process left them: they are neither acknowledged nor lost while this one adds its channels."""
-    monkeypatch.setattr(intake, "CLAIM_TIMEOUT", 0.3)
     taken = Taken(m, "a", queue="q")
     broker.deliver(b"1", channel="b", handle=0)
     broker.deliver(b"2", channel="c/d", handle=0)
@@ -246,6 +246,7 @@ def test_messages_wait_for_their_channels(broker: FakeBroker, m: Messaging, monk
     broker.wait_acknowledged(1)
     broker.deliver(b"6", channel="dead/1", handle=0)
     broker.wait_acknowledged(2)
+    long_timers.elapse()
     broker.wait_acknowledged(3)  # no channel came for the one elsewhere
     assert [each for batch in taken.payloads for each in batch] == [b"1", b"2", b"4"]
 
