@@ -130,15 +130,16 @@ def test_a_second_query_of_a_group_ends_and_the_first_continues(
     server: str, receivers: str, machines: str,
 ) -> None:  # fmt: skip
     url = request.getfixturevalue(server).url
-    monkeypatch.setattr(group_lock, "LOCK_SECONDS", 0.3)
-    monkeypatch.setattr(group_lock, "QUEUE_SECONDS", 0.3)
     where = ".*on this machine"
     if machines == "two":
         request.getfixturevalue("elsewhere")
         where = ""
     options = {"channel": channel, "group": group, "receivers": receivers}
     with Driven(url, tmp_path / "one", **options).start() as first:
-        refused(TakenOverError, rf"option 'group' \({group}\){where}", url, tmp_path / "two", **options)
+        with monkeypatch.context() as patched:
+            patched.setattr(group_lock, "LOCK_SECONDS", 0.3)
+            patched.setattr(group_lock, "QUEUE_SECONDS", 0.3)
+            refused(TakenOverError, rf"option 'group' \({group}\){where}", url, tmp_path / "two", **options)
         publish(url, channel, numbers(20))
         assert sorted(first.receive(20)) == sorted(numbers(20))
     with Driven(url, tmp_path / "two", **options) as second:  # it is free again

@@ -363,8 +363,8 @@ def test_a_viewer_that_takes_nothing_is_dropped(services: ServiceRegistry, monke
 
 
 def test_a_client_without_a_request_is_disconnected(services: ServiceRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TimedProtocol, "patience", 0.2)
     with Monitor(services=services, port=0, interval=0.1) as monitor, events(monitor) as followed:
+        monkeypatch.setattr(TimedProtocol, "patience", 0.2)
         for request in (b"", b"GET /api/snapshot HTTP/1.1\r\nHost: loc"):
             with socket.create_connection(("127.0.0.1", monitor.port), PATIENCE) as idle:
                 idle.sendall(request)
