@@ -250,10 +250,10 @@ class GroupCommit:
         if policy == "block":
             self._waiting.put_back(batch)
             self._full = error
-            self.is_blocked = True
             if is_disk:
                 self._wanted = (self._log.folder.room() or 0) + needed
                 self._note_held(error)
+            self.is_blocked = True  # last: who sees it finds the cause
             self._retry_at = clock.monotonic() + _RETRY
             self._refuse_late()
             return False

@@ -28,7 +28,7 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
     assert not done.returncode, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_random_programs_keep_their_promises() -> None:
     check(simulate("--seeds", "1", "--jobs", "1", "--stop", "3"))
 
@@ -39,7 +39,7 @@ def test_many_random_programs_keep_their_promises() -> None:
     check(simulate("--seeds", "15", "--first", "100001", "--stop", "3"))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_cases_that_have_failed_keep_their_promises() -> None:
     check(simulate("--quiet", *(argument for case in KEPT for argument in ("--case", case))))
 
@@ -50,7 +50,7 @@ def _digests(hash_seed: int, *arguments: str) -> list[str]:
     return sorted(line for line in done.stdout.splitlines() if "/50 " in line)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_same_seed_gives_the_same_history_with_any_hash_seed() -> None:
     several = ["--service", "messages", "--service", "distributed", "--service", "gateway", "--protocol", "amqp"]
     digests = _digests(1, *several, "--jobs", "1")
