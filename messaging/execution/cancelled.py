@@ -1,4 +1,4 @@
-"""Going on after a task was cancelled by somebody else: most likely its event loop is about to end."""
+"""Continues the work of a task that was cancelled from outside: most likely its event loop is about to end."""
 
 from __future__ import annotations
 

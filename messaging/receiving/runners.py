@@ -396,12 +396,12 @@ class LoopRunner(Runner):
             elif work is not None:
                 self._is_exhausted = True
                 self._return(work)
-        elif work is not None and (work.was_cancelled or work.is_stopped or work.has_begun):
-            workers().submit(work.requeue)
-            after_cancelled(self._loop, self._begin)
         elif work is not None:
-            work.was_cancelled = True
-            self._return(work)
+            if work.was_cancelled or work.is_stopped or work.has_begun:
+                workers().submit(work.requeue)
+            else:
+                work.was_cancelled = True
+                self._return(work)
             after_cancelled(self._loop, self._begin)
 
     def _return(self, work: Work) -> None:
