@@ -116,9 +116,10 @@ class Database:
                 kind = JournalCorruptError if is_damaged else JournalUnreadableError if writable else JournalError
                 raise self._error(kind, "cannot open", error) from error
         # the log has all records: without cursors they are delivered again, and none is lost
+        moved = move_aside(self._path.parent, "damaged")
         logger.error(
             "journal %s: %s is damaged: moved to %s; cursors begin again with the oldest record",
-            self._shown, FILE, move_aside(self._path.parent, "damaged"),
+            self._shown, FILE, moved,
         )  # fmt: skip
         try:
             return self._connect(writable)
