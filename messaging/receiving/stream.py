@@ -181,20 +181,23 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
 
     def _puller(self) -> Pull:
         with self._guard:
+            pull = self._pull
             if not self._closed:
-                if self._pull is None:
-                    if self._interceptors is None:
-                        pull = Pull(self._claim())
-                    else:
-                        pull = intercepted = InterceptedPull(self._interceptors, self._claim())
-                        weakref.finalize(self, intercepted.forget).atexit = False
-                    self._watch_over(pull.subscription)
-                    self._pull, self._first = pull, None
-                return self._pull
-            puller = self._pull
-        if puller is not None:
-            puller.settle()  # a message that was handed out while the stream was closed
+                return self._new_puller() if pull is None else pull
+        if pull is not None:
+            pull.settle()  # a message that was handed out while the stream was closed
         raise ClosedError(f"the stream of {self._channel!r} is closed")
+
+    def _new_puller(self) -> Pull:
+        """Return the iterators' consumer of an open stream. Under the guard."""
+        if self._interceptors is None:
+            pull = Pull(self._claim())
+        else:
+            pull = intercepted = InterceptedPull(self._interceptors, self._claim())
+            weakref.finalize(self, intercepted.forget).atexit = False
+        self._watch_over(pull.subscription)
+        self._pull, self._first = pull, None
+        return pull
 
     def __iter__(self) -> Self:
         return self
