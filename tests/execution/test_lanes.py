@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import uvloop
 
 from messaging.execution import Lane, LoopLane, Pool, ThreadLane, workers
 from messaging.execution import cancelled as cancelled_module
@@ -711,9 +710,8 @@ def test_what_is_cancelled_is_the_item_that_was_in_progress_then(pool: Pool, loo
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("seconds", [0.0, 0.2])
-def test_a_loop_that_ends_with_items_in_a_lane_is_told(pool: Pool, new_loop: Any, seconds: float) -> None:
+def test_a_loop_that_ends_with_items_in_a_lane_is_told(pool: Pool, loop_factory: Any, seconds: float) -> None:
     """No item is begun on it, however long it takes to end: it waits for the threads of its executor."""
     stalls, seen = Stalls(), list[int]()
     entered = asyncio.Event()
@@ -730,7 +728,7 @@ def test_a_loop_that_ends_with_items_in_a_lane_is_told(pool: Pool, new_loop: Any
         asyncio.get_running_loop().run_in_executor(None, time.sleep, seconds)
         return lane
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         lane = runner.run(main())
     eventually(lambda: stalls, "it is told")
     done = threading.Event()
