@@ -487,7 +487,7 @@ def test_run_ends_when_another_thread_stops_it(names: Names, tmp_path: Path) -> 
 
 
 def test_a_stop_publishes_what_it_can_in_time(names: Names, mosquitto: Mosquitto, tmp_path: Path) -> None:
-    routes = {"r": route("in", "out", rate={"messages": 10, "burst": 1})}
+    routes = {"r": route("in", "out", rate={"messages": 20, "burst": 1})}
     with Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "out") as b:
         gateway = Gateway(settings(tmp_path, instances=names, routes=routes)).start()
         started(gateway)
@@ -495,8 +495,8 @@ def test_a_stop_publishes_what_it_can_in_time(names: Names, mosquitto: Mosquitto
         eventually(lambda: gateway.route("r").buffer.accepted == 40)
         began = time.monotonic()
         gateway.close(0.5)
-        assert time.monotonic() - began < PATIENCE / 2
-        eventually(lambda: len(b.received) >= 2)
+        assert time.monotonic() - began < 3
+        eventually(lambda: len(b.received) >= 5)
         assert len(b.received) < 40
         before = len(b.received)
         with Gateway(settings(tmp_path, instances=names, routes={"r": route("in", "out")})):
