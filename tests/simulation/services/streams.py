@@ -437,15 +437,17 @@ class Streams(Simulation):
         "A program that starts anew does not know what the one before it had subscribed to: a message that comes before
         all its streams are open goes to those that are" (``docs/guarantees.md``).
         """
+        if not self.is_mqtt:
+            return False
         if not any(other is not slot and _matches(other.pattern, sent.channel) for other in self.slots):
             return False
         # messages that waited at the broker do not tell that they were for a stream that is closed: on MQTT 3.1.1, and
         # where a broker has restored a session, for which it makes one copy for all filters
         is_untold = self.protocol == "mqtt311" or "restart_broker" in self.world.faults
-        is_former = self.is_mqtt and is_untold and not slot.keeps and sent.at < slot.since
+        is_former = is_untold and not slot.keeps and sent.at < slot.since
         # "a stream with ``noLocal`` misses such a message" (``docs/mqtt.md``)
         has_no_local = is_untold and any(each.get("no_local") for each in (slot.options, slot.granted))
-        return is_former or has_no_local or (self.is_mqtt and sent.at <= slot.restarted)
+        return is_former or has_no_local or sent.at <= slot.restarted
 
     def _may_lose(self) -> bool:
         """Whether streams that are not kept miss messages: "the queue of the subscription ends with it"."""
