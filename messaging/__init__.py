@@ -23,7 +23,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import (
-    AdapterClashError,
     ArgumentError,
     AuthenticationError,
     BoundReachedError,
@@ -122,7 +121,6 @@ __all__ = [
     "AcknowledgeMessageContext",
     "AcknowledgeMessageContextBuilder",
     "AcknowledgeType",
-    "AdapterClashError",
     "ArgumentError",
     "AuthenticationError",
     "BoundReachedError",

@@ -9,8 +9,7 @@
     │   ├── InvalidOptionError               unknown option, or a value it does not accept
     │   ├── DuplicateNameError               osgi.messaging.name is taken in this registry
     │   ├── MissingExtraError                an optional package is not installed
-    │   ├── GatewaySettingsError             problems of the configuration of a gateway
-    │   └── AdapterClashError                a foreign package named ``adapters`` is in the way
+    │   └── GatewaySettingsError             problems of the configuration of a gateway
     ├── ArgumentError (ValueError)           an argument is invalid; nothing was sent
     │   ├── InvalidChannelError              channel name or pattern outside the grammar
     │   ├── InvalidExtensionError            extension value of the wrong type or range
@@ -163,10 +162,6 @@ class GatewaySettingsError(ConfigurationError):
     def __init__(self, problems: Iterable[object]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
-
-
-class AdapterClashError(ConfigurationError):
-    """An unrelated distribution's top-level package ``adapters`` shadows the one of this project."""
 
 
 # --- arguments -------------------------------------------------------------------------------------------

@@ -27,7 +27,14 @@ ROOT = Path(__file__).parents[1]
 
 #: imported before the fork: the modules that a program would import
 _MODULES = [
-    *("messaging.codecs", "messaging.instance", "adapters.memory", "adapters.mqtt", "adapters.amqp", "uvloop"),
+    *(
+        "messaging.codecs",
+        "messaging.instance",
+        "messaging_adapters.memory",
+        "messaging_adapters.mqtt",
+        "messaging_adapters.amqp",
+        "uvloop",
+    ),
     *(
         f"messaging.cli.{name}"
         for name in (

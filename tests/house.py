@@ -251,6 +251,8 @@ def _takes_from(tree: ast.AST, parent: str, modules: Mapping[str, Path]) -> bool
 
 def _module(file: Path) -> str:
     parts = file.with_suffix("").parts
+    if parts[0] == "adapters":  # a folder of packages, and none itself
+        parts = parts[1:]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -163,21 +163,21 @@ FAULTS = (
     # memory
     Fault(
         "an expired message is delivered",
-        "adapters/memory/queues.py",
+        "adapters/messaging_adapters/memory/queues.py",
         "            if entry[5] is None or not is_expired(entry):\n                take(entry)",
         "            take(entry)",
         f"tests/memory {MEMORY}",
     ),
     Fault(
         "unsettled messages are lost with their consumer",
-        "adapters/memory/broker.py",
+        "adapters/messaging_adapters/memory/broker.py",
         "            for entry in reversed(consumer.unsettled.values()):\n                queue.push_again(entry)\n",
         "",
         f"tests/memory {MEMORY}",
     ),
     Fault(
         "a retained message cannot be removed",
-        "adapters/memory/broker.py",
+        "adapters/messaging_adapters/memory/broker.py",
         "            self._retained.pop(key, None)",
         "            pass",
         f"tests/memory {MEMORY}",
@@ -185,7 +185,7 @@ FAULTS = (
     # MQTT
     Fault(
         "the broker's copy of a message is delivered twice",
-        "adapters/mqtt/answers.py",
+        "adapters/messaging_adapters/mqtt/answers.py",
         "        receipt = self._open.get(publish.id) or self._held.get(publish.id)\n"
         "        if receipt is None:\n"
         "            return False",
@@ -194,14 +194,14 @@ FAULTS = (
     ),
     Fault(
         "a PUBREL is not answered",
-        "adapters/mqtt/answers.py",
+        "adapters/messaging_adapters/mqtt/answers.py",
         "            self._writer.answer(packets.acknowledgement(packets.PUBCOMP, packet_id))",
         "            pass",
         "tests/mqtt",
     ),
     Fault(
         "a message is answered while a copy is unsettled",
-        "adapters/mqtt/answers.py",
+        "adapters/messaging_adapters/mqtt/answers.py",
         "        if not receipt.copies:\n            self.settled(receipt)",
         "        self.settled(receipt)",
         "tests/mqtt",
@@ -209,21 +209,21 @@ FAULTS = (
     # AMQP
     Fault(
         "a refused message counts as confirmed",
-        "adapters/amqp/confirms.py",
+        "adapters/messaging_adapters/amqp/confirms.py",
         "                if method == frames.BASIC_ACK:",
         "                if True:",
         "tests/amqp",
     ),
     Fault(
         "a confirm of several messages settles one",
-        "adapters/amqp/confirms.py",
+        "adapters/messaging_adapters/amqp/confirms.py",
         "            tags: Iterable[int] = range(self._lowest, last + 1)",
         "            tags: Iterable[int] = range(last, last + 1)",
         "tests/amqp",
     ),
     Fault(
         "the prefetch is not sent",
-        "adapters/amqp/consumer.py",
+        "adapters/messaging_adapters/amqp/consumer.py",
         "        await wire.command(channel.set_qos(self._spec.options.prefetch), methods.Basic.Qos)\n",
         "",
         "tests/amqp messaging/testing/conformance/test_subscriptions.py "
@@ -403,7 +403,7 @@ FAULTS = (
     ),
     Fault(
         "a row that was not confirmed counts as written",
-        "adapters/spark/write/row_publisher.py",
+        "adapters/pyspark_messaging/write/row_publisher.py",
         "        if error is not None:\n            self._fail(self._settled, error)",
         "        if False:\n            self._fail(self._settled, error)",
         "tests/spark/test_write.py",

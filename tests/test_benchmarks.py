@@ -346,8 +346,8 @@ def test_peers_of_spark_make_as_many_rows_as_they_are_asked_for(source: str) -> 
 
 def test_the_journal_of_the_spark_benchmark_holds_all_rows(tmp_path: Path) -> None:
     sources = pytest.importorskip("benchmarks.peers.spark_sources", exc_type=ImportError)
-    from adapters.spark.journal import Journal
-    from adapters.spark.journal.log import read
+    from pyspark_messaging.journal import Journal
+    from pyspark_messaging.journal.log import read
 
     sources.fill_journal(str(tmp_path / "journal"), 3_000, 100)
     opened = Journal.view(str(tmp_path / "journal"))

@@ -29,8 +29,9 @@ from typing import Any, Final
 
 import pytest
 
-import adapters
 import messaging
+import messaging_adapters
+import pyspark_messaging
 from messaging import MessageContextBuilder, Messaging, MessagingError, eventadmin, gateway
 from messaging.cloudevents import events as cloud_events
 from messaging.distributedeventing import DistributedEventAdmin, EventSigning, SigningKey
@@ -176,7 +177,7 @@ COMMAND_LINE: Final = "messaging.cli"
 
 def public_packages() -> Iterator[str]:
     """The packages and modules that list their public names."""
-    for package in (messaging, adapters):
+    for package in (messaging, messaging_adapters, pyspark_messaging):
         for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if each.name.startswith("messaging.testing"):  # tests, and tools for tests
                 continue
@@ -196,7 +197,7 @@ PUBLIC: Final = {
 INTERNAL_CLASSES: Final = {
     name
     for module in [*sys.modules.values()]
-    if module.__name__.split(".")[0] in ("messaging", "adapters")
+    if module.__name__.split(".")[0] in ("messaging", "messaging_adapters", "pyspark_messaging")
     for name, value in vars(module).items()
     if isinstance(value, type) and value.__module__ == module.__name__ and name not in PUBLIC
 }
@@ -311,7 +312,7 @@ ROOMS_OF_STORES: Final = ("messaging.journal", "messaging.leases", "messaging.re
 
 
 def is_own(kind: type) -> bool:
-    return kind.__module__.split(".")[0] in ("messaging", "adapters")
+    return kind.__module__.split(".")[0] in ("messaging", "messaging_adapters", "pyspark_messaging")
 
 
 def is_reachable(kind: type) -> bool:
@@ -328,7 +329,7 @@ def methods(owner: Any) -> Iterator[str]:
         plain = getattr(method, "__func__", method)
         if name.startswith("_") or name in left_out or not isinstance(plain, FunctionType):
             continue
-        if plain.__module__.split(".")[0] in ("messaging", "adapters"):
+        if plain.__module__.split(".")[0] in ("messaging", "messaging_adapters", "pyspark_messaging"):
             yield name
 
 

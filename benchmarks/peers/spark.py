@@ -57,7 +57,7 @@ def session(folder: Path, **configuration: str) -> Iterator[SparkSession]:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    from adapters.spark import register
+    from pyspark_messaging import register
 
     builder = SparkSession.builder.master("local[2]").appName("benchmark")
     settings = {

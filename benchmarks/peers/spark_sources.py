@@ -17,8 +17,8 @@ from pyspark.sql import functions as sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition, SimpleDataSourceStreamReader
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from adapters.spark.columns import JOURNAL, MESSAGE
-from adapters.spark.journal import Journal, Source
+from pyspark_messaging.columns import JOURNAL, MESSAGE
+from pyspark_messaging.journal import Journal, Source
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

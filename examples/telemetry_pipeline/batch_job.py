@@ -7,9 +7,9 @@ spark-submit --master URL ... runs it on that master; OUTPUT must then be a dire
 import argparse
 from pathlib import Path
 
-from adapters.spark.telemetry import batch
-from adapters.spark.telemetry.job import Folders
-from adapters.spark.telemetry.session import check_installed, spark_session
+from pyspark_messaging.telemetry import batch
+from pyspark_messaging.telemetry.job import Folders
+from pyspark_messaging.telemetry.session import check_installed, spark_session
 
 
 def main(output: Path, ledger: Path | None) -> None:

@@ -11,10 +11,10 @@ import argparse
 import time
 from pathlib import Path
 
-from adapters.spark.telemetry.bridge import AlertBridge
-from adapters.spark.telemetry.job import Folders, TelemetryJob
-from adapters.spark.telemetry.model import Alert
-from adapters.spark.telemetry.session import check_installed, spark_session
+from pyspark_messaging.telemetry.bridge import AlertBridge
+from pyspark_messaging.telemetry.job import Folders, TelemetryJob
+from pyspark_messaging.telemetry.model import Alert
+from pyspark_messaging.telemetry.session import check_installed, spark_session
 
 
 def main(url: str, output: Path, seconds: float | None) -> None:

@@ -163,7 +163,7 @@ def unconnected(url: str, keywords: Mapping[str, Any]) -> Adapter:
     """Return the adapter of an instance that is not made: it tells what the instance can do.
 
     Raises:
-        InvalidUrlError, UnknownSchemeError, InvalidOptionError, MissingExtraError, AdapterClashError: as they say.
+        InvalidUrlError, UnknownSchemeError, InvalidOptionError, MissingExtraError: as they say.
     """
     parsed = parse_url(url)
     kind = find_adapter(parsed.scheme)

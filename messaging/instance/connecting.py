@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
 from messaging.environment import URL_VARIABLE
-from messaging.errors import AdapterClashError, ArgumentError, ConfigurationError, MessagingError, UnknownSchemeError
+from messaging.errors import ArgumentError, ConfigurationError, MessagingError, UnknownSchemeError
 from messaging.execution import may_block
 from messaging.instance.messaging import Messaging
 from messaging.model import concealed, parse_url
@@ -56,7 +54,7 @@ def connect(
             user name and password, or a password: asked before each connection, and before they expire.
 
     Raises:
-        InvalidUrlError, UnknownSchemeError, InvalidOptionError, MissingExtraError, AdapterClashError: as they say.
+        InvalidUrlError, UnknownSchemeError, InvalidOptionError, MissingExtraError: as they say.
         ArgumentError: ``services`` is no registry, ``interceptors`` are no interceptors, or ``will`` or ``birth`` is
             no message.
         UnsupportedFeatureError: the instance cannot publish ``will`` or ``birth``: AMQP has no last will.
@@ -95,7 +93,6 @@ def find_adapter(scheme: str) -> type[Adapter]:
 
     Raises:
         UnknownSchemeError: none does; the error names the installed schemes.
-        AdapterClashError: a foreign package hides this project's ``adapters``.
         MissingExtraError: a library the adapter needs is missing.
     """
     found = _own()
@@ -113,7 +110,6 @@ def find_adapter(scheme: str) -> type[Adapter]:
     except MessagingError:
         raise
     except Exception as error:  # whatever a foreign module does when it is imported
-        _refuse_foreign_package(point.module.partition(".")[0], error)
         raise ConfigurationError(
             f"the adapter {point.name} = {point.value} does not load: {type(error).__name__}: {error}"
         ) from error
@@ -129,20 +125,3 @@ def _own() -> dict[str, EntryPoint]:
     except PackageNotFoundError:  # the sources are on the path without being installed
         return {}
     return {point.name: point for point in points.select(group=ENTRY_POINT_GROUP)}
-
-
-def _refuse_foreign_package(package: str, error: Exception) -> None:
-    """Raise ``AdapterClashError`` if ``error`` comes from another distribution's package ``adapters``."""
-    if package != "adapters":
-        return
-    try:
-        ours = getattr(importlib.import_module(package), "__rx_messaging__", False)
-    except Exception:  # noqa: BLE001  # ours does not fail
-        ours = False
-    if not ours:
-        spec = importlib.util.find_spec(package)
-        where = (spec.origin if spec is not None else None) or "an unknown place"
-        raise AdapterClashError(
-            f"the package 'adapters' at {where} belongs to another distribution and hides the one of rx-messaging; "
-            f"uninstall it, or use separate environments"
-        ) from error

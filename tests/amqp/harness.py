@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from adapters.amqp import AmqpAdapter
-from adapters.amqp.consumer import QueueConsumer
-from adapters.amqp.declarations import source
 from messaging.errors import ConnectFailedError
 from messaging.model import Incoming, MessageContext, SubscribeOptions, SubscriptionSpec, parse_url
 from messaging.model.extensions import subscribe_options
 from messaging.model.settings import load_settings
 from messaging.testing.proxy import Proxy
 from messaging.testing.waiting import eventually_async, within
+from messaging_adapters.amqp import AmqpAdapter
+from messaging_adapters.amqp.consumer import QueueConsumer
+from messaging_adapters.amqp.declarations import source
 from tests.doubles.core import Out as Out
 from tests.doubles.core import Sink as Sink
 from tests.doubles.core import run as run
@@ -27,10 +27,10 @@ from tests.doubles.events import Recorded
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from adapters.amqp.connection import Wire
-    from adapters.amqp.link import Link
     from messaging.errors import MessagingError
     from messaging.testing.brokers import RabbitMQ
+    from messaging_adapters.amqp.connection import Wire
+    from messaging_adapters.amqp.link import Link
 
 
 class BrokerProxy(Proxy):

@@ -10,8 +10,8 @@ import pamqp.frame
 from pamqp import commands, header, heartbeat
 from pamqp.commands import Basic, Channel, Confirm, Exchange, Queue
 
-from adapters.amqp import frames
 from messaging.testing.waiting import PATIENCE, within
+from messaging_adapters.amqp import frames
 from tests.amqp.harness import Client, Sink, make_adapter
 from tests.doubles.core import BrokerEnd, Listener
 

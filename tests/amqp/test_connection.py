@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import aiormq
 import pytest
 
-from adapters.amqp import connection, link
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
 from messaging.testing.tables import table
 from messaging.testing.waiting import within
+from messaging_adapters.amqp import connection, link
 from tests.amqp.harness import Client, connected, make_adapter, open_fails, unique
 from tests.doubles.core import refusing_port
 

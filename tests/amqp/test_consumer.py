@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.amqp import frames
 from messaging.errors import SubscriptionRefusedError
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
+from messaging_adapters.amqp import frames
 from tests.amqp.harness import Client, bare_consumer, connected, run, unique
 
 if TYPE_CHECKING:

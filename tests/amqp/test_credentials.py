@@ -14,7 +14,6 @@ import pamqp.frame
 import pytest
 from pamqp.commands import Basic, Channel, Connection, Exchange
 
-from adapters.amqp import frames
 from messaging.adapter import PlannedLossError
 from messaging.errors import AuthenticationError, ConnectionLostError, CredentialsError, PublishRefusedError
 from messaging.model.credentials import Credentials
@@ -22,6 +21,7 @@ from messaging.testing.brokers import RabbitMQ, require
 from messaging.testing.servers import Servers
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, eventually_async, results, subscribed, within
+from messaging_adapters.amqp import frames
 from tests.amqp.harness import Client, Out
 from tests.amqp.peer import Peer, Session, client_of, consuming, opened
 from tests.oauth import TokenRabbitMQ, token

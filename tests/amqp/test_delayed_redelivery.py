@@ -18,11 +18,11 @@ from pamqp import header
 from pamqp.commands import Basic
 
 import messaging
-from adapters.amqp import consumer, counting, delays, properties
-from adapters.amqp.frames import short_string
 from messaging.model import Incoming
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually_async, observed, subscribed
+from messaging_adapters.amqp import consumer, counting, delays, properties
+from messaging_adapters.amqp.frames import short_string
 from tests.amqp.harness import Client
 from tests.amqp.test_consumer import depth, exists
 

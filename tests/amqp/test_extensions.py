@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.amqp import AmqpSettings, extensions
-from adapters.amqp.declarations import DelaySpec, destination, source
 from messaging.errors import InvalidExtensionError
 from messaging.model import MessageContext, PublishOptions, SubscriptionSpec, publish_options, subscribe_options
 from messaging.testing.tables import table
+from messaging_adapters.amqp import AmqpSettings, extensions
+from messaging_adapters.amqp.declarations import DelaySpec, destination, source
 from tests.amqp.harness import make_adapter
 from tests.doubles.plans import plan_of
 

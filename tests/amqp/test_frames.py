@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pamqp import body, commands, header, heartbeat
 from pamqp.commands import Basic
 
-from adapters.amqp import frames
-from adapters.amqp.confirms import ConfirmChannel
-from adapters.amqp.protocol import FrameProtocol, cut
 from messaging.testing.tables import table
+from messaging_adapters.amqp import frames
+from messaging_adapters.amqp.confirms import ConfirmChannel
+from messaging_adapters.amqp.protocol import FrameProtocol, cut
 from tests.amqp.harness import bare_consumer, run
 
 CHANNEL = st.integers(1, 65_535)

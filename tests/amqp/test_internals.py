@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import aio_pika
 import pytest
 
-from adapters.amqp import connection, internals
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.testing.tables import table
+from messaging_adapters.amqp import connection, internals
 from tests.amqp.harness import BrokerProxy, Client, connected, unique
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from tests.amqp.test_consumer import exists
 if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
-    from adapters.amqp.joint import JointQueue
     from messaging.testing.brokers import RabbitMQ
+    from messaging_adapters.amqp.joint import JointQueue
 
 
 def spec_of(client: Client, channel: str, **extensions: Any) -> SubscriptionSpec:

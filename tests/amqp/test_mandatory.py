@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp.commands import Basic
 
-from adapters.amqp import frames
-from adapters.amqp.confirms import ConfirmChannel
 from messaging.errors import PublishRefusedError, UnroutableError
 from messaging.testing.waiting import eventually_async, within
+from messaging_adapters.amqp import frames
+from messaging_adapters.amqp.confirms import ConfirmChannel
 from tests.amqp.harness import Client, connected, unique
 from tests.amqp.test_publisher import outcomes
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from adapters.amqp import names
 from messaging.errors import InvalidChannelError
 from messaging.model import channels
 from messaging.testing.tables import table
+from messaging_adapters.amqp import names
 
 LEVEL = st.text(st.one_of(st.sampled_from(".%*#+$ 2Ee"), st.characters(exclude_categories=["Cs", "Cc"])), max_size=8)
 #: more than names may hold: wildcards are escaped, too, if they ever get here

@@ -14,7 +14,6 @@ from pamqp import commands
 from pamqp.commands import Basic
 
 import messaging
-from adapters.amqp import frames
 from messaging.errors import (
     BrokerError,
     ConnectFailedError,
@@ -25,6 +24,7 @@ from messaging.errors import (
 from messaging.model import as_text
 from messaging.testing.tables import table
 from messaging.testing.waiting import Recorder, eventually_async, within
+from messaging_adapters.amqp import frames
 from tests.amqp.harness import Client, Sink, make_adapter
 from tests.amqp.peer import FRAME_MAX, Peer, Session, client_of, consuming, opened
 from tests.amqp.test_publisher import outcomes

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pamqp import decode, encode, header
 from pamqp.commands import Basic
 
-from adapters.amqp import properties, tables
-from adapters.amqp.properties import Properties, Template
 from messaging.errors import ArgumentError
 from messaging.model import NO_EXTENSIONS, MessageContext, PublishOptions, headers
 from messaging.testing.tables import table
+from messaging_adapters.amqp import properties, tables
+from messaging_adapters.amqp.properties import Properties, Template
 from tests.doubles.plans import plan_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from adapters.amqp.connection import CLOSE_GRACE
 from messaging.errors import PublishRefusedError
 from messaging.testing.waiting import PATIENCE, eventually, eventually_async, results, subscribed, within
+from messaging_adapters.amqp.connection import CLOSE_GRACE
 from tests.amqp.harness import Client, Out, connected, settled, unique
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pamqp import body, commands, header
 from pamqp.commands import Basic
 
-from adapters.amqp import retries
-from adapters.amqp.overflow import topic_pattern
 from messaging.errors import ConnectionLostError, DeadlineError, OutcomeUnknownError, PublishRefusedError
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually_async, within
+from messaging_adapters.amqp import retries
+from messaging_adapters.amqp.overflow import topic_pattern
 from tests.amqp.harness import connected, unique
 from tests.amqp.peer import Peer, client_of, consuming, opened
 from tests.amqp.test_publisher import outcomes

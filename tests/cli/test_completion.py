@@ -91,7 +91,7 @@ def test_commands_are_completed_without_importing_any() -> None:
     code = (
         "import sys; from messaging.cli import main; main(['']); "
         "print(sorted(set(sys.modules) & {'messaging.cli.sub', 'messaging.cli.demo', 'rich.console', "
-        "'typer.rich_utils', 'adapters.spark.telemetry.command'}))"
+        "'typer.rich_utils', 'pyspark_messaging.telemetry.command'}))"
     )
     done = process(COMMAND[0], "-c", code, _MESSAGING_COMPLETE="zsh")
     assert done.stdout.splitlines()[-1] == "[]"

@@ -35,7 +35,7 @@ def test_the_installation_as_json_lists_adapters_and_codecs(run: Run) -> None:
     assert code == 0
     found = json.loads(out)
     assert found["versions"]["reactivex"] == version("reactivex")
-    assert found["adapters"]["memory"] == {"adapter": "adapters.memory:MemoryAdapter", "status": "ok"}
+    assert found["adapters"]["memory"] == {"adapter": "messaging_adapters.memory:MemoryAdapter", "status": "ok"}
     assert {*found["codecs"]} >= {f"application/{name}" for name in ("json", "cbor", "msgpack", "octet-stream")}
     assert "text/plain" in found["codecs"]
 
@@ -44,7 +44,7 @@ def test_an_adapter_without_its_extra_names_it(run: Run, monkeypatch: pytest.Mon
     def lacking(*_: object) -> None:
         raise messaging.MissingExtraError("memory", "memory://")
 
-    monkeypatch.setattr("adapters.memory.MemoryAdapter.__init__", lacking)
+    monkeypatch.setattr("messaging_adapters.memory.MemoryAdapter.__init__", lacking)
     status = json.loads(run("info", "--json")[1])["adapters"]["memory"]["status"]
     assert status == "memory:// needs an optional package: pip install 'rx-messaging[memory]'"
 

@@ -326,7 +326,7 @@ def test_a_command_imports_neither_the_other_commands_nor_tables_nor_other_packa
     found = imported("pub", "memory://usage", "-t", "a", "-m", "x")
     assert "messaging.cli.pub" in found
     others = {f"messaging.cli.{name}" for name in OWN if name != "pub"}
-    heavy = {"rich.console", "rich.progress", "typer.rich_utils", "adapters.spark.telemetry.command"}
+    heavy = {"rich.console", "rich.progress", "typer.rich_utils", "pyspark_messaging.telemetry.command"}
     assert found & (others | heavy) == set()
 
 
@@ -343,7 +343,7 @@ NEVER = {"pydantic_settings", "rich", "typer.rich_utils", "messaging.journal", "
 @table("command", ["pub", "sub", "request", "mailbox", "gateway", "queue", "pipeline"])
 def test_the_help_of_a_command_imports_nothing_of_the_toolkit(command: str) -> None:
     found = imported(command, "--help")
-    assert f"messaging.cli.{command}" in found or "adapters.spark.telemetry.command" in found
+    assert f"messaging.cli.{command}" in found or "pyspark_messaging.telemetry.command" in found
     assert found & (TOOLKIT | NEVER) == set()
 
 
@@ -354,12 +354,12 @@ def test_the_list_of_commands_imports_nothing_of_the_toolkit() -> None:
 @table(
     "arguments, needed, others",
     [
-        (("pub", "memory://usage", "-t", "a", "-m", "x"), "adapters.memory", {"paho", "aio_pika"}),
-        (("sub", "memory://usage", "-t", "a", "-W", "0.01"), "adapters.memory", {"paho", "aio_pika"}),
-        (("info", "memory://usage", "--json"), "adapters.memory", {"paho", "aio_pika"}),
-        (("queue", "purge", "memory://usage", "q"), "adapters.memory", {"paho", "aio_pika"}),
-        (("pub", "mqtt://127.0.0.1:1", "-t", "a", "-m", "x"), "paho", {"adapters.memory", "aio_pika"}),
-        (("sub", "amqp://127.0.0.1:1", "-t", "a"), "aio_pika", {"adapters.memory", "paho"}),
+        (("pub", "memory://usage", "-t", "a", "-m", "x"), "messaging_adapters.memory", {"paho", "aio_pika"}),
+        (("sub", "memory://usage", "-t", "a", "-W", "0.01"), "messaging_adapters.memory", {"paho", "aio_pika"}),
+        (("info", "memory://usage", "--json"), "messaging_adapters.memory", {"paho", "aio_pika"}),
+        (("queue", "purge", "memory://usage", "q"), "messaging_adapters.memory", {"paho", "aio_pika"}),
+        (("pub", "mqtt://127.0.0.1:1", "-t", "a", "-m", "x"), "paho", {"messaging_adapters.memory", "aio_pika"}),
+        (("sub", "amqp://127.0.0.1:1", "-t", "a"), "aio_pika", {"messaging_adapters.memory", "paho"}),
     ],
 )
 def test_a_command_that_connects_imports_its_own_adapter_and_no_journal(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from adapters.memory import MemoryAdapter
-from adapters.memory.broker import Broker, join
 from messaging.instance import Messaging
 from messaging.testing.waiting import eventually
+from messaging_adapters.memory import MemoryAdapter
+from messaging_adapters.memory.broker import Broker, join
 from tests.doubles.fake import on_loop
 
 

@@ -12,7 +12,6 @@ from weakref import WeakSet
 
 import pytest
 
-from adapters.memory import queues as memory
 from messaging import Messaging
 from messaging.errors import DeadlineError, PublishRefusedError
 from messaging.execution import Deadlines, Engine, Promise, engine
@@ -21,6 +20,7 @@ from messaging.model import Incoming, Outgoing, PublishOptions, PublishPlan, Sub
 from messaging.receiving import StreamCounters, redelivery
 from messaging.receiving.consumers import Push
 from messaging.testing.waiting import PATIENCE, eventually
+from messaging_adapters.memory import queues as memory
 from tests.doubles.calling import Calling
 from tests.doubles.consumers import manual, numbered
 from tests.doubles.fake import FakeAdapter, FakeBroker, settle_loop

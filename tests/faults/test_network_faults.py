@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 import messaging
-from adapters.amqp import AmqpSettings
 from messaging import Message, Promise
 from messaging.testing.brokers import Broker, RabbitMQ
 from messaging.testing.proxy import Flow, Proxy
 from messaging.testing.waiting import PATIENCE, eventually
+from messaging_adapters.amqp import AmqpSettings
 from tests.faults.scenario import (
     AMQP,
     AMQP_TRANSIENT,

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import messaging
-from adapters.memory import broker as memory
 from messaging.errors import MessagingError
 from messaging.execution import engine, mailboxes, workers
 from messaging.execution import threads as module
@@ -22,6 +21,7 @@ from messaging.instance.messaging import _open
 from messaging.instance.services import _names
 from messaging.services import ServiceRegistry, default_registry
 from messaging.testing.waiting import Recorder, eventually, results
+from messaging_adapters.memory import broker as memory
 from tests.doubles.fake import FakeBroker, brokers, on_loop, settle_loop
 
 #: objects of these kinds are counted: ours, and what ours are made of

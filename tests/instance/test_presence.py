@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 import messaging
-from adapters.memory.adapter import MemoryAdapter
-from adapters.mqtt import packets
 from messaging import MessageContextBuilder
 from messaging.errors import ArgumentError, MessagingError, UnsupportedFeatureError
 from messaging.execution import engine
@@ -20,6 +18,8 @@ from messaging.testing.brokers import Mosquitto, require
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually_async
+from messaging_adapters.memory.adapter import MemoryAdapter
+from messaging_adapters.mqtt import packets
 from tests.mqtt.peer import Peer
 
 STATUS = "plant/7/status"

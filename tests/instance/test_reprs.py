@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-import adapters
 import messaging
+import messaging_adapters
+import pyspark_messaging
 from messaging.errors import InvalidOptionError
 from messaging.eventadmin import Event
 from messaging.execution import Promise
@@ -23,7 +24,7 @@ from messaging.testing.tables import table
 
 def classes() -> Iterator[type[Any]]:
     """The classes with a ``__repr__`` that was written rather than generated."""
-    for package in (messaging, adapters):
+    for package in (messaging, messaging_adapters, pyspark_messaging):
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
             if module.name.endswith("__main__") or ".telemetry" in module.name or ".testing" in module.name:
                 continue

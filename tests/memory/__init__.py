@@ -1,1 +1,1 @@
-"""Tests of ``adapters.memory``."""
+"""Tests of ``messaging_adapters.memory``."""

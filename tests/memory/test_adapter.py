@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.memory import MemoryAdapter
-from adapters.memory.queues import routing_matcher
 from messaging import Message
 from messaging.errors import ConfigurationError, DeadlineError, InvalidUrlError
 from messaging.services import ServiceRegistry
 from messaging.testing.conformance.helpers import nothing_more
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
+from messaging_adapters.memory import MemoryAdapter
+from messaging_adapters.memory.queues import routing_matcher
 from tests.doubles.consumers import acknowledge, manual, numbered
 from tests.doubles.fake import settle_loop
 from tests.doubles.fixtures import Connect

@@ -12,11 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from adapters.memory import MemoryAdapter, MemorySettings, broker, queues
-from adapters.memory.broker import Broker
-from adapters.memory.queues import Consumer, Queue
 from messaging import Features, MessageContext
 from messaging.model import Incoming, PublishOptions, SubscribeOptions, SubscriptionSpec, matcher, parse_url
+from messaging_adapters.memory import MemoryAdapter, MemorySettings, broker, queues
+from messaging_adapters.memory.broker import Broker
+from messaging_adapters.memory.queues import Consumer, Queue
 from tests.doubles.plans import plan_of
 
 

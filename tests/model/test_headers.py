@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import messaging
-from adapters.memory import MemoryAdapter, MemorySettings
 from messaging import Messaging
 from messaging.errors import InvalidHeaderError
 from messaging.model import carried_headers, headers, parse_url, requested
 from messaging.model.context import ForwardedContext
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
+from messaging_adapters.memory import MemoryAdapter, MemorySettings
 from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import Connect
 

@@ -11,9 +11,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 import messaging
-from adapters.amqp.adapter import AmqpAdapter
-from adapters.memory.adapter import MemoryAdapter
-from adapters.mqtt.adapter import MqttAdapter
 from messaging import Messaging
 from messaging.errors import InvalidOptionError, UnknownKeywordError, UnsupportedFeatureError
 from messaging.model import (
@@ -27,6 +24,9 @@ from messaging.model import (
     SubscribeKeywords,
 )
 from messaging.testing.tables import table
+from messaging_adapters.amqp.adapter import AmqpAdapter
+from messaging_adapters.memory.adapter import MemoryAdapter
+from messaging_adapters.mqtt.adapter import MqttAdapter
 
 #: values of the context, which are no extensions
 CONTEXT = {"content_type", "content_encoding", "correlation_id", "reply_to"}

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from adapters.mqtt import MqttAdapter
 from messaging.errors import MessagingError
 from messaging.model import Incoming, MessageContext, SubscriptionSpec, parse_url, subscribe_options
 from messaging.model.settings import load_settings
 from messaging.testing.proxy import Proxy
 from messaging.testing.waiting import PATIENCE, eventually_async
+from messaging_adapters.mqtt import MqttAdapter
 from tests.doubles.core import Out as Out
 from tests.doubles.core import Sink as Sink
 from tests.doubles.core import run as run

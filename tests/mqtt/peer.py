@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from adapters.mqtt import packets
 from messaging.errors import ConnectFailedError
 from messaging.testing.waiting import PATIENCE
+from messaging_adapters.mqtt import packets
 from tests.doubles.core import BrokerEnd, Listener
 from tests.mqtt.harness import Core, Out, Sink
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.mqtt import packets
 from messaging.errors import ConnectFailedError
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.conformance.helpers import manual, online, publish, receive
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
+from messaging_adapters.mqtt import packets
 from tests.mqtt.conftest import Connect
 from tests.mqtt.harness import Core
 from tests.mqtt.peer import Peer, accept, reconnect, refused

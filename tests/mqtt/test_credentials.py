@@ -16,8 +16,6 @@ import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from adapters.mqtt import adapter as adapter_module
-from adapters.mqtt import packets
 from messaging.adapter import PlannedLossError
 from messaging.errors import AuthenticationError, ConnectionLostError, CredentialsError, InvalidOptionError
 from messaging.model import parse_url
@@ -26,6 +24,8 @@ from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually, results
 from messaging.testing.waiting import subscribed as subscribed_at
+from messaging_adapters.mqtt import adapter as adapter_module
+from messaging_adapters.mqtt import packets
 from tests.mqtt.conftest import Connect, both_versions
 from tests.mqtt.harness import Core, lasting
 from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, refused, sent, session, subscribed

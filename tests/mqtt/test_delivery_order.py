@@ -2,7 +2,7 @@
 
 mosquitto 2.0 counts its window from the position of the message that is answered. An answer to one beyond the window
 leaves a slot which the next message published takes, ahead of all that wait in its queue: on the wire, packet ids 177,
-178, 179, 224, 225, 180. So such answers must not be given; see ``adapters.mqtt.inbound``.
+178, 179, 224, 225, 180. So such answers must not be given; see ``messaging_adapters.mqtt.inbound``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from adapters.mqtt import answers, packets
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually_async, within
+from messaging_adapters.mqtt import answers, packets
 from tests.mqtt.harness import Core, Sink, connected
 from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, session, subscribed
 

@@ -9,13 +9,13 @@ import threading
 
 import pytest
 
-from adapters.mqtt import leftovers, packets
 from messaging import ConnectionLostError, DecodeError, Message, Messaging
 from messaging.execution import engine
 from messaging.testing.conformance.helpers import publish, receive, retried
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, observed, results
 from messaging.testing.waiting import subscribed as subscribed_at
+from messaging_adapters.mqtt import leftovers, packets
 from tests.doubles.timers import LongTimers
 from tests.mqtt.conftest import Connect, both_versions
 from tests.mqtt.harness import Core, lasting

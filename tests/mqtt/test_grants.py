@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from adapters.mqtt import packets
 from messaging.errors import ConnectFailedError, SubscriptionRefusedError
 from messaging.testing.tables import table
+from messaging_adapters.mqtt import packets
 from tests.mqtt.harness import Core
 from tests.mqtt.peer import Connection, Peer, accept, reconnect, session
 

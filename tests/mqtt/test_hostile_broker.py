@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from adapters.mqtt import packets, writing
 from messaging.errors import ConnectionLostError
 from messaging.testing.tables import table
+from messaging_adapters.mqtt import packets, writing
 from tests.mqtt.harness import Core
 from tests.mqtt.peer import Connection, Peer, refused, session, subscribed
 

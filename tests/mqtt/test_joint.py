@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from adapters.mqtt import packets
-from adapters.mqtt.joint import Joint
 from messaging.adapter import SubscribesJointly
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
+from messaging_adapters.mqtt import packets
+from messaging_adapters.mqtt.joint import Joint
 from tests.doubles.timers import LongTimers
 from tests.mqtt.harness import Core, Sink, lasting
 from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, session, subscribed

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from adapters.mqtt import packets
 from messaging.errors import ConnectionLostError
 from messaging.testing.waiting import PATIENCE
+from messaging_adapters.mqtt import packets
 from tests.mqtt.harness import Core
 from tests.mqtt.peer import Connection, Peer, accept, session, subscribed
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.mqtt import mapping, packets
-from adapters.mqtt.mapping import Codec, Decoded, Mqtt3Codec, Mqtt5Codec
 from messaging.errors import InvalidHeaderError, PayloadTooLargeError
 from messaging.execution import clock
 from messaging.model import MessageContext, PublishOptions
 from messaging.testing.tables import table
+from messaging_adapters.mqtt import mapping, packets
+from messaging_adapters.mqtt.mapping import Codec, Decoded, Mqtt3Codec, Mqtt5Codec
 from tests.doubles.plans import plan_of
 from tests.mqtt.test_packets import body
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from adapters.mqtt import packets
 from messaging.errors import InvalidChannelError
 from messaging.model import envelope
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async, within
+from messaging_adapters.mqtt import packets
 from tests.mqtt.conftest import both_versions
 from tests.mqtt.harness import Sink, connected, settled
 from tests.mqtt.peer import farewell, session, subscribed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from adapters.mqtt.pacing import BUSY, PAUSE, WORTH, ReadPacer
 from messaging.testing.tables import table
+from messaging_adapters.mqtt.pacing import BUSY, PAUSE, WORTH, ReadPacer
 
 
 def feed(pacer: ReadPacer, start: float, seconds: float, rate: float, count: int) -> tuple[float, float]:

@@ -13,10 +13,10 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 
-from adapters.mqtt import packets
-from adapters.mqtt.packets import Properties, ProtocolError
-from adapters.mqtt.paho_socket import MemorySocket
 from messaging.testing.tables import table
+from messaging_adapters.mqtt import packets
+from messaging_adapters.mqtt.packets import Properties, ProtocolError
+from messaging_adapters.mqtt.paho_socket import MemorySocket
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
 TOPIC = TEXT.filter(lambda text: text and not set(text) & set("+#"))

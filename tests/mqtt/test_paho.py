@@ -38,11 +38,11 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.mqtt import packets
 from messaging import Messaging
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.conformance.helpers import publish
 from messaging.testing.waiting import PATIENCE, eventually, subscribed
+from messaging_adapters.mqtt import packets
 from tests.mqtt.conftest import Connect
 from tests.mqtt.foreign import Foreign
 from tests.mqtt.peer import session

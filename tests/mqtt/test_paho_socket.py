@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from adapters.mqtt import handshake, packets, paho_socket
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
+from messaging_adapters.mqtt import handshake, packets, paho_socket
 from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.conftest import both_versions
 from tests.mqtt.harness import Core, connected, lasting

@@ -26,12 +26,12 @@ class Always:
 @pytest.fixture(autouse=True)
 def _close_has_no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing ends in time because nothing holds it up."""
-    monkeypatch.setattr("adapters.mqtt.link._CLOSE_TIMEOUT", 3 * PATIENCE)
+    monkeypatch.setattr("messaging_adapters.mqtt.link._CLOSE_TIMEOUT", 3 * PATIENCE)
 
 
 @pytest.fixture
 def paced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adapters.mqtt.reading.ReadPacer", Always)
+    monkeypatch.setattr("messaging_adapters.mqtt.reading.ReadPacer", Always)
 
 
 @pytest.mark.usefixtures("paced")

@@ -8,7 +8,6 @@ import traceback
 
 import pytest
 
-from adapters.mqtt import packets
 from messaging.errors import (
     AuthenticationError,
     BrokerError,
@@ -19,6 +18,7 @@ from messaging.errors import (
     TakenOverError,
 )
 from messaging.testing.tables import table
+from messaging_adapters.mqtt import packets
 from tests.mqtt.harness import Core, settled
 from tests.mqtt.peer import Peer, accept, refused, sent, session, subscribed
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import messaging
-from adapters.mqtt import packets
 from messaging.errors import ConnectFailedError, ConnectionLostError, RedirectedError, SubscriptionRefusedError
 from messaging.model import Endpoint, Host
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, RabbitMQ, free_port
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually_async
+from messaging_adapters.mqtt import packets
 from tests.certificates import LOOPBACK, Authority
 from tests.doubles.core import refusing_port
 from tests.mqtt.conftest import QUICK, both_versions
@@ -30,7 +30,7 @@ from tests.mqtt.peer import Connection, Peer, accept, farewell, refused, sent, s
 @pytest.fixture(autouse=True)
 def _peers_do_not_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer leaves it to the client to close the connection after its DISCONNECT."""
-    monkeypatch.setattr("adapters.mqtt.link._CLOSE_TIMEOUT", 0.05)
+    monkeypatch.setattr("messaging_adapters.mqtt.link._CLOSE_TIMEOUT", 0.05)
 
 
 #: delays that no test waits for

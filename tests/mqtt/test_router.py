@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.mqtt.packets import Properties, Publish
-from adapters.mqtt.router import Router
-from adapters.mqtt.streams import Stream
+from messaging_adapters.mqtt.packets import Properties, Publish
+from messaging_adapters.mqtt.router import Router
+from messaging_adapters.mqtt.streams import Stream
 from tests.mqtt.harness import Sink
 
 

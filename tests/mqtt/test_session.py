@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import messaging
-from adapters.mqtt import outbound, packets
 from messaging.errors import ConnectionLostError, PayloadTooLargeError, PublishRefusedError, SubscriptionRefusedError
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
+from messaging_adapters.mqtt import outbound, packets
 from tests.doubles.timers import LongTimers
 from tests.mqtt.harness import Core, settled
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, sent, session, subscribed

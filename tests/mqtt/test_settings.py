@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from adapters.mqtt import MqttAdapter
-from adapters.mqtt import settings as module
 from messaging.errors import ConfigurationError, InvalidOptionError, InvalidUrlError
 from messaging.model import Features, parse_url
 from messaging.model.settings import load_settings
 from messaging.testing.tables import table
+from messaging_adapters.mqtt import MqttAdapter
+from messaging_adapters.mqtt import settings as module
 
 
 def make(url: str, **keywords: Any) -> MqttAdapter:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.mqtt import packets
 from messaging.errors import PayloadTooLargeError
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
+from messaging_adapters.mqtt import packets
 from tests.mqtt.harness import Core, connected
 from tests.mqtt.peer import Connection, reconnect, sent, session, subscribed
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.mqtt import packets
-from adapters.mqtt.wire import Wire
 from messaging.testing.tables import table
+from messaging_adapters.mqtt import packets
+from messaging_adapters.mqtt.wire import Wire
 
 PACKETS = st.lists(
     st.tuples(st.integers(0, 255), st.binary(max_size=20) | st.integers(100, 20_000).map(bytes)), max_size=8

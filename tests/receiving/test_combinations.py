@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from reactivex import operators as ops
 
 import messaging
-from adapters.memory import broker as module
 from messaging import AcknowledgeMessageContextBuilder, DeadlineError, Message, MessageContext, MessageStream, Messaging
 from messaging.services import ServiceRegistry
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, in_thread, results
+from messaging_adapters.memory import broker as module
 from tests.doubles.fake import on_loop
 from tests.doubles.fixtures import QUICK
 from tests.doubles.memory import broker_of, drop_and_reconnect

@@ -18,7 +18,6 @@ from typing import Any, Final
 import pytest
 
 import messaging
-from adapters.memory import broker as memory
 from messaging import DeadlineError, Messaging, ReplyError, RequestCancelledError
 from messaging.execution import engine
 from messaging.publishing import Publication
@@ -30,6 +29,7 @@ from messaging.replyto.served_request import ServedRequest
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from messaging_adapters.memory import broker as memory
 from tests.doubles.fake import on_loop, settle_loop
 from tests.replyto.conftest import held
 

@@ -177,7 +177,7 @@ def import_all() -> None:
     # in this order: the project finds what the world has put in place
     for module in (
         "tests.simulation.world.install",
-        *(f"adapters.{name}.adapter" for name in ("amqp", "memory", "mqtt")),
+        *(f"messaging_adapters.{name}.adapter" for name in ("amqp", "memory", "mqtt")),
     ):
         importlib.import_module(module)
     services()

@@ -18,8 +18,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import messaging
-from adapters.memory.broker import join
 from messaging.execution import clock, engine
+from messaging_adapters.memory.broker import join
 from tests.simulation.brokers.amqp import AmqpBroker
 from tests.simulation.brokers.amqp.faults import AmqpFaults
 from tests.simulation.brokers.mqtt.broker import MqttBroker

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
 import messaging
-from adapters.spark import register
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
+from pyspark_messaging import register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

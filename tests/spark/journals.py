@@ -6,10 +6,10 @@ import random
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from adapters.spark.columns import batch_of
-from adapters.spark.journal import Journal, Source
-from adapters.spark.journal.log import Log, LogWriter, read
 from messaging import Message, MessageContext
+from pyspark_messaging.columns import batch_of
+from pyspark_messaging.journal import Journal, Source
+from pyspark_messaging.journal.log import Log, LogWriter, read
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

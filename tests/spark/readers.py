@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from adapters.spark.formats import MessagingDataSource
 from messaging.testing.waiting import eventually
+from pyspark_messaging.formats import MessagingDataSource
 from tests.spark.harness import publish
 
 if TYPE_CHECKING:

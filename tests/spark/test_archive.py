@@ -26,21 +26,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import messaging
-from adapters.spark.archive import (
-    ArchiveMissingError,
-    ArchiveUnreadableError,
-    EventRecorder,
-    InvalidRangeError,
-    Reading,
-    RecordedEvent,
-    Replayed,
-    archive,
-    read_events,
-    reader,
-    replay,
-)
-from adapters.spark.archive.query import SCHEMA, to_rows
-from adapters.spark.recorder.recorded_event import dump_data, dump_event, load_data, load_event
 from messaging import Message, Messaging
 from messaging.errors import (
     ArgumentError,
@@ -56,6 +41,21 @@ from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, subscribed
 from messaging.typedevent import DurableHistory, RangePolicy, TypedEventBus, convert
+from pyspark_messaging.archive import (
+    ArchiveMissingError,
+    ArchiveUnreadableError,
+    EventRecorder,
+    InvalidRangeError,
+    Reading,
+    RecordedEvent,
+    Replayed,
+    archive,
+    read_events,
+    reader,
+    replay,
+)
+from pyspark_messaging.archive.query import SCHEMA, to_rows
+from pyspark_messaging.recorder.recorded_event import dump_data, dump_event, load_data, load_event
 from tests.forking import ForkedProcess
 from tests.interrupts import breakable_waits
 from tests.spark.harness import QUERY_PATIENCE
@@ -237,7 +237,7 @@ def test_a_recorder_publishes_each_event_to_the_channel_of_its_topic(
 
 def test_a_recorder_needs_no_spark() -> None:
     program = (
-        "import sys; sys.modules |= {'pyspark': None, 'pyarrow': None}; import adapters.spark.recorder; sys.exit()"
+        "import sys; sys.modules |= {'pyspark': None, 'pyarrow': None}; import pyspark_messaging.recorder; sys.exit()"
     )
     assert ForkedProcess(program).communicate(PATIENCE) == (0, "", "")
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.amqp import properties
-from adapters.spark.columns import JOURNAL, MESSAGE, batch_of, identities, identity_of
 from messaging import Message, MessageContext
 from messaging.testing.tables import table
+from messaging_adapters.amqp import properties
+from pyspark_messaging.columns import JOURNAL, MESSAGE, batch_of, identities, identity_of
 
 NOW = 1_700_000_000_000_000
 

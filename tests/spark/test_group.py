@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 import pytest
 
 import messaging
-from adapters.spark.errors import DataLossError, JournalMismatchError
-from adapters.spark.read import group_lock
-from adapters.spark.read.group_lock import lock_group
-from adapters.spark.read.takeover import started_earlier
 from messaging.errors import TakenOverError
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually
+from pyspark_messaging.errors import DataLossError, JournalMismatchError
+from pyspark_messaging.read import group_lock
+from pyspark_messaging.read.group_lock import lock_group
+from pyspark_messaging.read.takeover import started_earlier
 from tests.mqtt.peer import Peer
 from tests.spark.harness import make_queue, numbers, publish, unique
 from tests.spark.readers import Driven, processed, refused

@@ -28,8 +28,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from adapters.spark.columns import batch_of
-from adapters.spark.errors import (
+from messaging import Message, MessageContext
+from messaging.journal import repair
+from messaging.journal.folders import LocalFolder
+from messaging.testing.tables import table
+from messaging.testing.waiting import PATIENCE
+from pyspark_messaging.columns import batch_of
+from pyspark_messaging.errors import (
     DataLossError,
     JournalCorruptError,
     JournalError,
@@ -38,13 +43,8 @@ from adapters.spark.errors import (
     JournalMismatchError,
     JournalUnreadableError,
 )
-from adapters.spark.journal import Journal, folders, leave_mark
-from adapters.spark.journal.log import Log, LogWriter, read
-from messaging import Message, MessageContext
-from messaging.journal import repair
-from messaging.journal.folders import LocalFolder
-from messaging.testing.tables import table
-from messaging.testing.waiting import PATIENCE
+from pyspark_messaging.journal import Journal, folders, leave_mark
+from pyspark_messaging.journal.log import Log, LogWriter, read
 from tests.journal.conftest import in_memory as in_memory
 from tests.spark import journals
 from tests.spark.journals import NOW, SOURCE, add, check, rows, segments
@@ -933,7 +933,8 @@ def test_a_large_journal_is_not_loaded(path: str) -> None:
         log.append(batch_of([payload], 0, log.end, NOW))
     journal.close()
     program = (
-        "import resource, sys; from adapters.spark.journal import Journal; from adapters.spark.journal.log import read;"
+        "import resource, sys; from pyspark_messaging.journal import Journal;"
+        "from pyspark_messaging.journal.log import read;"
         "import pyarrow as pa; resident = lambda: next(int(l.split()[1]) for l in open('/proc/self/status') "
         "if l.startswith('RssAnon'));"
         "before = resident(); view = Journal.view(sys.argv[1]);"

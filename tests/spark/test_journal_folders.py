@@ -14,7 +14,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from adapters.spark.errors import (
+from messaging.journal.folders import Folder, LocalFolder
+from messaging.testing.tables import table
+from pyspark_messaging.errors import (
     DataLossError,
     JournalCorruptError,
     JournalError,
@@ -22,10 +24,8 @@ from adapters.spark.errors import (
     JournalUnreadableError,
     redacted,
 )
-from adapters.spark.journal import Journal
-from adapters.spark.journal.folders import RemoteFolder, open_folder
-from messaging.journal.folders import Folder, LocalFolder
-from messaging.testing.tables import table
+from pyspark_messaging.journal import Journal
+from pyspark_messaging.journal.folders import RemoteFolder, open_folder
 from tests.spark.journals import SOURCE, add, check
 
 fsspec = pytest.importorskip("fsspec")
@@ -113,7 +113,7 @@ def test_bytes_that_were_read_stay_valid_when_the_file_is_deleted(kind: Kind, tm
 @every_folder
 def test_a_journal_works_on_every_file_system(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(kind, tmp_path)
-    monkeypatch.setattr("adapters.spark.journal.journal.open_folder", lambda path: folder)
+    monkeypatch.setattr("pyspark_messaging.journal.journal.open_folder", lambda path: folder)
     for run in range(3):
         opened = Journal.open("it", SOURCE, segment_bytes=3000)
         assert opened.logs[0].end == run * 6

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.spark.errors import JournalUnreadableError
-from adapters.spark.journal import Journal
-from adapters.spark.journal.log import read
 from messaging import MessagingError
 from messaging.testing.waiting import eventually
+from pyspark_messaging.errors import JournalUnreadableError
+from pyspark_messaging.journal import Journal
+from pyspark_messaging.journal.log import read
 from tests.spark.conftest import require_java
 from tests.spark.harness import QUERY_PATIENCE, Publisher, table
 

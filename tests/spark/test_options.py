@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from adapters.spark import errors
-from adapters.spark.columns import MESSAGE
-from adapters.spark.options import ReadOptions, WriteOptions
-from adapters.spark.read.receiver_settings import connection_settings
 from messaging import MessagingError
 from messaging.errors import InvalidOptionError
 from messaging.testing.tables import table
+from pyspark_messaging import errors
+from pyspark_messaging.columns import MESSAGE
+from pyspark_messaging.options import ReadOptions, WriteOptions
+from pyspark_messaging.read.receiver_settings import connection_settings
 
 MQTT = {"url": "mqtt://broker", "channel": "a/#", "journalPath": "/j"}
 AMQP = {**MQTT, "url": "amqp://broker"}

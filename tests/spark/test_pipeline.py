@@ -17,22 +17,22 @@ import pyarrow.dataset as ds
 import pydantic
 import pytest
 
-from adapters.spark.telemetry import run
-from adapters.spark.telemetry.anomaly import ENOUGH, REACH, THRESHOLD, History, Reading, score
-from adapters.spark.telemetry.display import Display
-from adapters.spark.telemetry.fleet import INTERVAL, START, FleetPlan, Sent, digest, simulate
-from adapters.spark.telemetry.model import METRICS, Telemetry
-from adapters.spark.telemetry.plots import draw
-from adapters.spark.telemetry.processes import find_mosquitto
-from adapters.spark.telemetry.processes import mosquitto as private_mosquitto
-from adapters.spark.telemetry.report import Run, with_lateness
-from adapters.spark.telemetry.run import MARKER, prepare
-from adapters.spark.telemetry.session import SparkFailedError
 from messaging.cli import main
 from messaging.errors import ArgumentError, ConfigurationError
 from messaging.testing.brokers import Mosquitto, require
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
+from pyspark_messaging.telemetry import run
+from pyspark_messaging.telemetry.anomaly import ENOUGH, REACH, THRESHOLD, History, Reading, score
+from pyspark_messaging.telemetry.display import Display
+from pyspark_messaging.telemetry.fleet import INTERVAL, START, FleetPlan, Sent, digest, simulate
+from pyspark_messaging.telemetry.model import METRICS, Telemetry
+from pyspark_messaging.telemetry.plots import draw
+from pyspark_messaging.telemetry.processes import find_mosquitto
+from pyspark_messaging.telemetry.processes import mosquitto as private_mosquitto
+from pyspark_messaging.telemetry.report import Run, with_lateness
+from pyspark_messaging.telemetry.run import MARKER, prepare
+from pyspark_messaging.telemetry.session import SparkFailedError
 from tests.cli.program import COMMAND, ROOT, environment
 from tests.forking import ForkedProcess
 from tests.interrupts import breakable_waits
@@ -89,7 +89,7 @@ def test_the_fleet_has_all_kinds_of_failures() -> None:
 
 def fleet(url: str, ledger: Path, *arguments: str, before: str = "") -> tuple[int, str, str]:
     """Run the fleet as a process whose stdin ends: 16 messages within a fraction of a second."""
-    code = f"import os, sys; {before}\nfrom adapters.spark.telemetry.fleet import main\nmain()\nsys.exit()"
+    code = f"import os, sys; {before}\nfrom pyspark_messaging.telemetry.fleet import main\nmain()\nsys.exit()"
     arguments = (url, str(ledger), "--seconds=0.4", "--devices=4", "--rate=40", *arguments)
     return ForkedProcess(code, arguments, environment()).communicate(3 * PATIENCE)
 

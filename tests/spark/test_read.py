@@ -20,10 +20,10 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql.types import StructField, StructType
 
-from adapters.spark.journal import Journal
-from adapters.spark.read.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.waiting import eventually
+from pyspark_messaging.journal import Journal
+from pyspark_messaging.read.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
 from tests.spark.harness import (
     QUERY_PATIENCE,
     Collected,

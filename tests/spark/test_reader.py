@@ -11,7 +11,12 @@ import pytest
 from pydantic import BaseModel
 
 import messaging
-from adapters.spark.errors import (
+from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOptionError, SubscriptionRefusedError
+from messaging.testing.brokers import Mosquitto, RabbitMQ
+from messaging.testing.proxy import Proxy
+from messaging.testing.tables import table
+from messaging.testing.waiting import eventually, results
+from pyspark_messaging.errors import (
     DataLossError,
     JournalError,
     JournalFullError,
@@ -19,15 +24,10 @@ from adapters.spark.errors import (
     JournalMismatchError,
     MicroBatchSkippedError,
 )
-from adapters.spark.journal import Journal, Source, folders
-from adapters.spark.journal.folders import LocalFolder
-from adapters.spark.read import journaled, rabbitmq_streams
-from adapters.spark.read.typed import CORRUPT
-from messaging.errors import AuthenticationError, ConnectFailedError, InvalidOptionError, SubscriptionRefusedError
-from messaging.testing.brokers import Mosquitto, RabbitMQ
-from messaging.testing.proxy import Proxy
-from messaging.testing.tables import table
-from messaging.testing.waiting import eventually, results
+from pyspark_messaging.journal import Journal, Source, folders
+from pyspark_messaging.journal.folders import LocalFolder
+from pyspark_messaging.read import journaled, rabbitmq_streams
+from pyspark_messaging.read.typed import CORRUPT
 from tests.disks import ballast
 from tests.spark.harness import make_queue, make_stream, numbers, publish, unique
 from tests.spark.readers import Driven, batch_read, processed, refused

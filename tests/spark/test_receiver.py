@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from adapters.spark.columns import batch_of
-from adapters.spark.errors import JournalFullError
-from adapters.spark.journal import Journal, Source
-from adapters.spark.journal.log import LogWriter, read
-from adapters.spark.options import ReadOptions
-from adapters.spark.read import receiver
-from adapters.spark.read.receiver import Receiver
 from messaging import Message, MessageContext, MessagingError
 from messaging.errors import SubscriptionRefusedError
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
+from pyspark_messaging.columns import batch_of
+from pyspark_messaging.errors import JournalFullError
+from pyspark_messaging.journal import Journal, Source
+from pyspark_messaging.journal.log import LogWriter, read
+from pyspark_messaging.options import ReadOptions
+from pyspark_messaging.read import receiver
+from pyspark_messaging.read.receiver import Receiver
 from tests.interrupts import breakable_waits
 from tests.spark.harness import numbers, publish, unique
 from tests.spark.readers import Driven

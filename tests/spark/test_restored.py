@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from adapters.spark.errors import DataLossError, JournalMismatchError
-from adapters.spark.read import journaled
 from messaging.errors import JournalUnreadableError
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.waiting import eventually
+from pyspark_messaging.errors import DataLossError, JournalMismatchError
+from pyspark_messaging.read import journaled
 from tests.spark.harness import numbers, publish, unique
 from tests.spark.readers import Driven
 

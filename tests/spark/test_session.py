@@ -15,11 +15,11 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from adapters.spark.telemetry import batch
-from adapters.spark.telemetry.fleet import digest
-from adapters.spark.telemetry.job import Folders
-from adapters.spark.telemetry.session import is_submitted, spark_session
 from messaging.testing.tables import table
+from pyspark_messaging.telemetry import batch
+from pyspark_messaging.telemetry.fleet import digest
+from pyspark_messaging.telemetry.job import Folders
+from pyspark_messaging.telemetry.session import is_submitted, spark_session
 from tests.spark.conftest import require_java
 from tests.spark.harness import JAVA_OPTIONS
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 JOB = """\
 import sys
 from pathlib import Path
-from adapters.spark.telemetry.session import check_installed, spark_session
+from pyspark_messaging.telemetry.session import check_installed, spark_session
 check_installed()
 with spark_session("telemetry", Path(sys.argv[1])) as spark:
     context = spark.sparkContext

@@ -48,11 +48,11 @@ from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 from typing_extensions import TypeAliasType, TypedDict
 
-from adapters.spark.read.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
-from adapters.spark.read.typed.by_model import plan_of_model
-from adapters.spark.read.typed.rows import parse
 from messaging.errors import BoundReachedError, InvalidOptionError
 from messaging.testing.tables import table
+from pyspark_messaging.read.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
+from pyspark_messaging.read.typed.by_model import plan_of_model
+from pyspark_messaging.read.typed.rows import parse
 
 HERE = __name__
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -1033,6 +1033,6 @@ def test_a_column_that_arrow_cannot_hold_is_too_large(monkeypatch: pytest.Monkey
             raise ValueError("two chunks")
         return pa.array(values, kind)
 
-    monkeypatch.setattr("adapters.spark.read.typed.rows._array", chunked)
+    monkeypatch.setattr("pyspark_messaging.read.typed.rows._array", chunked)
     with pytest.raises(BoundReachedError, match="2 GiB"):
         TypedColumns.of_model(f"{HERE}:Reading").convert(messages([b'{"device":"d","temperature":1}'] * 2))

@@ -16,8 +16,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import messaging
-from adapters.spark.errors import InvalidColumnError, InvalidRowError
-from adapters.spark.formats import AmqpDataSource, MessagingDataSource, MqttDataSource
 from messaging import Message, MessageStream
 from messaging.errors import (
     AuthenticationError,
@@ -31,6 +29,8 @@ from messaging.errors import (
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
+from pyspark_messaging.errors import InvalidColumnError, InvalidRowError
+from pyspark_messaging.formats import AmqpDataSource, MessagingDataSource, MqttDataSource
 from tests.spark.harness import QUERY_PATIENCE, publish, unique
 from tests.spark.test_typed import schema_of
 

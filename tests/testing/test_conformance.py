@@ -19,7 +19,7 @@ ADAPTERS = """
 from dataclasses import replace
 from pathlib import Path
 import messaging.testing
-from adapters.mqtt import MqttAdapter
+from messaging_adapters.mqtt import MqttAdapter
 
 assert Path(messaging.testing.__file__).is_relative_to(Path(__file__).parent), "not the installed package"
 

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import messaging
-from adapters.memory import MemoryAdapter
 from messaging import Features
 from messaging.errors import ConnectFailedError
 from messaging.execution import engine, may_block
@@ -20,6 +19,7 @@ from messaging.services import ServiceRegistry
 from messaging.testing.conformance.helpers import state
 from messaging.testing.proxy import Proxy
 from messaging.testing.waiting import PATIENCE, eventually
+from messaging_adapters.memory import MemoryAdapter
 
 if TYPE_CHECKING:
     from messaging.adapter import Events

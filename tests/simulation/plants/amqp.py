@@ -12,7 +12,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/publisher.py",
+                "adapters/messaging_adapters/amqp/publisher.py",
                 "                if held and form.confirms and form.goal in held:",
                 "                if False:",
             ),
@@ -25,7 +25,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/publisher.py",
+                "adapters/messaging_adapters/amqp/publisher.py",
                 "        self._unconfirmed.extend(self._retries.end())\n",
                 "        self._retries.end()\n",
             ),
@@ -38,7 +38,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/retries.py",
+                "adapters/messaging_adapters/amqp/retries.py",
                 "            bisect.insort(held.refused, (number, message), key=_number)",
                 "            held.refused.insert(0, (number, message))",
             ),
@@ -51,7 +51,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/publisher.py",
+                "adapters/messaging_adapters/amqp/publisher.py",
                 "        self._unconfirmed.extendleft(reversed(channel.pending.values()))\n",
                 "",
             ),
@@ -64,7 +64,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/publish_channels.py",
+                "adapters/messaging_adapters/amqp/publish_channels.py",
                 "while self._retired and (self._retired[0].replies is None or len(self._retired) > _MAX_RETIRED):",
                 "while self._retired:",
             ),
@@ -79,17 +79,17 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/consumer.py",
+                "adapters/messaging_adapters/amqp/consumer.py",
                 "        contiguous = [tag for tag in acks if tag <= floor]\n",
                 "        contiguous = acks\n",
             ),
             Edit(
-                "adapters/amqp/consumer.py",
+                "adapters/messaging_adapters/amqp/consumer.py",
                 "max(contiguous), multiple=len(contiguous) > 1))",
                 "max(contiguous), multiple=True))",
             ),
             Edit(
-                "adapters/amqp/consumer.py",
+                "adapters/messaging_adapters/amqp/consumer.py",
                 "        parts += [frames.ack(self._number, tag, multiple=False) for tag in acks if tag > floor]\n",
                 "",
             ),
@@ -102,7 +102,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/consumer.py",
+                "adapters/messaging_adapters/amqp/consumer.py",
                 "            if is_known and await absent_queues.exists(self._wire, queue):",
                 "            if False and is_known and await absent_queues.exists(self._wire, queue):",
             ),
@@ -115,7 +115,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/absent_queues.py",
+                "adapters/messaging_adapters/amqp/absent_queues.py",
                 "            if not is_absent(error) or not is_wanted():\n                raise\n",
                 "            raise\n",
             ),
@@ -128,7 +128,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/consumer.py",
+                "adapters/messaging_adapters/amqp/consumer.py",
                 "            await self._delays.wait(CLOSE_GRACE)\n            self._flush()\n",
                 "            pass\n",
             ),
@@ -141,7 +141,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/delays.py",
+                "adapters/messaging_adapters/amqp/delays.py",
                 "            if self._age(name) >= LEASE - LEASE_MARGIN:\n",
                 "            if False:\n",
             ),
@@ -175,7 +175,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/connection.py",
+                "adapters/messaging_adapters/amqp/connection.py",
                 "        if silence >= limit:\n",
                 "        if False:\n",
             ),
@@ -188,7 +188,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/connection.py",
+                "adapters/messaging_adapters/amqp/connection.py",
                 "                    continue  # a blocked broker answers no requests, either\n",
                 "                    pass\n",
             ),
@@ -201,7 +201,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/link.py",
+                "adapters/messaging_adapters/amqp/link.py",
                 "            # tokens of either connection are stale from here on\n            wire.alive = False\n",
                 "            pass\n",
             ),
@@ -214,7 +214,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/amqp/link.py",
+                "adapters/messaging_adapters/amqp/link.py",
                 "            await wire.close()\n            self._check()\n        self.wires.append(wire)",
                 "            self._check()\n        self.wires.append(wire)",
             ),

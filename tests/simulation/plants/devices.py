@@ -39,7 +39,7 @@ DEVICES = (
         "devices",
         (
             Edit(
-                "adapters/mqtt/link.py",
+                "adapters/messaging_adapters/mqtt/link.py",
                 "            self.writer.finish(self._control.disconnect(session_expiry))\n",
                 '            self._control.disconnect(session_expiry)\n            self.writer.finish(b"")\n',
             ),
@@ -52,7 +52,7 @@ DEVICES = (
         "devices",
         (
             Edit(
-                "adapters/mqtt/last_will.py",
+                "adapters/messaging_adapters/mqtt/last_will.py",
                 "            self._outgoing.confirm()\n            self._outgoing = None\n",
                 "            self._outgoing.confirm()\n            self._outgoing = self.will = None\n",
             ),

@@ -11,7 +11,7 @@ MEMORY = (
         "memory",
         (
             Edit(
-                "adapters/memory/queues.py",
+                "adapters/messaging_adapters/memory/queues.py",
                 """\
         self._line(entry).appendleft((payload, plan, correlation_id, retained, deliveries + 1, expires))
 """,
@@ -32,7 +32,7 @@ MEMORY = (
         "memory",
         (
             Edit(
-                "adapters/memory/queues.py",
+                "adapters/messaging_adapters/memory/queues.py",
                 "        if self._dispatching:\n            self._dispatch_again = True\n            return\n",
                 "        if self._dispatching:\n            return\n",
             ),
@@ -45,7 +45,7 @@ MEMORY = (
         "memory",
         (
             Edit(
-                "adapters/memory/queues.py",
+                "adapters/messaging_adapters/memory/queues.py",
                 "        return self._length + len(self._delayed) >= self.max_length",
                 "        return self._length >= self.max_length",
             ),
@@ -58,7 +58,7 @@ MEMORY = (
         "memory",
         (
             Edit(
-                "adapters/memory/broker.py",
+                "adapters/messaging_adapters/memory/broker.py",
                 "        will, self.will = self.will, None\n        broker = self.broker\n",
                 "        will = self.will = None\n        broker = self.broker\n",
             ),

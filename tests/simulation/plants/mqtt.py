@@ -12,7 +12,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/subscriptions.py",
+                "adapters/messaging_adapters/mqtt/subscriptions.py",
                 """\
         if self._router.orphans or self._abandoned:
             self._timer = clock.call_later(asyncio.get_running_loop(), ORPHAN_TIMEOUT, self.end_orphans)
@@ -20,7 +20,7 @@ MQTT = (
                 "        self.end_orphans()\n",
             ),
             Edit(
-                "adapters/mqtt/subscriptions.py",
+                "adapters/messaging_adapters/mqtt/subscriptions.py",
                 "            self._withdraw(stream, is_at_broker=not self._persistent)",
                 "            self._withdraw(stream, is_at_broker=True)",
             ),
@@ -33,7 +33,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/adapter.py",
+                "adapters/messaging_adapters/mqtt/adapter.py",
                 "        self._subscriptions.end_orphans()\n",
                 "",
             ),
@@ -46,7 +46,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/outbound.py",
+                "adapters/messaging_adapters/mqtt/outbound.py",
                 "self._unresumed.extendleft(reversed(self._handshakes.values()))",
                 "self._unresumed.extendleft(self._handshakes.values())",
             ),
@@ -59,7 +59,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/outbound.py",
+                "adapters/messaging_adapters/mqtt/outbound.py",
                 """\
         if not connack.session_present:
             for handshake in self._unresumed:
@@ -76,7 +76,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/inbound.py",
+                "adapters/messaging_adapters/mqtt/inbound.py",
                 "        return token.receipt.session != self.answers.session or token.stream.ended",
                 "        return False",
             ),
@@ -89,7 +89,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/answers.py",
+                "adapters/messaging_adapters/mqtt/answers.py",
                 "            if receipt.is_due:\n                self._answer(receipt)\n        self._due.clear()",
                 "            self._answer(receipt)\n        self._due.clear()",
             ),
@@ -102,7 +102,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/adapter.py",
+                "adapters/messaging_adapters/mqtt/adapter.py",
                 "        await_claims = connack.session_present\n",
                 "        await_claims = False\n",
             ),
@@ -115,7 +115,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/inbound.py",
+                "adapters/messaging_adapters/mqtt/inbound.py",
                 "if token.receipt.number < heir.since or heir.route.is_shared:\n"
                 "                    del stream.unsettled[token]\n"
                 "                    self._deliver_again(token.receipt, heir)\n"
@@ -132,7 +132,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/router.py",
+                "adapters/messaging_adapters/mqtt/router.py",
                 "            self._former[route.filter] = route.identifiers\n",
                 "            pass\n",
             ),
@@ -146,7 +146,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/adapter.py",
+                "adapters/messaging_adapters/mqtt/adapter.py",
                 "        if await_claims:\n            self._inbound",
                 "        if of_earlier:\n            self._inbound",
             ),
@@ -160,12 +160,12 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/subscriptions.py",
+                "adapters/messaging_adapters/mqtt/subscriptions.py",
                 "with leftovers.departing(stream) if self._persistent else contextlib.nullcontext():",
                 "with contextlib.nullcontext():",
             ),
             Edit(
-                "adapters/mqtt/subscriptions.py",
+                "adapters/messaging_adapters/mqtt/subscriptions.py",
                 "            leftovers = self._inbound.leftovers\n            with",
                 "            with",
             ),
@@ -180,7 +180,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/answers.py",
+                "adapters/messaging_adapters/mqtt/answers.py",
                 "        self._resent = None if v5 else _ResentOrder(self._open, self._answer_in_turn)",
                 "        self._resent: _ResentOrder | None = None",
             ),
@@ -191,7 +191,7 @@ MQTT = (
         "a message without a stream holds up the answers to the others of a session",
         "Let no resent message without a stream hold up the answers to others",
         "mqtt",
-        (Edit("adapters/mqtt/leftovers.py", "            self._answers.pass_over(receipt)\n", ""),),
+        (Edit("adapters/messaging_adapters/mqtt/leftovers.py", "            self._answers.pass_over(receipt)\n", ""),),
         "tests/mqtt/test_delivery_order.py::test_a_resent_message_without_a_stream_holds_up_no_answer",
     ),
     Planted(
@@ -200,7 +200,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/answers.py",
+                "adapters/messaging_adapters/mqtt/answers.py",
                 """\
             if receipt.recorded:  # the PUBREC was lost
                 receipt.recorded, receipt.publish = False, publish
@@ -217,7 +217,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/adapter.py",
+                "adapters/messaging_adapters/mqtt/adapter.py",
                 "    # an answer after DISCONNECT would be lost: it is sent when the broker sends its message again\n"
                 "    adapter._inbound.disconnected()\n",
                 "",
@@ -231,7 +231,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/adapter.py",
+                "adapters/messaging_adapters/mqtt/adapter.py",
                 "        await link.close(expiry, takes_late=True)",
                 "        await link.close(expiry)",
             ),
@@ -244,7 +244,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/router.py",
+                "adapters/messaging_adapters/mqtt/router.py",
                 """\
                     if len(routes) > 1 and publish.qos:
                         return self._once(publish, known[0], routes, last)
@@ -260,7 +260,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/link.py",
+                "adapters/messaging_adapters/mqtt/link.py",
                 "self._finished is None and self._keepalive.is_lost(wire, self.writer):",
                 "self._finished is None and self._keepalive.is_lost(wire, self.writer) is None:",
             ),
@@ -273,7 +273,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/router.py",
+                "adapters/messaging_adapters/mqtt/router.py",
                 "        elif as_published and route.streams and not route.is_shared:\n",
                 "        elif as_published and not route.is_shared:\n",
             ),
@@ -286,7 +286,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/mqtt/router.py",
+                "adapters/messaging_adapters/mqtt/router.py",
                 "        elif route.options != (no_local, as_published) and route.streams:\n",
                 "        elif route.options != (no_local, as_published):\n",
             ),

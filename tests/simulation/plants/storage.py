@@ -174,17 +174,17 @@ SPARK = (
         "spark",
         (
             Edit(
-                "adapters/spark/read/journaled.py",
+                "adapters/pyspark_messaging/read/journaled.py",
                 "            lost = self._lost(positions, seen, opened)\n",
                 "",
             ),
             Edit(
-                "adapters/spark/read/journaled.py",
+                "adapters/pyspark_messaging/read/journaled.py",
                 "            if lost or (positions and opened.meta.query is None):\n",
                 "            if positions and opened.meta.query is None:\n",
             ),
             Edit(
-                "adapters/spark/read/journaled.py",
+                "adapters/pyspark_messaging/read/journaled.py",
                 "                receiver.start()\n        except",
                 "                receiver.start()\n"
                 "            if self._lost(positions, seen, opened):\n"
@@ -201,7 +201,7 @@ SPARK = (
         "spark",
         (
             Edit(
-                "adapters/spark/journal/journal.py",
+                "adapters/pyspark_messaging/journal/journal.py",
                 "                log.skip_to(ends.get(log.partition, 0))",
                 "                pass",
             ),
@@ -214,7 +214,7 @@ SPARK = (
         "spark",
         (
             Edit(
-                "adapters/spark/journal/journal.py",
+                "adapters/pyspark_messaging/journal/journal.py",
                 "            if self._is_open and ends and ends != noted:",
                 "            if False:",
             ),
@@ -228,7 +228,7 @@ SPARK = (
         "spark",
         (
             Edit(
-                "adapters/spark/journal/journal.py",
+                "adapters/pyspark_messaging/journal/journal.py",
                 "            key: max(log.end, noted.get(key, 0))\n",
                 "            key: log.end\n",
             ),
@@ -242,12 +242,12 @@ SPARK = (
         "spark",
         (
             Edit(
-                "adapters/spark/read/receiver.py",
+                "adapters/pyspark_messaging/read/receiver.py",
                 "    return max(1, min(SEGMENT_BYTES, options.journal_bytes // options.receivers // 4))",
                 "    return SEGMENT_BYTES",
             ),
             Edit(
-                "adapters/spark/read/receiver.py",
+                "adapters/pyspark_messaging/read/receiver.py",
                 "        if backlog and backlog + size > self._journal_bytes:",
                 "        if False:",
             ),
@@ -260,7 +260,7 @@ SPARK = (
         "spark",
         (
             Edit(
-                "adapters/spark/read/receiver.py",
+                "adapters/pyspark_messaging/read/receiver.py",
                 "                count = len(part) // 2  # there may be room for fewer",
                 "                self._changed.wait_for(lambda: self._stopping, pause)\n"
                 "                if self._stopping:\n"
@@ -275,7 +275,7 @@ SPARK = (
         "spark",
         (
             Edit(
-                "adapters/spark/read/receiver.py",
+                "adapters/pyspark_messaging/read/receiver.py",
                 "        done, stored, count = 0, 0, len(batch)\n",
                 "        done, stored, count = 0, 0, len(batch)\n"
                 "        for message in batch:\n"
@@ -290,7 +290,7 @@ SPARK = (
         "spark",
         (
             Edit(
-                "adapters/spark/read/receiver.py",
+                "adapters/pyspark_messaging/read/receiver.py",
                 "                self.dropped += 1\n                continue\n",
                 "                self.dropped += 1\n",
             ),

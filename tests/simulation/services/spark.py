@@ -33,7 +33,7 @@ from tests.simulation.simulation import AMQP_FAULTS, HOST, MQTT_FAULTS, Role, Si
 #: the extra is installed: its readers derive from PySpark's classes, which need no Java
 _HAS_SPARK: Final = all(find_spec(name) is not None for name in ("pyspark", "pyarrow", "pandas"))
 if _HAS_SPARK:
-    from adapters.spark.formats import MessagingDataSource
+    from pyspark_messaging.formats import MessagingDataSource
 
 if TYPE_CHECKING:
     import random

@@ -1,0 +1,1 @@
+"""The adapters, one package for each kind of broker. Programs name URLs; entry points find the adapter of a URL."""

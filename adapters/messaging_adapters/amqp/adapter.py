@@ -1,0 +1,381 @@
+"""``AmqpAdapter``: AMQP 0-9-1, with RabbitMQ's extensions, behind the contract of :mod:`messaging.adapter`.
+
+**Channels.** A channel without extension is a routing key on the topic exchange ``exchange`` (:mod:`.names`), and a
+subscription pattern a binding of it. ``channel(name, extension)`` is AMQP as it is: the exchange ``name``, and the
+extension its routing key or, subscribing, its binding key. With ``autocreate`` (the default) an exchange or queue that
+does not exist is declared, as the extensions say (:mod:`.extensions`). One that exists is used as it is.
+
+**Queues.** A subscription without ``queue`` has an exclusive queue of its own, which is deleted with it. Subscriptions
+with the same ``queue`` compete for a durable queue, which keeps messages while it has no consumer and is never deleted
+from here. All messages of such a queue are delivered, also messages that arrived by bindings of other programs or by
+the default exchange.
+
+**Guarantees.** Level "1" (the default): confirmed by the broker when publishing, acknowledged when consuming. Level
+"0": a message is done once written, a delivery once sent. ``guaranteedDelivery`` makes messages persistent as well.
+``docs/amqp.md`` is the reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+from weakref import WeakKeyDictionary
+
+from messaging.adapter import Adapter, Sink
+from messaging.errors import (
+    ConnectionLostError,
+    CredentialsError,
+    InvalidChannelError,
+    InvalidExtensionError,
+    InvalidHeaderError,
+    MissingExtraError,
+)
+from messaging.execution import clock, on_worker
+from messaging.model import CORE_FEATURES, Capabilities, Features, Outgoing, SubscriptionSpec, channels, headers
+from messaging_adapters.amqp import declarations, extensions, names, properties
+from messaging_adapters.amqp.addressing import AmqpAddressing
+from messaging_adapters.amqp.forms import PublishForm
+from messaging_adapters.amqp.overflow import RefusingQueues
+from messaging_adapters.amqp.settings import AmqpSettings
+from messaging_adapters.amqp.streams import StreamPosition
+from messaging_adapters.amqp.target import log_in, make_target
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Sequence
+
+    from messaging.adapter import Events
+    from messaging.model import BrokerUrl, Endpoint, Incoming, PublishPlan
+    from messaging.model.credentials import Credentials
+    from messaging.model.settings import Settings
+    from messaging_adapters.amqp.declarations import Source
+    from messaging_adapters.amqp.joint import JointQueue
+    from messaging_adapters.amqp.link import Link
+    from messaging_adapters.amqp.target import Target
+
+logger = logging.getLogger(__name__)
+
+#: largest message that RabbitMQ takes by default, bytes
+DEFAULT_MAX_MESSAGE_SIZE: Final = 134_217_728
+
+_FEATURES: Final = CORE_FEATURES | frozenset(
+    {
+        Features.PUBLISH_SUBSCRIBE,
+        Features.POINT_TO_POINT,
+        Features.WILDCARDS,
+        Features.ROUTING_KEY,
+        Features.MESSAGE_PROPERTIES,
+        Features.BROKER_REDELIVERY,
+        Features.QUEUE_RETENTION,
+        Features.QUEUE_ADMINISTRATION,
+        Features.EXTENSION_GUARANTEED_DELIVERY,
+        Features.EXTENSION_QOS,
+        Features.EXTENSION_TIME_TO_LIVE,
+        Features.EXTENSION_PRIORITY,
+        Features.EXTENSION_HEADERS,
+        Features.EXTENSION_MANDATORY,
+        Features.EXTENSION_MESSAGE_ID,
+        Features.EXTENSION_DEDUPLICATE,
+        Features.EXTENSION_QUEUE,
+        Features.EXTENSION_AUTOCREATE,
+        *extensions.EXTENSIONS,
+    }
+)
+
+
+#: reply codes of a broker that does not know ``connection.update-secret``: it ends the connection
+_UNKNOWN_METHOD: Final = frozenset({501, 502, 503, 505, 540})
+#: messages of one publish: a few writes to the socket
+_BATCH: Final = 1024
+
+
+class AmqpAdapter(Adapter):
+    """See the module and :class:`~messaging.adapter.Adapter`."""
+
+    provider: ClassVar[str] = "rx-messaging.amqp"
+    settings_type: ClassVar[type[Settings]] = AmqpSettings
+    publish_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = extensions.PUBLISH_EXTENSIONS
+    subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = extensions.SUBSCRIBE_EXTENSIONS
+
+    settings: AmqpSettings
+    credentials: Callable[[], Awaitable[Credentials]] | None = None
+
+    def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
+        super().__init__(url, settings, name)
+        try:
+            from messaging_adapters.amqp import administration, connection, link
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in ("aio_pika", "aiormq", "pamqp", "yarl"):
+                raise
+            raise MissingExtraError("amqp", f"{url.scheme}://") from error
+        self._connection, self._link_type, self._administration = connection, link.Link, administration
+        self._target = make_target(url, self.settings, name)
+        #: the target with the credentials of the last connection
+        self._current = self._target
+        #: whether the broker is not known to lack ``connection.update-secret``
+        self._updates_secret = True
+        self.capabilities = Capabilities(
+            name=name,
+            protocols=("amqp", "amqp0-9-1"),
+            features=_FEATURES,
+            qos_levels=("0", "1"),  # unconfirmed, and at least once: AMQP has no exactly once
+            default_qos="1",
+            header_types=headers.TYPED,  # all: field tables have a type for each
+            max_message_size=self.settings.max_message_size or DEFAULT_MAX_MESSAGE_SIZE,
+            publish_window=min(_BATCH, self.settings.publish_window),
+            can_reject=True,
+            publish_extensions=self.publish_extensions,
+            subscribe_extensions=self.subscribe_extensions,
+            reply_extensions=frozenset({extensions.ENVELOPE}),
+        )
+        self.addressing = AmqpAddressing(self.settings)
+        self.link: Link | None = None
+        self._refusing = RefusingQueues()
+        #: positions of the subscriptions that read streams
+        self._positions: WeakKeyDictionary[Sink, StreamPosition] = WeakKeyDictionary()
+
+    # --- checks and capabilities
+
+    def check_publish(self, plan: PublishPlan) -> None:
+        """Refuse values that are too long for AMQP, ``CC``, and extensions that contradict each other."""
+        options, channel = plan.options, plan.channel
+        _check_names(channel, plan.channel_extension, names.routing_key(channel))
+        if options.time_to_live is not None and options.time_to_live > properties.MAX_TIME_TO_LIVE:
+            raise InvalidExtensionError(
+                Features.EXTENSION_TIME_TO_LIVE,
+                f"must be at most {properties.MAX_TIME_TO_LIVE:.0f} seconds, not {options.time_to_live:g}",
+            )
+        for header in options.headers:
+            if len(header.encode()) > properties.MAX_HEADER_NAME:
+                raise InvalidHeaderError(
+                    Features.EXTENSION_HEADERS,
+                    f"AMQP carries header names of at most {properties.MAX_HEADER_NAME} bytes, not {header[:60]!r}...",
+                )
+            if header in properties.ROUTING_HEADERS:
+                raise InvalidHeaderError(
+                    Features.EXTENSION_HEADERS,
+                    f"{header!r} is not for text: RabbitMQ routes by it; publish to each channel instead",
+                )
+        plan.slot = PublishForm(plan, self.settings.exchange)
+
+    def check_subscribe(self, spec: SubscriptionSpec) -> None:
+        """Refuse names that are too long for AMQP, and extensions that contradict each other."""
+        if spec.channel == names.DIRECT_CHANNEL:
+            raise InvalidChannelError(f"{spec.channel!r} is for the replies to requests that name no reply channel")
+        if spec.channel_extension is not None and channels.has_wildcard(spec.channel):
+            raise InvalidChannelError(
+                f"{spec.channel!r} names an exchange and can have no wildcards; "
+                "they go into the extension, as '*' and '#' of AMQP"
+            )
+        _check_names(spec.channel, spec.channel_extension, names.binding_key(spec.channel))
+        options = spec.options
+        declare = options.custom.get(extensions.DECLARE, "create" if options.autocreate else "passive")
+        if options.queue is None and declare != "create":
+            raise InvalidExtensionError(
+                extensions.DECLARE if options.autocreate else Features.EXTENSION_AUTOCREATE,
+                "a subscription without queue makes one of its own; name an existing queue with the extension "
+                f"{Features.EXTENSION_QUEUE!r}",
+            )
+        if options.dead_letter_channel is not None:
+            _check_names(options.dead_letter_channel, None, names.routing_key(options.dead_letter_channel))
+        self._source(spec)
+
+    def _source(self, spec: SubscriptionSpec) -> Source:
+        """Return the queue of a subscription, and its declaration, also for :meth:`declare_queue`."""
+        return declarations.source(spec, self.settings.exchange, self.settings.max_priority)
+
+    def redelivers(self, spec: SubscriptionSpec, handle: Any = None) -> bool:
+        """Return ``False`` for queues that may be deleted with the connection, or with their last consumer."""
+        custom = spec.options.custom
+        gone = custom.get(extensions.AUTO_DELETE, False)
+        if handle is None:
+            gone = gone or custom.get(extensions.EXCLUSIVE, False)
+        return spec.options.queue is not None and not gone
+
+    # --- connection
+
+    def set_endpoint(self, endpoint: Endpoint) -> None:
+        """See ``TakesEndpoint``."""
+        self._target = self._target.at(endpoint)
+
+    async def open(self, events: Events) -> bool:
+        """Connect for publishing; the connection for consuming is made with the first subscription."""
+        if self.link is not None:
+            # the link of a lost connection must not outlive it
+            await self.link.close()
+            self.link = None
+        settings = self.settings
+        target, context = await self._log_in(may_reuse=False)
+        wire = await self._connection.connect(target, "publishing", context)
+        self.link = self._link_type(
+            target,
+            wire,
+            functools.partial(self._log_in, may_reuse=True),
+            may_change=self.credentials is not None,
+            exchange=settings.exchange,
+            window=settings.publish_window,
+            refusing=self._refusing,
+            lost=events.lost,
+            impaired=events.impaired,
+            blocked_timeout=settings.blocked_timeout,
+        )
+        return False
+
+    async def _log_in(self, *, may_reuse: bool) -> tuple[Target, ssl.SSLContext | None]:
+        """Return credentials and certificates for the next connection: they change while programs run.
+
+        With ``may_reuse``, the credentials in use serve if the provider fails.
+        """
+        if self.credentials is None:
+            self._current = self._target
+        else:
+            now = clock.time_of(asyncio.get_running_loop())
+            try:
+                self._current = log_in(self._target, await self.credentials(), now)
+            except CredentialsError:
+                if not may_reuse or now >= self._current.expires_at:
+                    raise
+        target = self._current
+        if target.tls is None:
+            return target, None
+        return target, await on_worker(target.tls.context)
+
+    async def renew(self, credentials: Credentials) -> None:
+        """See ``TakesCredentials``: ``connection.update-secret``, or a planned reconnect."""
+        link = self.link
+        if link is None or not link.alive:
+            return
+        target = log_in(self._target, credentials, clock.time_of(asyncio.get_running_loop()))
+        if not self._updates_secret or target.username != self._current.username:
+            await link.end_as_planned("to log in with new credentials")
+            return
+        try:
+            await link.update_secret(target)
+        except ConnectionLostError as error:
+            self._updates_secret = error.code not in _UNKNOWN_METHOD
+            logger.info("%s: the new secret is not in use: %s", self.url.label(self.name), error)
+            raise
+        self._current = target
+
+    async def close(self) -> None:
+        """Disconnect. Unsettled deliveries are requeued."""
+        link, self.link = self.link, None
+        if link is not None:
+            await link.close()
+
+    # --- publishing
+
+    async def publish(self, batch: Sequence[Outgoing]) -> None:
+        """See :class:`messaging_adapters.amqp.publisher.Publisher`."""
+        link = self.link
+        if link is None or not link.alive:
+            error = ConnectionLostError(f"there is no connection to {self._target}")
+            for message in batch:
+                message.fail(error)
+        else:
+            await link.publisher.publish(batch)
+
+    # --- subscribing
+
+    async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Any:
+        """See :class:`messaging_adapters.amqp.consumer.QueueConsumer`."""
+        link = self._linked()
+        if spec.channel == names.DIRECT_CHANNEL and spec.channel_extension is None:
+            return await link.publisher.channels.receive_replies(sink)
+        source = self._source(spec)
+        position: StreamPosition | None = None
+        if source.stream_offset is not None:
+            position = self._positions.setdefault(sink, StreamPosition(source.stream_offset))
+        return await link.subscribe(spec, sink, source, position)
+
+    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: JointQueue | None) -> JointQueue:
+        """See ``SubscribesJointly`` and :class:`messaging_adapters.amqp.joint.JointQueue`."""
+        link, source = self._linked(), self._source(spec)
+        if handle is None:
+            return await link.join(spec, sink, source)
+        await handle.join(spec.channel, names.binding_key(spec.channel))
+        return handle
+
+    async def part(self, handle: JointQueue, channel: str) -> None:
+        """See ``SubscribesJointly``."""
+        await handle.part(names.binding_key(channel))
+
+    def abandon(self, handle: JointQueue, is_abandoned: Callable[[str], bool]) -> None:
+        """See ``SubscribesJointly``: a queue delivers everything that it is bound to."""
+
+    def pause(self, handle: Any | None) -> None:
+        """Read no more deliveries, which have a connection of their own. Single subscriptions have their credit."""
+        if handle is None and self.link is not None:
+            self.link.read(False)
+
+    def resume(self, handle: Any | None) -> None:
+        """Undo :meth:`pause`."""
+        if handle is None and self.link is not None:
+            self.link.read(True)
+
+    async def unsubscribe(self, handle: Any) -> None:
+        """Close the subscription's AMQP channel: its unsettled deliveries are requeued."""
+        await handle.close()
+
+    def acknowledge(self, tokens: Sequence[Any]) -> None:
+        """Acknowledge deliveries with ``basic.ack``, sent together at the end of the loop's turn."""
+        for consumer, tag in tokens:
+            consumer.settle(tag, requeue=False)
+
+    def reject(self, tokens: Sequence[Any]) -> None:
+        """Requeue deliveries with ``basic.reject``, sent likewise; or delay them (:mod:`.delays`, :mod:`.streams`)."""
+        for consumer, tag in tokens:
+            consumer.reject(tag)
+
+    def is_stale(self, token: Any) -> bool:
+        """Return whether the delivery's AMQP channel is closed."""
+        return not token[0].is_open
+
+    # --- queues
+
+    def _linked(self) -> Link:
+        if self.link is None:
+            raise ConnectionLostError(f"there is no connection to {self._target}")
+        return self.link
+
+    async def declare_queue(self, specs: Sequence[SubscriptionSpec], *, is_bound: bool) -> None:
+        """See ``AdministersQueues``."""
+        sources = [self._source(spec) for spec in specs]
+        queue = sources[0].queue
+        if queue.exclusive:
+            raise InvalidExtensionError(
+                extensions.EXCLUSIVE,
+                "the queue would be deleted at once, with the connection that declares it; a subscription declares one",
+            )
+        if queue.declare == "none":
+            raise InvalidExtensionError(extensions.DECLARE, "'none' declares nothing; 'passive' checks for the queue")
+        declare = functools.partial(self._administration.declare, sources=sources, is_bound=is_bound)
+        await self._linked().administer(f"queue {queue.name!r} is not declared", declare, queue)
+        for source in sources if is_bound else ():
+            self._refusing.declared(source)
+
+    async def peek_queue(self, name: str, limit: int) -> list[Incoming]:
+        """See ``AdministersQueues``."""
+        peek = functools.partial(self._administration.peek, name=name, limit=limit, exchange=self.settings.exchange)
+        return await self._linked().administer(f"queue {name!r} is not peeked at", peek)
+
+    async def purge_queue(self, name: str) -> int:
+        """See ``AdministersQueues``."""
+        purge = functools.partial(self._administration.purge, name=name)
+        return await self._linked().administer(f"queue {name!r} is not purged", purge)
+
+    async def delete_queue(self, name: str, *, if_empty: bool, if_unused: bool) -> int:
+        """See ``AdministersQueues``."""
+        delete = functools.partial(self._administration.delete, name=name, if_empty=if_empty, if_unused=if_unused)
+        return await self._linked().administer(f"queue {name!r} is not deleted", delete)
+
+
+def _check_names(channel: str, extension: str | None, key: str) -> None:
+    if extension is None:
+        names.check_length(key, f"channel {channel[:80]!r} as a routing key")
+    else:
+        names.check_length(channel, f"exchange {channel[:80]!r}")
+        names.check_length(extension, f"routing key {extension[:80]!r}")

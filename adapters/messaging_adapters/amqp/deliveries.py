@@ -1,0 +1,172 @@
+"""Deliveries, assembled from their method, header and body frames (4.2.6)."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from messaging.model import Features, Incoming, envelope
+from messaging_adapters.amqp import frames, names, properties
+from messaging_adapters.amqp.extensions import ENVELOPE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from messaging.adapter import Sink
+    from messaging.errors import MessagingError
+    from messaging.model.envelope import Unwrapped
+    from messaging_adapters.amqp.properties import Properties
+
+#: header that RabbitMQ's MQTT plugin adds to the messages it publishes
+_MQTT_QOS: Final = "x-mqtt-publish-qos"
+
+
+class DeliveryLane(abc.ABC):
+    """A ``protocol.FrameLane`` that assembles the deliveries of one channel.
+
+    Attributes:
+        known: the properties of the delivery.
+        raw: the same, flags and values as on the wire, if ``keeps_raw`` is set.
+    """
+
+    def __init__(self, *, keeps_raw: bool = False) -> None:
+        self.known = properties.Properties()
+        self.raw = b""
+        self._keeps_raw = keeps_raw
+        #: delivery tag, "redelivered" and route of the delivery whose content is arriving
+        self._delivery: tuple[int, bool, bytes] | None = None
+        #: bytes of the payload that are missing
+        self._missing = 0
+        #: the contents of the body frames, if the payload comes in several (4.2.6.2)
+        self._pieces: list[bytes] | None = None
+
+    @abc.abstractmethod
+    def delivered(self, tag: int, route: bytes, payload: bytes) -> None:
+        """Handle a complete delivery; ``route`` is as ``frames.read_delivery`` returns it."""
+
+    def take_method(self, method: bytes) -> bool:
+        """Take a method other than ``basic.deliver``; see ``FrameLane.take``. By default none is taken."""
+        del method
+        return False
+
+    def take(self, kind: int, data: bytes, at: int, end: int) -> bool:
+        """Take the frames of deliveries; see ``FrameLane.take``."""
+        if kind == frames.METHOD:
+            method = data[at : at + 4]
+            if method == frames.BASIC_DELIVER:
+                self._delivery, self._missing = frames.read_delivery(data, at, end), 0
+                return True
+            if method == frames.BASIC_GET_OK:
+                self._delivery, self._missing = frames.read_got(data, at, end), 0
+                return True
+            return self.take_method(method)
+        if self._delivery is None:
+            return False
+        if kind == frames.HEADER:
+            self._missing, self._pieces = frames.read_body_size(data, at), None
+            self.known = properties.read(data, at + 12, end, self._delivery[1])
+            if self._keeps_raw:
+                self.raw = data[at + 12 : end]
+            if self._missing:
+                return True
+            payload = b""
+        elif self._missing:
+            payload = data[at:end]
+            if end - at != self._missing or self._pieces is not None:
+                self._missing -= end - at
+                if not payload or self._missing < 0:
+                    raise ValueError("an empty body frame" if not payload else "more content than announced")
+                if self._pieces is None:
+                    self._pieces = []
+                self._pieces.append(payload)
+                if self._missing:
+                    return True
+                payload, self._pieces = b"".join(self._pieces), None
+            self._missing = 0
+        else:
+            return False
+        tag, _, route = self._delivery
+        self._delivery = None
+        self.delivered(tag, route, payload)
+        return True
+
+
+class DirectReplies(DeliveryLane):
+    """Direct reply-to on one channel, a feature of RabbitMQ: replies without a queue; the handle of their subscription.
+
+    A channel that consumes from ``amq.rabbitmq.reply-to`` and publishes requests with that name as ``reply-to``
+    receives the replies: the broker replaces the name by an address of the channel. The replies arrive on the
+    publisher's channel, between its confirms, and without acknowledgement.
+    """
+
+    def __init__(self, sink: Sink | None) -> None:
+        super().__init__()
+        #: one item, the receiver of the replies, ``None`` once it has unsubscribed; shared with :meth:`moved`
+        self._receiver: list[Sink | None] = [sink]
+        self._batch: list[Incoming] = []
+
+    @property
+    def sink(self) -> Sink | None:
+        """The receiver of the replies; ``None`` once it has unsubscribed."""
+        return self._receiver[0]
+
+    @sink.setter
+    def sink(self, sink: Sink | None) -> None:
+        self._receiver[0] = sink
+
+    def moved(self) -> DirectReplies:
+        """Return the replies on another channel for the same receiver, which this handle goes on to unsubscribe."""
+        moved = DirectReplies(None)
+        moved._receiver = self._receiver
+        return moved
+
+    def delivered(self, tag: int, route: bytes, payload: bytes) -> None:
+        """Add a reply to the batch, which is delivered at the end of the loop's turn."""
+        del tag, route
+        known = self.known
+        if not self._batch:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._batch.append(
+            Incoming(
+                payload,
+                names.DIRECT_CHANNEL,
+                None,
+                known.content_type,
+                known.content_encoding,
+                known.correlation_id,
+                known.reply_to_channel,
+                known.extensions,
+            )
+        )
+
+    def flush(self) -> None:
+        """Deliver the replies that have arrived."""
+        batch, self._batch = self._batch, []
+        if batch and self.sink is not None:
+            self.sink.deliver(batch)
+
+    async def close(self) -> None:
+        """Unsubscribe. The channel is the publisher's and stays open."""
+        self.sink = None
+
+    def fail(self, error: MessagingError) -> None:
+        """Report that the channel was closed, and with it its address."""
+        self.flush()
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            sink.fail(error)
+
+
+def is_enveloped(known: Properties, payload: bytes) -> bool:
+    """Return whether a message has an envelope around it: RabbitMQ's MQTT plugin published it."""
+    if not payload.startswith(envelope.START):
+        return False
+    headers: Mapping[str, str] = known.extensions.get(Features.EXTENSION_HEADERS, {})
+    return _MQTT_QOS in headers
+
+
+def unwrapped(known: Properties, payload: bytes) -> Unwrapped | None:
+    """Return the message in an envelope; ``None`` if it has expired."""
+    return envelope.unwrap(payload, MappingProxyType({**known.extensions, ENVELOPE: True}))

@@ -1,0 +1,164 @@
+"""Adaptations to the inner workings of aiormq, aio-pika and pamqp, each with a plain fallback.
+
+Everything that depends on more than the public API of these libraries is in this module:
+
+===============  ================================================  ================================================
+adaptation       reason                                            fallback on public API
+===============  ================================================  ================================================
+``Reader``       aiormq logs a traceback for each stream that      The traceback is logged.
+                 ends without ``connection.close-ok``
+``Channel``      pamqp accepts fewer names than brokers do, and    Such a name is refused with the reply code 502. A
+                 writes floats of binding arguments in 32 bits     float among binding arguments matches no header.
+``Connection``   aio-pika registers callbacks for each channel     Each channel costs about a kilobyte until its
+                 that it cannot remove again                       connection ends.
+===============  ================================================  ================================================
+
+The adaptations are in use with the versions in ``TESTED``, and the fallbacks with all others. What depends on the
+choice reads ``ENABLED`` when a connection is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import aio_pika
+import aiormq
+from aiormq import spec
+
+from messaging_adapters.amqp import frames, tables
+
+if TYPE_CHECKING:
+    from aiormq.abc import AbstractChannel
+    from pamqp.base import Frame
+
+logger = logging.getLogger(__name__)
+
+F = TypeVar("F", bound="Frame")
+
+#: the versions that the adaptations are written for
+TESTED: Final = {"aio-pika": "10.2.", "aiormq": "7.2.", "pamqp": "4.0."}
+
+
+def untested() -> list[str]:
+    """Return the installed libraries, with their versions, that are not in ``TESTED``."""
+    return [f"{name} {version(name)}" for name, tested in TESTED.items() if not version(name).startswith(tested)]
+
+
+#: whether the adaptations are in use
+ENABLED: bool = not untested()
+if not ENABLED:
+    logger.warning(
+        "amqp: adaptations to the AMQP library are off: not tested with %s; names of exchanges and queues are limited "
+        "to letters, digits, space and -_.:@#,/+, and floats in bindingArguments match no header",
+        ", ".join(untested()),
+    )
+
+
+class Reader(asyncio.StreamReader):
+    """The stream that aiormq reads. With ``ends_quietly``, aiormq reads ``connection.close-ok`` at its end."""
+
+    ends_quietly = False
+    _has_ended_quietly = False
+
+    def feed_eof(self) -> None:
+        """End the stream."""
+        if self.ends_quietly and not self.at_eof():
+            self.ends_quietly = False
+            self._has_ended_quietly = True
+            self.feed_data(frames.CLOSE_OK)
+        super().feed_eof()
+
+    def set_exception(self, exc: Exception) -> None:
+        """End the stream over an error. A quiet end hides the error from aiormq, also one that follows it."""
+        if self.ends_quietly:
+            self.feed_eof()
+        elif not self._has_ended_quietly:  # aiormq may not have read the end yet
+            super().set_exception(exc)
+
+
+class Connection(aiormq.Connection):
+    """A connection with one observer of its closure, from which aio-pika can remove its callbacks."""
+
+    _observer: asyncio.Future[Any] | None = None
+
+    @property
+    def closing(self) -> asyncio.Future[Any]:
+        """Return the observer of the closure."""
+        if self._observer is None:
+            self._observer = super().closing
+        return self._observer
+
+
+def _lenient(kind: type[F]) -> type[F]:
+    """Return a method without pamqp's check of names."""
+    return cast("type[F]", type(kind.__name__, (kind,), {"validate": lambda _: None}))
+
+
+_ExchangeDeclare: Final = _lenient(spec.Exchange.Declare)
+_QueueDeclare: Final = _lenient(spec.Queue.Declare)
+_QueueUnbind: Final = _lenient(spec.Queue.Unbind)
+_QueuePurge: Final = _lenient(spec.Queue.Purge)
+_QueueDelete: Final = _lenient(spec.Queue.Delete)
+_Consume: Final = _lenient(spec.Basic.Consume)
+
+
+def _marshal_bind(method: spec.Queue.Bind) -> bytes:
+    """Return ``queue.bind`` as bytes, with its arguments written as headers are: only then do floats match."""
+    names = b"".join(map(frames.short_string, (method.queue, method.exchange, method.routing_key)))
+    return b"\x00\x00" + names + b"\x00" + tables.write_table(method.arguments or {})
+
+
+_QueueBind: Final = cast(
+    "type[spec.Queue.Bind]", type("Bind", (spec.Queue.Bind,), {"validate": lambda _: None, "marshal": _marshal_bind})
+)
+
+
+class _LenientChannel:
+    """An aiormq channel whose declarations, bindings and consumers may have any name that fits into 255 bytes."""
+
+    def __init__(self, channel: aiormq.Channel) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    async def exchange_declare(self, exchange: str, *, timeout: float | None = None, **fields: Any) -> Any:
+        """Declare an exchange, or check for it."""
+        return await self._channel.rpc(_ExchangeDeclare(exchange=exchange, **fields), timeout=timeout)
+
+    async def queue_declare(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
+        """Declare a queue, or check for it."""
+        return await self._channel.rpc(_QueueDeclare(queue=queue, **fields), timeout=timeout)
+
+    async def queue_purge(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
+        """Remove the messages of a queue."""
+        return await self._channel.rpc(_QueuePurge(queue=queue, **fields), timeout=timeout)
+
+    async def queue_delete(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
+        """Delete a queue."""
+        return await self._channel.rpc(_QueueDelete(queue=queue, **fields), timeout=timeout)
+
+    async def queue_bind(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
+        """Bind a queue."""
+        return await self._channel.rpc(_QueueBind(queue=queue, **fields), timeout=timeout)
+
+    async def queue_unbind(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
+        """Unbind a queue."""
+        return await self._channel.rpc(_QueueUnbind(queue=queue, **fields), timeout=timeout)
+
+    async def basic_consume(self, *, consumer_callback: object, timeout: float | None = None, **fields: Any) -> Any:
+        """Start a consumer, whose deliveries are taken by a frame lane and not by ``consumer_callback``."""
+        del consumer_callback
+        return await self._channel.rpc(_Consume(**fields), timeout=timeout)
+
+
+class Channel(aio_pika.Channel):
+    """aio-pika's channel on a :class:`_LenientChannel`."""
+
+    async def get_underlay_channel(self) -> AbstractChannel:
+        """Return the channel that aio-pika's exchanges and queues send their methods on."""
+        channel = cast("aiormq.Channel", await super().get_underlay_channel())
+        return cast("AbstractChannel", _LenientChannel(channel))

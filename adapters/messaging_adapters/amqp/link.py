@@ -1,0 +1,307 @@
+"""The connections, the publisher and the subscriptions of an instance, from ``open`` to the next loss.
+
+Publishing and consuming have a connection each: a broker that is short of memory accepts no messages, but goes on
+delivering them. The one for consuming is made with the first subscription. The end of either ends the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import aiormq
+
+from messaging.adapter import PlannedLossError
+from messaging.errors import (
+    AuthenticationError,
+    BrokerError,
+    ConnectFailedError,
+    ConnectionLostError,
+    QueueRefusedError,
+    SubscriptionRefusedError,
+)
+from messaging.execution import clock
+from messaging_adapters.amqp import topology
+from messaging_adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, Wire, connect, refusal
+from messaging_adapters.amqp.consumer import QueueConsumer
+from messaging_adapters.amqp.delays import Delays
+from messaging_adapters.amqp.joint import JointQueue
+from messaging_adapters.amqp.publisher import Publisher
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from messaging.adapter import Sink
+    from messaging.model import SubscriptionSpec
+    from messaging_adapters.amqp.declarations import QueueSpec, Source
+    from messaging_adapters.amqp.overflow import RefusingQueues
+    from messaging_adapters.amqp.streams import StreamPosition
+    from messaging_adapters.amqp.target import Target
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: seconds that a planned reconnect is delayed by unconfirmed messages
+_PLANNED_TIMEOUT: Final = 1.0
+
+
+class Link:
+    """See the module.
+
+    Args:
+        publishing: the connection to publish on.
+        log_in: returns credentials and certificates for the connection to consume on.
+        may_change: whether the next connection may have other credentials.
+        exchange: the exchange of channels without extension.
+        window: the largest number of unconfirmed messages.
+        lost: called once if the link ends without ``close``.
+        impaired: called when the broker stops accepting messages, and when it resumes; see ``Events.impaired``.
+        blocked_timeout: seconds for which the broker may accept no messages before the link ends; ``None``: for ever.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        publishing: Wire,
+        log_in: Callable[[], Awaitable[tuple[Target, ssl.SSLContext | None]]],
+        *,
+        may_change: bool,
+        exchange: str,
+        window: int,
+        refusing: RefusingQueues,
+        lost: Callable[[ConnectionLostError], None],
+        impaired: Callable[[BrokerError | None], object],
+        blocked_timeout: float | None = None,
+    ) -> None:
+        self.alive = True
+        self.publisher = Publisher(publishing, exchange, window, refusing)
+        self._refusing = refusing
+        self._target = target
+        self.wires = [publishing]
+        self._consuming: Wire | None = None
+        self._connecting = asyncio.Lock()
+        #: the attempts to connect of now
+        self._dialling: dict[asyncio.Timeout, None] = {}
+        self._log_in = log_in
+        self._may_change = may_change
+        self._exchange = exchange
+        self._lost = lost
+        self._impaired = impaired
+        self._blocked_timeout = blocked_timeout
+        self._blocked_timer: asyncio.TimerHandle | None = None
+        self._count = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._delays = Delays(publishing, target.username)
+        publishing.lost = self._end
+        publishing.blocked = self._block
+
+    async def subscribe(
+        self, spec: SubscriptionSpec, sink: Sink, source: Source, position: StreamPosition | None
+    ) -> QueueConsumer:
+        """Subscribe; see ``Adapter.subscribe``. ``source`` is the compiled ``spec``, ``position`` is for streams."""
+        wire = await self._consuming_wire()
+        self._count += 1
+        consumer = QueueConsumer(
+            wire,
+            spec,
+            sink,
+            source,
+            position=position,
+            delays=self._delays if source.delay is not None else None,
+            exchange=self._exchange,
+            tag=f"{self._target.name[:40]}-{self._count}",
+            spawn=self._spawn,
+        )
+        await consumer.open()
+        self._refusing.declared(source)
+        return consumer
+
+    async def join(self, spec: SubscriptionSpec, sink: Sink, source: Source) -> JointQueue:
+        """Subscribe to the first channel of a joint subscription; see ``SubscribesJointly``."""
+        # the core knows the channels: to the consumer, whatever is in the queue is wanted
+        consumer = await self.subscribe(spec, sink, source._replace(patterns=()), None)
+        return JointQueue(await self._consuming_wire(), consumer, source.exchange)
+
+    async def administer(self, what: str, request: Callable[[Wire], Awaitable[T]], queue: QueueSpec | None = None) -> T:
+        """Make a request about a queue, on a connection of its own: the broker may close it over the request.
+
+        Args:
+            what: the subject of errors.
+            request: see :mod:`.administration`.
+            queue: its declaration, for the error about a queue that differs.
+
+        Raises:
+            QueueRefusedError: the broker refused the request.
+            ConnectFailedError, ConnectionLostError: as they say.
+        """
+        self._check()
+        try:
+            wire = await self._dial("administration")
+        except TimeoutError:
+            self._check()
+            raise ConnectFailedError(f"no connection to {self._target} within {self._target.timeout:g} s") from None
+        try:
+            return await request(wire)
+        except aiormq.AMQPChannelError as error:
+            raise refusal(QueueRefusedError, what, error, topology.way_out(queue, error) if queue else "") from error
+        finally:
+            self.wires.remove(wire)
+            await wire.close()
+
+    def read(self, wanted: bool) -> None:
+        """Resume or pause reading deliveries."""
+        if self._consuming is not None:
+            self._consuming.read(wanted)
+
+    async def close(self) -> None:
+        """Disconnect, within about a second. Idempotent; does not raise.
+
+        It takes up to ``UNCONFIRMED_GRACE`` if the broker has to read messages first that it does not confirm.
+        """
+        # acknowledgements are written at the end of the loop's turn
+        await asyncio.sleep(0)
+        self.alive = False
+        for wire in self.wires:
+            wire.lost = lambda _: None
+        self._stop_dialling()
+        self._watch_blocked(None)
+        await self._close_wires()
+        self.publisher.end(ConnectionLostError(f"connection to {self._target} was closed"))
+        self._delays.end()
+        if self._tasks:
+            await clock.wait(self._tasks, timeout=1.0)
+
+    async def update_secret(self, target: Target) -> None:
+        """Replace the secret of both connections by that of ``target``.
+
+        Raises:
+            ConnectionLostError: a connection was lost, and the link with it: planned, if the broker refused the secret.
+        """
+        # at the same time: a broker that is out of memory answers on one of them only
+        updates = (self.wires[0].update_secret(target), self._update_consuming(target))
+        for outcome in await asyncio.gather(*updates, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _update_consuming(self, target: Target) -> None:
+        async with self._connecting:
+            if self._consuming is not None:
+                await self._consuming.update_secret(target)
+
+    async def end_as_planned(self, purpose: str) -> None:
+        """Disconnect in good order and report the loss, so that the core makes another connection."""
+        await self.publisher.finish(_PLANNED_TIMEOUT)
+        # acknowledgements are written at the end of the loop's turn
+        await asyncio.sleep(0)
+        if not self.alive:
+            return
+        for wire in self.wires:
+            wire.lost = lambda _: None
+        try:
+            await self._close_wires()
+        finally:
+            self._end(PlannedLossError(f"connection to {self._target} ended {purpose}"))
+
+    async def _close_wires(self) -> None:
+        grace = UNCONFIRMED_GRACE if self.publisher.wrote_unconfirmed() else CLOSE_GRACE
+        await asyncio.gather(*[wire.close(grace) for wire in self.wires])
+
+    async def _consuming_wire(self) -> Wire:
+        async with self._connecting:
+            self._check()
+            if self._consuming is None:
+                self._consuming = await self._connect()
+            return self._consuming
+
+    async def _connect(self) -> Wire:
+        try:
+            wire = await self._dial("consuming")
+        except (ConnectFailedError, TimeoutError) as error:
+            if isinstance(error, AuthenticationError) and not self._may_change:
+                what = f"no connection to consume on: {error}"
+                raise SubscriptionRefusedError(what, code=error.code, detail=error.detail) from error
+            self._check()  # the link ended, and the attempt with it
+            # treated as a loss: the core opens again, with its delays
+            reason = str(error) or f"none within {self._target.timeout:g} s"
+            code, detail = (error.code, error.detail) if isinstance(error, BrokerError) else (None, None)
+            what = f"no connection to {self._target} to consume on: {reason}"
+            lost = ConnectionLostError(what, code=code, detail=detail)
+            lost.__cause__ = error
+            self._end(lost)
+            raise lost from error
+        wire.lost = self._end
+        return wire
+
+    async def _dial(self, purpose: str) -> Wire:
+        async with clock.timeout(self._target.timeout) as dialling:
+            self._dialling[dialling] = None
+            try:
+                target, context = await self._log_in()
+                wire = await connect(target, purpose, context)
+            finally:
+                self._dialling.pop(dialling, None)  # its deadline cannot be changed after it has passed
+        if not self.alive:  # it came too late
+            await wire.close()
+            self._check()
+        self.wires.append(wire)
+        return wire
+
+    def _block(self, reason: str | None) -> None:
+        self.publisher.block(reason)
+        self._delays.block(reason)
+        self._watch_blocked(reason)
+        if reason is None:
+            logger.info("amqp '%s' (%s): the broker accepts messages again", self._target.name, self._target)
+            self._impaired(None)
+        else:
+            logger.warning(
+                "amqp '%s' (%s): the broker accepts no messages: %s; publishing waits",
+                self._target.name, self._target, reason,
+            )  # fmt: skip
+            self._impaired(BrokerError(f"{self._target} takes no messages for now: {reason}", detail=reason))
+
+    def _watch_blocked(self, reason: str | None) -> None:
+        """End the link if the broker accepts no messages for too long; with ``None`` it accepts them again."""
+        if reason is not None and self._blocked_timer is None and self._blocked_timeout is not None:
+            text = f"{self._target} took no messages for {self._blocked_timeout:g} s: {reason}"
+            self._blocked_timer = clock.call_later(
+                asyncio.get_running_loop(),
+                self._blocked_timeout,
+                lambda: self._end(ConnectionLostError(text, detail=reason)),
+            )
+        elif reason is None and self._blocked_timer is not None:
+            self._blocked_timer.cancel()
+            self._blocked_timer = None
+
+    def _stop_dialling(self) -> None:
+        for dialling in self._dialling:
+            if not dialling.expired():
+                dialling.reschedule(clock.time_of(asyncio.get_running_loop()))
+
+    def _check(self) -> None:
+        if not self.alive:
+            raise ConnectionLostError(f"connection to {self._target} lost")
+
+    def _end(self, cause: ConnectionLostError) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        for wire in self.wires:
+            # tokens of either connection are stale from here on
+            wire.alive = False
+        self._stop_dialling()
+        self._watch_blocked(None)
+        self.publisher.channels.flush_replies()
+        self._lost(cause)
+        self.publisher.end(cause)
+        self._delays.end()
+        for wire in self.wires:
+            self._spawn(wire.close())
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

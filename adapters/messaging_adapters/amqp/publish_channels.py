@@ -1,0 +1,232 @@
+"""The channels of one publisher, opened when they are first needed, and the exchanges that are known to exist."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+import aiormq
+
+from messaging.errors import PublishRefusedError, SubscriptionRefusedError, UnroutableError
+from messaging_adapters.amqp import names, topology
+from messaging_adapters.amqp.confirms import ConfirmChannel
+from messaging_adapters.amqp.connection import refusal
+from messaging_adapters.amqp.deliveries import DirectReplies
+
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractChannel
+
+    from messaging.adapter import Sink
+    from messaging.model import Outgoing
+    from messaging_adapters.amqp.connection import Wire
+    from messaging_adapters.amqp.forms import PublishForm
+
+logger = logging.getLogger(__name__)
+
+#: replaced channels that are kept open for direct replies
+_MAX_RETIRED: Final = 4
+
+
+class Owner(Protocol):
+    """The publisher, as its channels see it."""
+
+    def progressed(self) -> None:
+        """Look for room and answers again."""
+
+    def nacked(self, number: int, message: Outgoing, /) -> None:
+        """Handle a message that the broker refused; ``number`` rises in the order of publishing."""
+
+    def refused(self, channel: PublishChannel, /) -> None:
+        """Handle the close of a channel by the broker."""
+
+
+class PublishChannel(ConfirmChannel["Outgoing"]):
+    """A channel of a publisher.
+
+    Args:
+        opened: the channel at the library.
+        confirms: whether the broker confirms messages on it.
+        base: the number of messages that were published on earlier channels.
+    """
+
+    def __init__(self, owner: Owner, opened: AbstractChannel, *, confirms: bool, base: int) -> None:
+        super().__init__(cast("int", opened.number), confirms=confirms)
+        self.opened = opened
+        self.base = base
+        #: whether another channel has replaced it
+        self.is_retired = False
+        #: the receiver of direct replies
+        self.replies: DirectReplies | None = None
+        #: tag by message id of the messages that may be returned
+        self.mandatory: dict[str, int] = {}
+        self._owner = owner
+
+    def take(self, kind: int, data: bytes, at: int, end: int) -> bool:
+        """Take confirms, returns and direct replies; see ``protocol.FrameLane``."""
+        replies = self.replies
+        return (replies is not None and replies.take(kind, data, at, end)) or super().take(kind, data, at, end)
+
+    def progressed(self) -> None:
+        """See ``ConfirmChannel.progressed``."""
+        if self.mandatory:
+            self._forget_settled()
+        self._owner.progressed()
+
+    def is_taken(self, message_id: str) -> bool:
+        """Return whether another message with this id may be returned: the two could not be told apart."""
+        return self.mandatory.get(message_id, 0) in self.pending
+
+    def _forget_settled(self) -> None:
+        pending = self.pending
+        # the order of publishing, which is about the order of confirms
+        for message_id, _ in [*itertools.takewhile(lambda each: each[1] not in pending, self.mandatory.items())]:
+            del self.mandatory[message_id]
+
+    def nacked(self, tag: int, message: Outgoing) -> None:
+        """See ``ConfirmChannel.nacked``."""
+        self._owner.nacked(self.base + tag, message)
+
+    def refused(self) -> None:
+        """See ``ConfirmChannel.refused``."""
+        if not self.is_retired:
+            self._owner.refused(self)
+
+    def returned(self, code: int, text: str, key: str, message_id: str | None) -> None:
+        """See ``ConfirmChannel.returned``."""
+        tag = self.mandatory.pop(message_id or "", 0)
+        message = self.pending.pop(tag, None)
+        if message is None:
+            logger.debug("amqp: an unknown message was returned from %r: %d %s", key, code, text)
+        else:
+            what = f"publish to {message.plan.channel!r}: {code} {text}: no queue takes {key!r}"
+            message.fail(UnroutableError(what, code=code, detail=text))
+
+
+class PublishChannels:
+    """See the module.
+
+    Attributes:
+        open: the open channels, with publisher confirms and without.
+        exchanges: the names of exchanges that are known to exist.
+    """
+
+    def __init__(self, owner: Owner, wire: Wire) -> None:
+        self.open: dict[bool, PublishChannel] = {}
+        self.exchanges = {""}
+        self._owner = owner
+        self._wire = wire
+        self._opening = asyncio.Lock()
+        #: messages that were published on closed channels
+        self._base = 0
+        #: channels that are not published on any more, and receive direct replies
+        self._retired: list[PublishChannel] = []
+
+    async def prepare(self, message: Outgoing, form: PublishForm) -> None:
+        """Open the channel and declare the exchange of ``message``. If the broker refuses, the message fails."""
+        try:
+            if form.confirms not in self.open:
+                await self.channel(confirms=form.confirms)
+            if form.exchange not in self.exchanges:
+                await topology.ensure_exchange(self._wire, form.destination.exchange)
+                self.exchanges.add(form.exchange)
+        except aiormq.AMQPChannelError as error:
+            message.fail(refusal(PublishRefusedError, f"publish to {message.plan.channel!r}", error))
+
+    async def channel(self, *, confirms: bool) -> PublishChannel:
+        """Return the channel with or without confirms. Raises as ``Wire.channel``."""
+        async with self._opening:
+            channel = self.open.get(confirms)
+            if channel is None:
+                channel = self.open[confirms] = await self._new(confirms=confirms)
+            return channel
+
+    async def _new(self, *, confirms: bool) -> PublishChannel:
+        opened = await self._wire.channel(confirms=confirms)
+        channel = PublishChannel(self._owner, opened, confirms=confirms, base=self._base)
+        self._wire.lanes[channel.number] = channel
+        return channel
+
+    def drop(self, channel: PublishChannel) -> None:
+        """Forget a channel that the broker closed, and fail the subscription to replies on it."""
+        if self.open.get(channel.confirms) is channel:
+            del self.open[channel.confirms]
+        self._base += channel.last_tag
+        # the exchange that the broker closed the channel over may have been deleted
+        self.exchanges = {""}
+        if channel.replies is not None:
+            code, text = channel.refusal or (0, "")
+            what = f"the channel that replies arrive on was closed: {code} {text}"
+            channel.replies.fail(SubscriptionRefusedError(what, code=code, detail=text))
+
+    async def renew(self) -> None:
+        """Replace the channel with confirms, on which no message may be unconfirmed. Raises as ``Wire.channel``.
+
+        A channel that receives direct replies stays open for those to earlier requests.
+        """
+        async with self._opening:
+            old = self.open.pop(True, None)
+            if old is not None:
+                self._base += old.last_tag
+                old.is_retired = True
+                self._retired.append(old)
+                while self._retired and (self._retired[0].replies is None or len(self._retired) > _MAX_RETIRED):
+                    await self._close(self._retired.pop(0))
+            channel = await self._new(confirms=True)
+            if old is not None and old.replies is not None:
+                # first: the broker closes a channel with a request whose replies it cannot deliver
+                channel.replies = old.replies.moved()
+                await self._consume_replies(channel)
+            self.open[True] = channel
+
+    async def _close(self, channel: PublishChannel) -> None:
+        await self._wire.close_channel(channel.opened)
+        if self._wire.lanes.get(channel.number) is channel:
+            del self._wire.lanes[channel.number]
+
+    async def _consume_replies(self, channel: PublishChannel) -> None:
+        queue = await channel.opened.get_queue(names.DIRECT_REPLY_TO, ensure=False)
+        await topology.consume(self._wire, queue, "replies", no_ack=True)
+
+    async def receive_replies(self, sink: Sink) -> DirectReplies:
+        """Have the replies to requests with direct reply-to delivered to ``sink``.
+
+        Raises:
+            SubscriptionRefusedError: the broker does not support it.
+            ConnectionLostError: the connection was lost.
+        """
+        try:
+            channel = await self.channel(confirms=True)
+            if channel.replies is not None:  # an earlier subscription has ended
+                channel.replies.sink = sink
+                return channel.replies
+            replies = channel.replies = DirectReplies(sink)
+            await self._consume_replies(channel)
+        except aiormq.AMQPChannelError as error:
+            raise refusal(SubscriptionRefusedError, "replies", error) from error
+        return replies
+
+    def flush_replies(self) -> None:
+        """Deliver the replies that have arrived: they count even if the connection is lost now."""
+        for channel in (*self._retired, *self.open.values()):
+            if channel.replies is not None:
+                channel.replies.flush()
+
+    # --- the numbers of messages, which rise in the order of publishing
+
+    @property
+    def last_number(self) -> int:
+        """Return the number of the message that was written last."""
+        channel = self.open.get(True)
+        return self._base if channel is None else channel.base + channel.last_tag
+
+    def is_answered(self, number: int) -> bool:
+        """Return whether the broker has answered for a message that was written."""
+        channel = self.open.get(True)
+        return channel is None or number - channel.base not in channel.pending
+
+    def pending(self) -> list[Outgoing]:
+        """Return the unconfirmed messages."""
+        channel = self.open.get(True)
+        return [] if channel is None else [*channel.pending.values()]

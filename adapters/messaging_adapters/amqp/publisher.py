@@ -1,0 +1,340 @@
+"""Publishing on one connection: pipelined, confirmed, bounded, in order.
+
+Messages with qos 1 travel on a channel with publisher confirms, messages with qos 0 on one without. A channel is opened
+when it is first needed. ``publish`` writes as much as fits, and waits in between: for room in the window of unconfirmed
+messages or in the transport's buffer, for a broker that is out of memory, for a channel. One task publishes at a time.
+
+**Message ids.** A mandatory message that reaches no queue is returned, and only its message id identifies it.
+So a message waits, with all that follow it, while another one with the same id of the application is unconfirmed.
+
+**A message the broker refused** (``basic.nack``) is sent again until its deadline, see :mod:`.retries`. If a full
+queue is known to have refused it (:mod:`.overflow`), it fails.
+
+**A channel the broker closed.** The broker answers a message that it rejects (no such exchange, no permission, too
+large) by closing the channel, and does not say which message it was. So the unconfirmed messages are sent again on a
+new channel, each confirmed before the next one is sent: a message that costs this channel, too, is the rejected one and
+fails. Some of the others arrive twice, as after any unknown outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import aiormq
+
+from messaging.errors import (
+    ArgumentError,
+    ConnectionLostError,
+    MessagingError,
+    PublishRefusedError,
+)
+from messaging.execution import clock
+from messaging_adapters.amqp import overflow
+from messaging_adapters.amqp.connection import refusal
+from messaging_adapters.amqp.extensions import QUEUE_OVERFLOW
+from messaging_adapters.amqp.forms import PublishForms
+from messaging_adapters.amqp.overflow import RefusingQueues
+from messaging_adapters.amqp.publish_channels import PublishChannels
+from messaging_adapters.amqp.retries import Retries
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from messaging.model import Outgoing
+    from messaging_adapters.amqp.connection import Wire
+    from messaging_adapters.amqp.publish_channels import PublishChannel
+
+logger = logging.getLogger(__name__)
+
+#: bytes that are encoded before they are written
+_CHUNK: Final = 65_536
+#: chunks that are written at once where nothing waits for room in the transport's buffer
+_CHUNKS_AGAIN: Final = 16
+#: how long the broker may take to read messages that it does not confirm, seconds
+_MAY_BE_UNREAD: Final = 30.0
+#: how long publishing waits for the answers to unconfirmed messages before it takes another channel, seconds
+_RENEWAL: Final = 1.0
+_NOT_SENT: Final = "the connection was lost before the message was sent"
+
+
+class Publisher:
+    """See the module.
+
+    Args:
+        wire: the connection; the publisher is the only one on it.
+        exchange: the exchange of channels without extension.
+        window: the largest number of unconfirmed messages.
+        refusing: the queues that are known to refuse messages when they are full.
+    """
+
+    def __init__(self, wire: Wire, exchange: str, window: int, refusing: RefusingQueues | None = None) -> None:
+        self._wire = wire
+        self._window = window
+        #: a full window is filled again only when there is room worth a write
+        self._low = window - max(1, window // 4)
+        self._full = False
+        self._blocked = False
+        self.channels = PublishChannels(self, wire)
+        self._forms = PublishForms(exchange)
+        self._changed = asyncio.Event()
+        self._recovery: asyncio.Task[None] | None = None
+        #: unconfirmed messages of closed channels, one of which was rejected
+        self._unconfirmed: deque[Outgoing] = deque()
+        self._refusing = refusing or RefusingQueues()
+        self._retries = Retries(self, self.channels)
+        #: when a message without confirm was last written, in the loop's time
+        self._unconfirmed_at = -math.inf
+
+    @property
+    def is_blocked(self) -> bool:
+        """Return whether the broker accepts no messages for now."""
+        return self._blocked
+
+    async def publish(self, batch: Sequence[Outgoing]) -> None:
+        """Write the messages of ``batch``, in order; see ``Adapter.publish``."""
+        position = 0
+        try:
+            while position < len(batch):
+                await self._wait_for_room(batch[position])
+                position = self._send(batch, position)
+                await self._wire.drain()
+        except ConnectionLostError as error:
+            # messages that were written and are unconfirmed are failed by ``end``
+            for message in batch[position:]:
+                if not message.settled:
+                    message.fail(error)
+
+    def end(self, error: MessagingError) -> None:
+        """Fail all unconfirmed messages and end all waiting after the connection has ended. Idempotent."""
+        if self._recovery is not None:
+            self._recovery.cancel()
+        for channel in self.channels.open.values():
+            pending, channel.pending = channel.pending, {}
+            self._unconfirmed.extend(pending.values())
+        self._unconfirmed.extend(self._retries.end())
+        while self._unconfirmed:
+            self._unconfirmed.popleft().fail(error)
+        self.progressed()
+
+    async def finish(self, seconds: float) -> None:
+        """Write no further message, and wait until none is unconfirmed, at most ``seconds``."""
+        self._blocked = True
+        try:
+            async with clock.timeout(seconds):
+                while self._wire.alive and (
+                    self._unconfirmed or any(not each.settled for each in self.channels.pending())
+                ):
+                    await self._wait()
+        except TimeoutError:
+            pass
+
+    def wrote_unconfirmed(self) -> bool:
+        """Return whether messages were written a short time ago that the broker does not confirm."""
+        return clock.time_of(asyncio.get_running_loop()) - self._unconfirmed_at < _MAY_BE_UNREAD
+
+    # --- waiting
+
+    def progressed(self) -> None:
+        """Wake up the task that waits for room, a channel or an answer."""
+        if self._retries.held:
+            self._retries.send_answered()
+        self._changed.set()
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def block(self, reason: str | None) -> None:
+        """Stop writing because the broker accepts no messages, for this reason; resume with ``None``."""
+        self._blocked = reason is not None
+        self.progressed()
+
+    def _has_room(self, channel: PublishChannel) -> bool:
+        if not channel.confirms:
+            return True
+        count = len(channel.pending) + self._retries.count
+        self._full = count > self._low if self._full else count >= self._window
+        return not self._full
+
+    async def _wait_for_room(self, message: Outgoing) -> None:
+        """Return once ``message`` can be encoded and written, or is settled.
+
+        Raises:
+            ConnectionLostError: the connection was lost.
+        """
+        while True:
+            if not self._wire.alive:
+                raise ConnectionLostError(_NOT_SENT)
+            if message.settled:
+                return
+            if self._blocked or self._recovery is not None:
+                await self._wait()
+                continue
+            form = self._forms.of(message)
+            if form is None:
+                return
+            channel = self.channels.open.get(form.confirms)
+            if channel is None or form.exchange not in self.channels.exchanges:
+                await self.channels.prepare(message, form)
+            elif not self._has_room(channel) or (form.shared_id is not None and channel.is_taken(form.shared_id)):
+                await self._wait()
+            else:
+                return
+
+    # --- writing
+
+    def _send(self, batch: Sequence[Outgoing], position: int, *, again: bool = False) -> int:
+        """Write messages from ``position`` on as far as none has to wait, and return the position reached.
+
+        With ``again``, the messages were refused before, and need no room in the window.
+        """
+        parts: list[bytes] = []
+        size = 0
+        confirmed: list[Outgoing] = []
+        unconfirmed: list[Outgoing] = []
+        now = int(clock.wall())
+        held = None if again else self._retries.held
+        form_of, frame_max = self._forms.of, self._wire.frame_max
+        channels, exchanges = self.channels.open, self.channels.exchanges
+        while position < len(batch) and size < _CHUNK:
+            message = batch[position]
+            if not message.settled and (form := form_of(message)) is not None:
+                channel = channels.get(form.confirms)
+                if channel is None or form.exchange not in exchanges or not (again or self._has_room(channel)):
+                    break
+                if form.shared_id is not None and channel.is_taken(form.shared_id):
+                    break
+                if held and form.confirms and form.goal in held:
+                    self._retries.wait_behind(form.goal, message)
+                    position += 1
+                    continue
+                try:
+                    parts += form.encode(message, channel.number, now, frame_max)
+                except ValueError as error:
+                    message.fail(ArgumentError(f"the message cannot be encoded: {error}"))
+                else:
+                    size += len(message.payload) + 128
+                    if form.confirms:
+                        tag = channel.expect(message)
+                        if form.mandatory:
+                            channel.mandatory[message.message_id] = tag
+                        confirmed.append(message)
+                    else:
+                        unconfirmed.append(message)
+            position += 1
+        if parts and not self._wire.write(b"".join(parts)):
+            # the loss was found by the write: ``end`` has failed the messages that await a confirm
+            for message in unconfirmed:
+                message.fail(ConnectionLostError(_NOT_SENT))
+            return position
+        for message in confirmed:
+            message.sent()
+        if unconfirmed:
+            self._unconfirmed_at = clock.time_of(asyncio.get_running_loop())
+            for message in unconfirmed:
+                message.confirm()
+        return position
+
+    # --- messages that the broker refused
+
+    def nacked(self, number: int, message: Outgoing) -> None:
+        """Handle the refusal of ``message``, whose number rises in the order of publishing."""
+        form = self._forms.of(message)
+        if form is None:
+            return
+        if overflow.refuses(form.options.custom.get(QUEUE_OVERFLOW)) or self._refusing.may_take(form.destination):
+            message.fail(PublishRefusedError("the broker did not take the message (basic.nack): the queue is full"))
+        else:
+            self._retries.refused(form.goal, number, message)
+
+    def has_in_flight(self, goal: tuple[str, str]) -> bool:
+        """See ``retries.Writer``."""
+        messages = (*self.channels.pending(), *self._unconfirmed)
+        forms = (self._forms.of(message) for message in messages if not message.settled)
+        return any(form is not None and form.goal == goal for form in forms)
+
+    def send_again(self, messages: Sequence[Outgoing]) -> int:
+        """See ``retries.Writer``."""
+        position = 0
+        for _ in range(_CHUNKS_AGAIN):
+            if self._blocked or self._recovery is not None or not self._wire.alive:
+                break
+            position = self._send(messages, position, again=True)
+        return position
+
+    def renew(self) -> None:
+        """See ``retries.Writer``."""
+        channel = self.channels.open.get(True)
+        if self._recovery is None and channel is not None:
+            self._recovery = asyncio.get_running_loop().create_task(self._renew(channel))
+
+    async def _renew(self, channel: PublishChannel) -> None:
+        try:
+            # messages on two channels could overtake each other
+            with contextlib.suppress(TimeoutError):
+                async with clock.timeout(_RENEWAL):
+                    while channel.pending:
+                        await self._wait()
+            if not channel.pending and channel.refusal is None:
+                await self.channels.renew()
+        except (ConnectionLostError, aiormq.AMQPChannelError) as error:
+            logger.debug("amqp: no other channel to publish on: %s", error)
+        finally:
+            self._recovery = None
+            if self._unconfirmed and self._wire.alive:  # the broker closed the channel meanwhile
+                self._recovery = asyncio.get_running_loop().create_task(self._recover())
+            self.progressed()
+
+    # --- channels that the broker closed
+
+    def refused(self, channel: PublishChannel) -> None:
+        """Handle the close of ``channel`` by the broker."""
+        self.channels.drop(channel)
+        if not channel.confirms:
+            logger.warning("amqp: a message with qos 0 was refused: %d %s; it is lost", *channel.refusal or (0, ""))
+        self._unconfirmed.extendleft(reversed(channel.pending.values()))
+        channel.pending = {}
+        if self._unconfirmed and self._recovery is None:
+            self._recovery = asyncio.get_running_loop().create_task(self._recover())
+        self.progressed()
+
+    async def _recover(self) -> None:
+        try:
+            while self._unconfirmed:
+                await self._isolate_rejected(await self.channels.channel(confirms=True))
+        except (ConnectionLostError, aiormq.AMQPChannelError) as error:
+            lost = (
+                error
+                if isinstance(error, ConnectionLostError)
+                else refusal(ConnectionLostError, "cannot open a channel to publish on", error)
+            )
+            while self._unconfirmed:
+                self._unconfirmed.popleft().fail(lost)
+        finally:
+            self._recovery = None
+            self.progressed()
+
+    async def _isolate_rejected(self, channel: PublishChannel) -> None:
+        """Send unconfirmed messages one by one until the broker closes ``channel`` over one of them, which fails."""
+        while self._unconfirmed and self.channels.open.get(True) is channel:
+            message = self._unconfirmed[0]
+            form = None if message.settled else self._forms.of(message)
+            if form is not None and form.exchange not in self.channels.exchanges:
+                await self.channels.prepare(message, form)
+                continue
+            self._unconfirmed.popleft()
+            self._send([message], 0, again=True)
+            while channel.pending and channel.refusal is None:
+                await self._wait()
+            if channel.refusal is not None:
+                if self._unconfirmed and self._unconfirmed[0] is message:
+                    self._unconfirmed.popleft()
+                    code, text = channel.refusal
+                    what = f"publish to {message.plan.channel!r}: {code} {text}"
+                    message.fail(PublishRefusedError(what, code=code, detail=text))
+                return

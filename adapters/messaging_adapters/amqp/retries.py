@@ -1,0 +1,196 @@
+"""Messages that the broker refused with ``basic.nack`` for now, and the later messages to their destinations.
+
+RabbitMQ answers ``basic.nack`` when a queue cannot take a message: a quorum queue without leader, say. Such a message
+is sent again until its deadline, with the same message id. Until then messages that are published to the same exchange
+with the same routing key wait behind it: only messages in flight can overtake it. First one message is sent, after a
+delay that grows. Once it is confirmed, the others follow in their order. Messages to other destinations do not wait.
+
+Messages that wait count as unconfirmed, so the window of the publisher bounds them.
+
+**A new channel.** A channel of RabbitMQ 3.10 that published first to a quorum queue while its leader was down refuses
+all messages to that queue until the leader's node is back, even if there is a new leader meanwhile. So after the second
+attempt that was refused the publisher opens another channel, likewise after the fourth, the eighth and so on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import logging
+import operator
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol
+
+from messaging.execution import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from messaging.model import Outgoing
+    from messaging_adapters.amqp.publish_channels import PublishChannels
+
+logger = logging.getLogger(__name__)
+
+#: delay of the first attempt, and the longest delay, seconds; each is twice the one before
+_FIRST: Final = 0.05
+_LONGEST: Final = 1.0
+#: destinations that are remembered, to log each once
+_MAX_LOGGED: Final = 1024
+
+#: exchange and routing key
+Goal = tuple[str, str]
+_number = operator.itemgetter(0)
+
+
+class Writer(Protocol):
+    """The publisher, which sends the messages."""
+
+    def has_in_flight(self, goal: Goal, /) -> bool:
+        """Return whether messages to ``goal`` await the broker's answer."""
+        ...
+
+    def send_again(self, messages: Sequence[Outgoing], /) -> int:
+        """Write messages, and return how many: fewer if there is no room for now."""
+        ...
+
+    def progressed(self) -> None:
+        """Look for room again."""
+
+    def renew(self) -> None:
+        """Publish on another channel soon."""
+
+
+class _Held:
+    """The messages to one destination."""
+
+    __slots__ = ("delay", "probe", "probes", "refused", "timer", "waiting")
+
+    def __init__(self) -> None:
+        #: with their numbers in the order of publishing; sent before ``waiting``
+        self.refused: list[tuple[int, Outgoing]] = []
+        self.waiting: deque[Outgoing] = deque()
+        #: number of the message that was sent as a probe
+        self.probe: int | None = None
+        #: the number of probes that were refused
+        self.probes = 0
+        self.delay = _FIRST
+        self.timer: asyncio.TimerHandle | None = None
+
+    def drop_settled(self) -> None:
+        self.refused = [each for each in self.refused if not each[1].settled]
+        self.waiting = deque(message for message in self.waiting if not message.settled)
+
+    def messages(self) -> list[Outgoing]:
+        return [*(message for _, message in self.refused), *self.waiting]
+
+
+class Retries:
+    """See the module. For the event loop only.
+
+    Attributes:
+        held: the destinations with messages that wait.
+        count: the number of messages that wait.
+    """
+
+    def __init__(self, writer: Writer, channels: PublishChannels) -> None:
+        self.held: dict[Goal, _Held] = {}
+        self.count = 0
+        self._writer = writer
+        self._channels = channels
+        self._logged: set[Goal] = set()
+
+    def refused(self, goal: Goal, number: int, message: Outgoing) -> None:
+        """Keep a message that was refused; ``number`` rises in the order of publishing."""
+        held = self.held.get(goal)
+        if held is None:
+            held = self.held[goal] = _Held()
+            self._log(goal)
+        if held.probe == number:
+            held.probe = None
+            held.delay = min(held.delay * 2, _LONGEST)
+            held.probes += 1
+            if held.probes > 1 and held.probes.bit_count() == 1:
+                self._writer.renew()
+        if not message.settled:
+            self.count += 1
+            bisect.insort(held.refused, (number, message), key=_number)
+        self._arm(goal, held)
+
+    def _log(self, goal: Goal) -> None:
+        is_logged = goal in self._logged
+        if len(self._logged) >= _MAX_LOGGED:
+            self._logged.clear()
+        self._logged.add(goal)
+        logger.log(
+            logging.DEBUG if is_logged else logging.WARNING,
+            "amqp: the broker takes no messages to exchange %r with routing key %r for now (basic.nack): they are sent "
+            "again until their deadlines", *goal,
+        )  # fmt: skip
+
+    def wait_behind(self, goal: Goal, message: Outgoing) -> None:
+        """Keep a message that was not sent yet."""
+        self.held[goal].waiting.append(message)
+        self.count += 1
+
+    def send_answered(self) -> None:
+        """Send the messages whose probe was answered. Call after each answer."""
+        for goal, held in [*self.held.items()]:
+            if held.probe is not None and self._channels.is_answered(held.probe):
+                held.probe = None
+                self._send(goal, held)
+
+    def end(self) -> list[Outgoing]:
+        """Stop sending, and return the messages that waited."""
+        left: list[Outgoing] = []
+        for held in self.held.values():
+            if held.timer is not None:
+                held.timer.cancel()
+            left += held.messages()
+        self.held.clear()
+        self.count = 0
+        return left
+
+    def _arm(self, goal: Goal, held: _Held) -> None:
+        if held.timer is None:
+            held.timer = clock.call_later(asyncio.get_running_loop(), held.delay, self._probe, goal, held)
+
+    def _probe(self, goal: Goal, held: _Held) -> None:
+        """Send the first message, unless others to the same destination are in flight."""
+        held.timer = None
+        before = len(held.refused) + len(held.waiting)
+        held.drop_settled()
+        self.count += len(held.refused) + len(held.waiting) - before
+        messages = held.messages()
+        if held.probe is None and not self._writer.has_in_flight(goal):
+            if not messages:
+                del self.held[goal]
+                self._writer.progressed()
+                return
+            if self._writer.send_again(messages[:1]) and self.held.get(goal) is held:
+                held.probe = self._channels.last_number
+                self._sent(held, messages, 1)
+        if self.held.get(goal) is held:  # the connection lives
+            self._arm(goal, held)
+            self._writer.progressed()
+
+    def _send(self, goal: Goal, held: _Held) -> None:
+        """Send all messages, as far as there is room."""
+        messages = held.messages()
+        sent = self._writer.send_again(messages)
+        if self.held.get(goal) is not held:  # the connection has ended
+            return
+        self._sent(held, messages, sent)
+        if sent == len(messages):
+            if held.timer is not None:
+                held.timer.cancel()
+            del self.held[goal]
+            logger.debug("amqp: the broker takes messages to exchange %r with routing key %r again", *goal)
+        else:
+            held.delay = _FIRST
+            self._arm(goal, held)
+
+    def _sent(self, held: _Held, messages: list[Outgoing], count: int) -> None:
+        """Keep the messages after the first ``count``. Sent ones that are refused again come before them."""
+        self.count -= count
+        held.refused.clear()
+        held.waiting = deque(messages[count:])

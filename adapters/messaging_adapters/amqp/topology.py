@@ -1,0 +1,151 @@
+"""Exchanges, queues and bindings at the broker: checked for, or declared.
+
+An exchange or queue that exists is used as it is, whatever its type and arguments. It is checked for passively first,
+so a declaration never clashes with a queue or exchange of an operator. A failed check closes the channel, so each
+function opens a channel of its own, or returns the one that is open at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import aiormq
+from aiormq import spec
+
+from messaging_adapters.amqp.connection import reply
+
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractChannel, AbstractQueue
+
+    from messaging_adapters.amqp.connection import Wire
+    from messaging_adapters.amqp.declarations import ExchangeSpec, QueueSpec
+
+#: the exchange that every virtual host has and that cannot be deleted
+TOPIC_EXCHANGE: Final = "amq.topic"
+#: prefix of the names that the broker reserves: they are never declared
+RESERVED: Final = "amq."
+
+
+async def ensure_exchange(wire: Wire, exchange: ExchangeSpec) -> None:
+    """Make sure that an exchange exists, unless ``declare`` is "none".
+
+    Raises:
+        aiormq.AMQPChannelError: it does not exist and must not be declared, or the broker refused the declaration.
+        ConnectionLostError: the connection was lost.
+    """
+    if exchange.name in ("", TOPIC_EXCHANGE) or exchange.declare == "none":
+        return
+    channel = await wire.channel()
+    try:
+        try:
+            await wire.command(channel.get_exchange(exchange.name), spec.Exchange.Declare)
+        except aiormq.ChannelNotFoundEntity:
+            if exchange.declare != "create" or exchange.name.startswith(RESERVED):
+                raise
+            channel = await wire.channel()
+            declaring = channel.declare_exchange(
+                exchange.name,
+                exchange.kind,
+                durable=exchange.durable,
+                auto_delete=exchange.auto_delete,
+                internal=exchange.internal,
+                arguments=_plain(exchange.arguments),
+            )
+            await wire.command(declaring, spec.Exchange.Declare)
+    finally:
+        await wire.close_channel(channel)
+
+
+async def ensure_queue(wire: Wire, queue: QueueSpec) -> tuple[AbstractChannel, AbstractQueue]:
+    """Make sure that a named queue exists, unless ``declare`` is "none".
+
+    Returns:
+        A channel that is open and unused, and the queue.
+
+    Raises:
+        aiormq.AMQPChannelError: it does not exist and must not be declared, or the broker refused the declaration.
+        ConnectionLostError: the connection was lost.
+    """
+    channel = await wire.channel()
+    name = queue.name or ""
+    try:
+        checking = channel.get_queue(name, ensure=queue.declare != "none")
+        return channel, await wire.command(checking, spec.Queue.Declare)
+    except aiormq.ChannelNotFoundEntity:
+        if queue.declare != "create":
+            raise
+    channel = await wire.channel()
+    return channel, await declare_queue(wire, channel, queue)
+
+
+async def check_queue(wire: Wire, channel: AbstractChannel, queue: QueueSpec) -> None:
+    """Ask the broker for a queue, and declare nothing. Raises as :func:`ensure_queue`."""
+    await wire.command(channel.get_queue(queue.name or ""), spec.Queue.Declare)
+
+
+async def declare_queue(wire: Wire, channel: AbstractChannel, queue: QueueSpec) -> AbstractQueue:
+    """Declare a queue; the broker names it if it has no name. Raises as :func:`ensure_queue`."""
+    declaring = channel.declare_queue(
+        queue.name or "",
+        durable=queue.durable,
+        exclusive=queue.exclusive,
+        auto_delete=queue.auto_delete,
+        arguments=_plain(queue.arguments),
+    )
+    return await wire.command(declaring, spec.Queue.Declare)
+
+
+async def bind(
+    wire: Wire, queue: AbstractQueue, exchange: ExchangeSpec, key: str, arguments: Mapping[str, Any] | None = None
+) -> None:
+    """Bind a queue to an exchange. Raises as :func:`ensure_queue`."""
+    await wire.command(queue.bind(exchange.name, key, arguments=_plain(arguments or {})), spec.Queue.Bind)
+
+
+async def unbind(wire: Wire, queue: AbstractQueue, exchange: ExchangeSpec, key: str) -> None:
+    """Unbind a queue, which need not be bound, from an exchange. Raises as :func:`ensure_queue`."""
+    await wire.command(queue.unbind(exchange.name, key), spec.Queue.Unbind)
+
+
+def _plain(value: Any) -> Any:
+    """Return arguments as pamqp encodes them: it knows neither tuples nor read-only mappings."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def way_out(queue: QueueSpec, error: aiormq.AMQPChannelError) -> str:
+    """Return a hint for a queue that differs from its declaration; empty for any other refusal."""
+    code, text = reply(error)
+    # "inequivalent arg 'x-max-priority' for queue ...", "invalid arg ..."
+    if code != 406 or " arg '" not in (text or ""):
+        return ""
+    flags = f"durable={queue.durable}, exclusive={queue.exclusive}, auto_delete={queue.auto_delete}"
+    return (
+        f"declared here with {flags}, arguments {dict(queue.arguments)}; ask for what the queue has, use it as it is "
+        "with declare='passive', or delete it"
+    )
+
+
+async def delete_queue(wire: Wire, name: str, *, if_empty: bool = False, if_unused: bool = False) -> int:
+    """Delete a queue, if it exists, and return the number of its messages. Raises as :func:`ensure_queue`."""
+    channel = await wire.channel()
+    try:
+        deleting = channel.queue_delete(name, if_empty=if_empty, if_unused=if_unused)
+        deleted = await wire.command(deleting, spec.Queue.Delete)
+        return cast("int", deleted.message_count)
+    finally:
+        await wire.close_channel(channel)
+
+
+async def consume(
+    wire: Wire, queue: AbstractQueue, tag: str, *, no_ack: bool, arguments: Mapping[str, Any] | None = None
+) -> None:
+    """Start a consumer. A frame lane takes its deliveries. Raises as :func:`ensure_queue`."""
+    consuming = queue.consume(_ignore, no_ack=no_ack, arguments=dict(arguments or {}), consumer_tag=tag)
+    await wire.command(consuming, spec.Basic.Consume)
+
+
+async def _ignore(_: object) -> None:
+    """Stand in for the callback of aio-pika, which sees no deliveries."""

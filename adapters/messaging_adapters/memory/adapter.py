@@ -1,0 +1,294 @@
+"""The adapter of ``memory://``, which passes messages to a :class:`~messaging_adapters.memory.broker.Broker`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from messaging.adapter import Adapter, Sink
+from messaging.errors import (
+    ConnectionLostError,
+    InvalidExtensionError,
+    InvalidUrlError,
+    PublishRefusedError,
+    UnroutableError,
+)
+from messaging.instance import find_adapter
+from messaging.model import CORE_FEATURES, Capabilities, Features, SubscriptionSpec, headers, parse_url
+from messaging_adapters.memory.broker import Broker, Client, join
+from messaging_adapters.memory.modelled import MAX_PRIORITY, NO_LOCAL, SUBSCRIBE_EXTENSIONS, check, delay_of
+from messaging_adapters.memory.settings import MemorySettings, scheme_like
+
+if TYPE_CHECKING:
+    from messaging.adapter import Events
+    from messaging.model import BrokerUrl, Incoming, Outgoing, PublishPlan
+    from messaging.model.settings import Settings
+    from messaging_adapters.memory.queues import Consumer, Queue
+
+_FEATURES: Final = CORE_FEATURES | frozenset(
+    {
+        Features.PUBLISH_SUBSCRIBE,
+        Features.POINT_TO_POINT,
+        Features.WILDCARDS,
+        Features.ROUTING_KEY,
+        Features.MESSAGE_PROPERTIES,
+        Features.BROKER_REDELIVERY,
+        Features.QUEUE_RETENTION,
+        Features.QUEUE_ADMINISTRATION,
+        Features.EXTENSION_GUARANTEED_DELIVERY,
+        Features.EXTENSION_LAST_WILL,
+        Features.EXTENSION_QOS,
+        Features.EXTENSION_RETAIN,
+        Features.EXTENSION_TIME_TO_LIVE,
+        Features.EXTENSION_PRIORITY,
+        Features.EXTENSION_HEADERS,
+        Features.EXTENSION_MANDATORY,
+        Features.EXTENSION_MESSAGE_ID,
+        Features.EXTENSION_DEDUPLICATE,
+        Features.EXTENSION_QUEUE,
+        Features.EXTENSION_AUTOCREATE,
+        *SUBSCRIBE_EXTENSIONS,
+    }
+)
+#: interval at which a publisher that waits for room checks its deadline and connection, seconds
+_ROOM_STEP: Final = 0.1
+#: limit of payloads, bytes: a guard against mistakes, the same as RabbitMQ's
+_MAX_MESSAGE_SIZE: Final = 128 * 2**20
+
+
+class MemoryAdapter(Adapter):
+    """The adapter of ``memory://``. QoS "0" is delivered without acknowledgement, "1" and "2" with it.
+
+    With the option ``like`` it announces the features of another adapter, which checks what is asked for.
+    """
+
+    provider: ClassVar[str] = "rx-messaging.memory"
+    settings_type: ClassVar[type[Settings]] = MemorySettings
+    subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = SUBSCRIBE_EXTENSIONS
+
+    settings: MemorySettings
+
+    def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
+        super().__init__(url, settings, name)
+        self.capabilities = Capabilities(
+            name=name,
+            protocols=("memory",),
+            features=_FEATURES,
+            qos_levels=("0", "1", "2"),
+            default_qos="1",
+            header_types=headers.TYPED,  # they are not encoded
+            max_message_size=self.settings.max_message_size or _MAX_MESSAGE_SIZE,
+            can_reject=True,
+            subscribe_extensions=self.subscribe_extensions,
+        )
+        #: checks what is asked for; never connected
+        self._model: Adapter | None = None
+        scheme = scheme_like(self.settings)
+        if scheme is not None:
+            self._model = find_adapter(scheme)(parse_url(f"{scheme}://memory"), settings, name)
+            # a session ends with its connection here
+            self.capabilities = dataclasses.replace(self._model.capabilities, keeps_session=False)
+        if url.port is not None or url.username is not None or url.path:
+            raise InvalidUrlError(f"{url}: a memory URL is just memory://name, without user, port or path")
+        self._client: Client | None = None
+        #: kept while this instance reconnects
+        self._broker: Broker | None = None
+        #: kept over a reconnect
+        self._will: Outgoing | None = None
+
+    def check_publish(self, plan: PublishPlan) -> None:
+        if self._model is not None:
+            self._model.check_publish(plan)
+
+    def check_subscribe(self, spec: SubscriptionSpec) -> None:
+        if self._model is not None:
+            self._model.check_subscribe(spec)
+        check(spec)
+        if spec.options.queue is None and not spec.options.autocreate:
+            raise InvalidExtensionError(
+                Features.EXTENSION_AUTOCREATE,
+                "a subscription without queue makes one of its own; name an existing queue with the extension "
+                f"{Features.EXTENSION_QUEUE!r}",
+            )
+
+    @property
+    def broker(self) -> Broker:
+        """Return the broker to which this instance is connected."""
+        return self._connected().broker
+
+    def _connected(self) -> Client:
+        if self._client is None:
+            raise ConnectionLostError(f"{self.name!r} is not connected to {self.url}")
+        return self._client
+
+    async def open(self, events: Events) -> bool:
+        if self._broker is None:
+            self._broker = join(self.url.host)
+        broker = self._broker
+
+        def dropped() -> None:
+            self._client = None
+            events.lost(ConnectionLostError(f"memory://{broker.name} dropped {self.name!r}"))
+
+        client = self._client = Client(self.name, broker, dropped)
+        client.will = self._will
+        broker.clients[client] = None
+        return False
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.leave()
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            broker.release()
+
+    async def publish(self, batch: Sequence[Outgoing]) -> None:
+        client = self._connected()
+        broker = client.broker
+        touched: dict[Queue, None] = {}
+        routed: PublishPlan | None = None
+        queues: tuple[Queue, ...] = ()
+        for outgoing in batch:
+            plan = outgoing.plan
+            if plan is not routed:
+                queues = broker.route(plan)
+                touched.update(dict.fromkeys(queues))
+                routed = plan
+            for queue in queues:
+                if queue.is_full():
+                    queues = await self._wait_for_room(outgoing, client, touched)
+                    break
+            if outgoing.settled:  # its deadline passed, here or in the outbox
+                continue
+            if client.gone:
+                outgoing.fail(ConnectionLostError(f"memory://{broker.name} dropped {self.name!r}"))
+                continue
+            if not queues and plan.options.mandatory:
+                outgoing.fail(UnroutableError(f"channel {plan.channel!r} has no subscribers at memory://{broker.name}"))
+                continue
+            if not queues and not plan.options.autocreate:
+                outgoing.fail(
+                    PublishRefusedError(
+                        f"nothing is bound to channel {plan.channel!r} at memory://{broker.name}, and autocreate is off"
+                    )
+                )
+                continue
+            broker.publish(outgoing, queues, client)
+            outgoing.confirm()
+        for queue in touched:
+            queue.dispatch()
+
+    @staticmethod
+    async def _wait_for_room(outgoing: Outgoing, client: Client, touched: dict[Queue, None]) -> tuple[Queue, ...]:
+        """Wait until all queues of a message have room, and return its queues, which may have changed meanwhile."""
+        while True:
+            for queue in touched:
+                queue.dispatch()
+            queues = client.broker.route(outgoing.plan)
+            touched.update(dict.fromkeys(queues))
+            full = next((queue for queue in queues if queue.is_full()), None)
+            if full is None or outgoing.settled or client.gone:
+                return queues
+            # in steps, because the deadline of the message may pass, or the connection end, meanwhile
+            await full.wait_for_room(_ROOM_STEP)
+
+    async def set_will(self, will: Outgoing) -> None:
+        self._will = will
+        if self._client is not None:
+            self._client.will = will
+        will.confirm()
+
+    async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Consumer:
+        client = self._connected()
+        custom = spec.options.custom
+        consumer = client.broker.subscribe(spec, sink, *self._limits(spec))
+        consumer.delay = delay_of(spec)
+        if custom.get(NO_LOCAL):
+            consumer.queue.excluded = client
+        client.consumers[consumer] = None
+        return consumer
+
+    def _limits(self, spec: SubscriptionSpec) -> tuple[int, int | None]:
+        """Return how many messages a queue made for ``spec`` holds, and its levels of priority."""
+        levels: int | None = spec.options.custom.get(MAX_PRIORITY, self.settings.max_priority)
+        return self.settings.max_queue_length, levels
+
+    async def declare_queue(self, specs: Sequence[SubscriptionSpec], *, is_bound: bool) -> None:
+        """See ``AdministersQueues``."""
+        for spec in specs:
+            self.broker.declare(spec, *self._limits(spec), is_bound=is_bound)
+
+    async def peek_queue(self, name: str, limit: int) -> list[Incoming]:
+        """See ``AdministersQueues``."""
+        return self.broker.named(name).peek(limit)
+
+    async def purge_queue(self, name: str) -> int:
+        """See ``AdministersQueues``."""
+        return self.broker.named(name).purge()
+
+    async def delete_queue(self, name: str, *, if_empty: bool, if_unused: bool) -> int:
+        """See ``AdministersQueues``."""
+        return self.broker.delete(name, if_empty=if_empty, if_unused=if_unused)
+
+    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: Consumer | None) -> Consumer:
+        """See ``SubscribesJointly``: one queue with several patterns."""
+        if handle is None:
+            return await self.subscribe(spec, sink)
+        self._connected().broker.bind(handle, spec.channel)
+        return handle
+
+    async def part(self, handle: Consumer, channel: str) -> None:
+        """See ``SubscribesJointly``."""
+        self._connected().broker.unbind(handle, channel)
+
+    def abandon(self, handle: Consumer, is_abandoned: Callable[[str], bool]) -> None:
+        """See ``SubscribesJointly``: a queue delivers everything that it is bound to."""
+
+    async def unsubscribe(self, handle: Any) -> None:
+        client = self._client
+        if client is not None:
+            client.consumers.pop(handle, None)
+            client.broker.unsubscribe(handle)
+
+    def acknowledge(self, tokens: Sequence[Any]) -> None:
+        self._settle(tokens, redeliver=False)
+
+    def reject(self, tokens: Sequence[Any]) -> None:
+        # in reverse, so that they are in their order at the front of the queue
+        self._settle(tokens[::-1], redeliver=True)
+
+    def _settle(self, tokens: Sequence[Any], *, redeliver: bool) -> None:
+        touched: dict[Queue, None] = {}
+        last = None
+        for consumer, tag in tokens:
+            entry = consumer.unsettled.pop(tag, None)
+            if entry is not None:
+                if redeliver and consumer.delay is not None:
+                    consumer.queue.push_later(entry, consumer.delay.after(entry[4]))
+                elif redeliver:
+                    consumer.queue.push_again(entry)
+                if consumer is not last:
+                    touched[consumer.queue] = None
+                    last = consumer
+        for queue in touched:
+            queue.dispatch()
+
+    def redelivers(self, spec: SubscriptionSpec, handle: Any = None) -> bool:  # noqa: ARG002  # the contract's
+        """Return whether the subscription has a named queue, also like an adapter that cannot reject."""
+        return spec.options.queue is not None
+
+    def is_stale(self, token: Any) -> bool:
+        closed: bool = token[0].closed
+        return closed
+
+    def pause(self, handle: Any | None) -> None:
+        """Hand out no more messages of a subscription; there is nothing else to be read."""
+        if handle is not None:
+            handle.paused = True
+
+    def resume(self, handle: Any | None) -> None:
+        if handle is not None:
+            handle.paused = False
+            handle.queue.dispatch()

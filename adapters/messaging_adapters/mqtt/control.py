@@ -1,0 +1,189 @@
+"""Control packets, by paho-mqtt: makes CONNECT, SUBSCRIBE, UNSUBSCRIBE, DISCONNECT, and reads CONNACK and DISCONNECT.
+
+For each connection there is a new client, so that no queue, no half-read packet and no message to send again is left
+in it. paho's callbacks run while it holds a lock and is in the middle of a packet, and an exception would leave it
+there. So they only note the result.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+
+from messaging.errors import ConnectionLostError, TakenOverError
+from messaging_adapters.mqtt import handshake, packets
+from messaging_adapters.mqtt.paho_socket import new_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paho.mqtt.properties import Properties as PahoProperties
+    from paho.mqtt.reasoncodes import ReasonCode
+    from paho.mqtt.subscribeoptions import SubscribeOptions
+
+    from messaging.errors import BrokerError
+    from messaging_adapters.mqtt.handshake import Connack, Target, Will
+
+logger = logging.getLogger(__name__)
+
+#: return codes of MQTT 3.1.1 that paho takes for protocol errors, and the reason codes that mean the same
+_RETURN_CODES: Final = {b"\x01": 0x84, b"\x02": 0x85}
+_MAX_ID: Final = 65_535
+
+
+class ControlClient:
+    """paho's client of one connection. On the loop, but for :meth:`connect`."""
+
+    def __init__(self, target: Target, *, clean_start: bool, will: Will | None) -> None:
+        self._target = target
+        self._clean_start = clean_start
+        self._accepted: Connack | None = None
+        self._ended: BrokerError | None = None
+        self._socket = new_socket(
+            CallbackAPIVersion.VERSION2,
+            client_id=target.client_id,
+            clean_session=None if target.v5 else clean_start,
+            protocol=mqtt.MQTTv5 if target.v5 else mqtt.MQTTv311,
+            # else paho answers some refusals by connecting again, blocking, on the thread of the loop
+            reconnect_on_failure=False,
+        )
+        client = self._client = self._socket.client
+        if target.username is not None:
+            # with an authentication method the password is its data
+            password = target.password if target.auth_method is None else None
+            client.username_pw_set(target.username, None if password is None else password.get_secret_value())
+        if will is not None:
+            properties = handshake.will_properties(will) if target.v5 else None
+            client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+
+    def connect(self) -> bytes:
+        """Return CONNECT. On the dialing thread: paho's ``connect`` may block.
+
+        Raises:
+            OSError, ValueError: paho refused.
+        """
+        target = self._target
+        options: dict[str, Any] = {}
+        if target.v5:
+            properties = handshake.new_properties(PacketTypes.CONNECT)
+            properties.ReceiveMaximum = target.receive_maximum
+            if target.session_expiry:
+                properties.SessionExpiryInterval = target.session_expiry
+            if target.topic_alias_maximum:
+                properties.TopicAliasMaximum = target.topic_alias_maximum
+            if target.maximum_packet_size is not None:
+                properties.MaximumPacketSize = target.maximum_packet_size
+            if target.auth_method is not None and target.password is not None:
+                properties.AuthenticationMethod = target.auth_method
+                properties.AuthenticationData = target.password.get_secret_value().encode()
+            options = {"clean_start": self._clean_start, "properties": properties}
+        self._socket.connect(lambda host, port: self._client.connect(host, port, target.keepalive, **options))
+        return self._socket.take()
+
+    def subscribe(
+        self, topic_filter: str, options: SubscribeOptions, identifier: int | None, is_taken: Callable[[int], bool]
+    ) -> tuple[int, bytes]:
+        """Return the packet id of a SUBSCRIBE, for which ``is_taken`` is false, and the packet."""
+        if not self._target.v5:
+            return self._make(lambda: self._client.subscribe(topic_filter, options.QoS), is_taken)
+        properties = handshake.new_properties(PacketTypes.SUBSCRIBE)
+        if identifier is not None:
+            properties.SubscriptionIdentifier = identifier
+        return self._make(
+            lambda: self._client.subscribe(topic_filter, options=options, properties=properties), is_taken
+        )
+
+    def unsubscribe(self, topic_filter: str, is_taken: Callable[[int], bool]) -> tuple[int, bytes]:
+        """Return the packet id of an UNSUBSCRIBE, for which ``is_taken`` is false, and the packet."""
+        return self._make(lambda: self._client.unsubscribe(topic_filter), is_taken)
+
+    def _make(self, make: Callable[[], tuple[Any, int | None]], is_taken: Callable[[int], bool]) -> tuple[int, bytes]:
+        # paho counts its packet ids and knows nothing of those of published messages: packets that meet one are dropped
+        for _ in range(_MAX_ID):
+            _, packet_id = make()
+            packet = self._socket.take()
+            if packet_id is not None and not is_taken(packet_id):
+                return packet_id, packet
+        raise ConnectionLostError(f"{self._target}: all packet ids are in use")
+
+    def disconnect(self, session_expiry: int | None = None) -> bytes:
+        """Return DISCONNECT. MQTT 5: with how long the broker keeps the session from now on, seconds."""
+        if session_expiry is None:
+            self._client.disconnect()
+        else:
+            properties = handshake.new_properties(PacketTypes.DISCONNECT)
+            properties.SessionExpiryInterval = session_expiry
+            self._client.disconnect(properties=properties)
+        return self._socket.take()
+
+    def read(self, head: int, body: bytes) -> Connack | BrokerError:
+        """Let paho read a CONNACK or DISCONNECT. Return the accepting CONNACK, or the reason why the connection ends.
+
+        Raises:
+            ProtocolError: it is another packet.
+        """
+        kind, target = head & 0xF0, self._target
+        if kind not in (packets.CONNACK, packets.DISCONNECT):
+            raise packets.ProtocolError(f"a packet of type {kind >> 4}, which is not for clients")
+        if kind == packets.CONNACK and not target.v5 and body[1:2] in _RETURN_CODES:
+            code = _RETURN_CODES[body[1:2]]
+            return handshake.refusal(target, handshake.reason_name(code), code)
+        given = (body[1:2] if kind == packets.CONNACK else body[:1]) if target.v5 else b""
+        if given and given[0] >= packets.FAILURE and not handshake.is_listed(kind, given[0]):
+            # paho fails on reason codes that the specification does not list
+            return handshake.unlisted(target, kind, given[0])
+        packet = bytes((head,)) + packets.varint(len(body)) + body
+        try:
+            self._socket.give(packet, lambda: self._accepted or self._ended)
+        except Exception as error:  # of paho, over a packet it did not expect
+            logger.exception(
+                "%s: paho cannot read a packet of type %d; the connection ends", target.component, kind >> 4
+            )
+            return ConnectionLostError(f"paho failed on {target}: {type(error).__name__}")
+        if self._ended is not None:
+            return self._ended
+        accepted, self._accepted = self._accepted, None
+        return accepted or ConnectionLostError(f"paho cannot read a packet of type {kind >> 4} from {target}")
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+        self._socket.close()
+
+    # --- paho's callbacks
+
+    def _on_connect(
+        self,
+        _client: Any,
+        _userdata: Any,
+        flags: mqtt.ConnectFlags,
+        reason: ReasonCode,
+        properties: PahoProperties | None,
+    ) -> None:
+        if reason.is_failure:
+            self._ended = handshake.refusal(self._target, str(reason), reason.value, properties)
+        else:
+            self._accepted = handshake.connack(flags.session_present, properties)
+
+    def _on_disconnect(
+        self,
+        _client: Any,
+        _userdata: Any,
+        flags: mqtt.DisconnectFlags,
+        reason: ReasonCode,
+        properties: PahoProperties | None,
+    ) -> None:
+        if self._ended is None:
+            is_told = flags.is_disconnect_packet_from_server
+            event = "disconnected this client" if is_told else "connection lost"
+            detail = handshake.detail_of(self._target, properties)
+            text = f"{self._target} {event}: {handshake.with_detail(str(reason), detail)}"
+            code = reason.value if is_told else None
+            kind = TakenOverError if code == packets.SESSION_TAKEN_OVER else ConnectionLostError
+            redirect = handshake.redirected(self._target, text, code, properties)
+            self._ended = redirect or kind(text, code=code, detail=detail)

@@ -1,0 +1,238 @@
+"""The MQTT handshake as values: the target of CONNECT, the will, CONNACK, and errors for refusals."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties as PahoProperties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError, RedirectedError
+from messaging.model import Endpoint, Host
+from messaging_adapters.mqtt import packets
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+    from messaging.connection.proxies import Proxy
+    from messaging.connection.tls import ClientTls
+    from messaging.errors import BrokerError
+    from messaging_adapters.mqtt.websocket import WebSocket
+
+#: its constructor has no types
+_new_properties: Callable[[int], PahoProperties] = PahoProperties
+#: characters of a reference to other servers that an error shows
+_SHOWN: Final = 200
+_CREDENTIALS_REFUSED: Final = ("Bad user name or password", "Not authorized", "Bad authentication method")
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """The message that the broker publishes when this client is lost."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    properties: packets.Properties
+    #: MQTT 5: seconds between the loss and the will, at least
+    delay: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The broker's address and everything that CONNECT says, but for the will. Its repr shows no secret."""
+
+    host: str
+    port: int
+    #: ``None`` for no TLS
+    tls: ClientTls | None
+    v5: bool
+    client_id: str
+    username: str | None
+    password: SecretStr | None
+    #: MQTT 5: the method whose data the password is; ``None`` for none
+    auth_method: str | None
+    #: seconds
+    keepalive: int
+    connect_timeout: float
+    session_expiry: int
+    receive_maximum: int
+    topic_alias_maximum: int = 0
+    #: bytes; ``None`` for the maximum of the protocol
+    maximum_packet_size: int | None = None
+    #: makes the WebSocket to host and port; ``None`` for none
+    web: Callable[[str, int], WebSocket] | None = None
+    #: of the instance, for log lines
+    name: str = ""
+    #: the latest passwords of an instance whose credentials change; shared by all its targets
+    secrets: deque[SecretStr] = field(default_factory=lambda: deque(maxlen=4), repr=False, compare=False)
+    #: the IP address to connect to, if the name of the host has several; TLS verifies the name
+    address: str | None = None
+    #: whether to connect to the servers that the broker refers to
+    follows_redirects: bool = True
+    #: connected through; ``None`` for none
+    proxy: Proxy | None = None
+
+    @property
+    def component(self) -> str:
+        """The beginning of log lines."""
+        return f"mqtt '{self.name}' ({self})"
+
+    @property
+    def schemes(self) -> tuple[str, str]:
+        """The URL schemes of this transport: with TLS, and without."""
+        return ("mqtts", "mqtt") if self.web is None else ("wss", "ws")
+
+    def __str__(self) -> str:
+        return str(Endpoint(Host(self.host, self.port), self.address))
+
+    def at(self, endpoint: Endpoint, default_port: int | None) -> Target:
+        """Return the same target at another host or address. Schemes of subclasses may have no default port."""
+        host = endpoint.host
+        return replace(self, host=host.name, port=host.port or default_port or self.port, address=endpoint.address)
+
+    def showable(self, detail: str | None) -> str | None:
+        """Return the broker's text, or ``None`` if it contains a password: the broker may send any text."""
+        passwords = (*self.secrets, *filter(None, (self.password,)))
+        return None if detail and any(each.get_secret_value() in detail for each in passwords) else detail
+
+
+@dataclass(frozen=True, slots=True)
+class Connack:
+    """The broker's limits and the state of the session. The defaults apply where the broker names none."""
+
+    session_present: bool
+    receive_maximum: int = 65_535
+    maximum_qos: int = 2
+    maximum_packet_size: int = packets.MAX_PACKET
+    retain: bool = True
+    wildcards: bool = True
+    shared: bool = True
+    identifiers: bool = True
+    topic_alias_maximum: int = 0
+    #: seconds; ``None`` if the broker accepts the offered interval
+    keepalive: int | None = None
+    #: seconds; ``None`` if the broker keeps the session for as long as was asked for
+    session_expiry: int | None = None
+    #: the client id the broker gave to a client without one
+    assigned_id: str | None = None
+
+
+def connack(session_present: bool, properties: PahoProperties | None) -> Connack:
+    """Return the content of an accepting CONNACK."""
+
+    def value(name: str, default: int) -> int:
+        return int(getattr(properties, name, default))
+
+    return Connack(
+        session_present=session_present,
+        receive_maximum=value("ReceiveMaximum", 65_535),
+        maximum_qos=value("MaximumQoS", 2),
+        maximum_packet_size=min(value("MaximumPacketSize", packets.MAX_PACKET), packets.MAX_PACKET),
+        retain=bool(value("RetainAvailable", 1)),
+        wildcards=bool(value("WildcardSubscriptionAvailable", 1)),
+        shared=bool(value("SharedSubscriptionAvailable", 1)),
+        identifiers=bool(value("SubscriptionIdentifierAvailable", 1)),
+        topic_alias_maximum=value("TopicAliasMaximum", 0),
+        keepalive=getattr(properties, "ServerKeepAlive", None),
+        session_expiry=getattr(properties, "SessionExpiryInterval", None),
+        assigned_id=getattr(properties, "AssignedClientIdentifier", None),
+    )
+
+
+def refusal(target: Target, reason: str, code: int, properties: PahoProperties | None = None) -> BrokerError:
+    """Return the error for a refusing CONNACK."""
+    detail = detail_of(target, properties)
+    why = with_detail(reason, detail)
+    redirect = redirected(target, f"{target} refused the connection: {why}", code, properties)
+    if redirect is not None:
+        return redirect
+    if reason in _CREDENTIALS_REFUSED:
+        what = "a client without user name" if target.username is None else f"the credentials of {target.username!r}"
+        return AuthenticationError(f"{target} refused {what}: {why}", code=code, detail=detail)
+    text = f"{target} refused the connection: {why}"
+    if reason == "Unsupported protocol version":
+        text += f"; try version={'3.1.1' if target.v5 else '5'}"
+    return ConnectFailedError(text, code=code, detail=detail)
+
+
+def redirected(
+    target: Target, what: str, code: int | None, properties: PahoProperties | None
+) -> RedirectedError | None:
+    """Return the error for a CONNACK or DISCONNECT that refers to other servers (MQTT 5, 4.11); ``None`` for others.
+
+    ``what`` is the beginning of its text.
+    """
+    reference = target.showable(getattr(properties, "ServerReference", None))
+    if code not in (packets.USE_ANOTHER_SERVER, packets.SERVER_MOVED) or not reference or not target.follows_redirects:
+        return None
+    return RedirectedError(
+        f"{what}: {reference[:_SHOWN]}",
+        servers=tuple(reference.split()),
+        is_permanent=code == packets.SERVER_MOVED,
+        code=code,
+        detail=detail_of(target, properties),
+    )
+
+
+def reason_name(code: int, detail: str | None = None) -> str:
+    """Return the specification's name for the reason code of a failure, and the broker's text.
+
+    The type of packet does not matter: mosquitto's PUBACK may say Packet too large, which is not specified for PUBACK.
+    """
+    return with_detail(next(iter(ReasonCode.names.get(code, ())), f"reason code 0x{code:02X}"), detail)
+
+
+def is_listed(kind: int, code: int) -> bool:
+    """Return whether the specification lists this reason code for packets of that type."""
+    return any(kind >> 4 in kinds for kinds in ReasonCode.names.get(code, {}).values())
+
+
+def unlisted(target: Target, kind: int, code: int) -> BrokerError:
+    """Return the error for a CONNACK or DISCONNECT with a reason code that the specification does not list."""
+    if kind == packets.CONNACK:
+        return refusal(target, reason_name(code), code)
+    return ConnectionLostError(f"{target} disconnected this client: {reason_name(code)}", code=code)
+
+
+def detail_of(target: Target, properties: PahoProperties | None) -> str | None:
+    """Return the reason string of a packet that paho has read, if it can be shown."""
+    return target.showable(getattr(properties, "ReasonString", None))
+
+
+def with_detail(reason: str, detail: str | None) -> str:
+    """Return a reason with the broker's text."""
+    return f"{reason} ({detail})" if detail else reason
+
+
+def new_properties(kind: int) -> PahoProperties:
+    """Return empty properties for a packet type of paho."""
+    return _new_properties(kind)
+
+
+def subscribe_options(qos: int, *, no_local: bool, as_published: bool, retain_handling: int) -> SubscribeOptions:
+    """Return the options of a SUBSCRIBE."""
+    return SubscribeOptions(qos, no_local, as_published, retain_handling)
+
+
+def will_properties(will: Will) -> PahoProperties:
+    """Return the properties of a will (MQTT 5)."""
+    given = will.properties
+    properties = new_properties(PacketTypes.WILLMESSAGE)
+    for name, value in (
+        ("ContentType", given.content_type),
+        ("ResponseTopic", given.response_topic),
+        ("CorrelationData", given.correlation),
+        ("MessageExpiryInterval", given.expiry),
+        ("UserProperty", given.user or None),
+        ("WillDelayInterval", will.delay or None),
+    ):
+        if value is not None:
+            setattr(properties, name, value)
+    return properties

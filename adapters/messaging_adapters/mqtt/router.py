@@ -1,0 +1,504 @@
+"""Routes each message that arrives to its streams.
+
+**MQTT 5.** Each SUBSCRIBE carries an identifier of its own, and the broker names the identifiers that a message was
+sent for. So routing does not depend on whether the broker sends one packet or several for overlapping filters. Shared
+and plain subscriptions are told apart, and a retained message goes to the one stream whose SUBSCRIBE it answers.
+
+A session that mosquitto has restored after its restart gets a message that is published before its client is back only
+once, with one of several identifiers. So where a session was resumed, the first copy of a message is for all matching
+filters, and the copies for the others are dropped as they come (:class:`_Copies`). If the connection is lost between
+the copies of a message, those that come on the next one are told from new messages by their place in the broker's queue
+(:class:`_LastCopy`).
+
+**MQTT 3.1.1** (and brokers without identifiers). A message goes to every route whose filter matches. That is right if
+the broker sends one packet for overlapping filters, as mosquitto does. From a broker that sends several, streams of
+overlapping filters get as many copies. So does a queue: mosquitto sends a client one packet for its plain subscription
+and the queues it is a member of, and does not name them, so the packet serves all of them. If such a queue has members
+in other processes too, it may see a message twice. A retained message, known by its flag, answers a SUBSCRIBE: it goes
+to the newest matching stream that has received none on that channel. Its QoS is that of the overlapping filter that
+the broker finds first.
+
+Shared subscriptions are part of MQTT 5. With 3.1.1 they are the broker's choice (mosquitto and most others have them,
+RabbitMQ does not). They get no retained messages (MQTT 5, 4.8.2). A broker that sends them nevertheless is ignored,
+since the queue would process them again for each member that joins.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from messaging.bounded import BoundedCache
+from messaging.errors import SubscriptionRefusedError
+from messaging.model import channels
+from messaging_adapters.mqtt.streams import Outlet, Route, Stream, filter_of
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Sequence
+
+    from messaging.adapter import Sink
+    from messaging_adapters.mqtt.joint import Joint
+    from messaging_adapters.mqtt.packets import Publish
+
+_MAX_IDENTIFIER: Final = 268_435_455
+_MAX_PACKET_ID: Final = 65_535
+#: mosquitto finds a level itself first, then these, and the filter that ends there last
+_LEVELS: Final = {"+": 1, "#": 2}
+_END: Final = 3
+#: identifiers kept for each route: the broker may still hold messages with the identifiers of earlier SUBSCRIBEs
+_IDENTIFIERS: Final = 64
+#: removed routes whose identifiers, and options, are kept for the next route of their filter
+_FORMER: Final = 1024
+#: channels remembered for each stream, whose retained message it has received
+_REPLAYED: Final = 4096
+#: channels whose routes are cached, and the longest such channel in characters: others are looked up each time
+_MATCHED: Final = 4096
+_MATCHED_LENGTH: Final = 1024
+#: messages whose further copies are awaited: the broker sends them one after the other
+_AWAITED: Final = 64
+
+#: channel, payload, correlation data and user properties of a message
+_Content: TypeAlias = "tuple[str, bytes, bytes | None, tuple[tuple[str, str], ...]]"
+
+#: streams of a message of which another copy was delivered to all
+COVERED: Final[list[Stream]] = []
+
+
+class _Copies:
+    """The copies that a broker sends of one message, one for each matching filter."""
+
+    def __init__(self) -> None:
+        #: by content: the route of the first copy, and those whose copies are still awaited
+        self._awaited: OrderedDict[_Content, tuple[Route, set[Route]]] = OrderedDict()
+
+    def is_further(self, content: _Content, route: Route, routes: Sequence[Route]) -> bool:
+        """Return whether a copy for ``route`` is a further one of the last message with an equal content.
+
+        Otherwise it is the first copy of a message that is for all ``routes``.
+        """
+        _, awaited = self._awaited.get(content, (route, None))
+        if awaited is not None and route in awaited:
+            awaited.remove(route)
+            if not awaited:
+                del self._awaited[content]
+            return True
+        self._awaited[content] = route, {each for each in routes if each is not route}
+        if len(self._awaited) > _AWAITED:
+            self._awaited.popitem(last=False)
+        return False
+
+    def clear(self) -> None:
+        """Await no copies: the connection is a new one."""
+        self._awaited.clear()
+
+    def forget(self, route: Route) -> None:
+        """Await no further copies of messages whose first one came for ``route``, which is removed.
+
+        A restored session got no others. Those of the next equal message would be taken for them.
+        """
+        for content in [content for content, (first, _) in self._awaited.items() if first is route]:
+            del self._awaited[content]
+
+
+class _LastCopy(NamedTuple):
+    """The last message of a session, if it came as one of several copies. A loss may part it from the next ones.
+
+    A new message that is equal must not be taken for a further copy. After its restart the broker may send it but once,
+    and the streams of all other filters would miss it. What tells them apart is how mosquitto makes copies:
+
+    - It numbers them one after the other when it puts them into the queue of the session, and the numbers outlive it.
+    - It finds the filters in one order (:func:`_place`), and a single copy has the identifier of the first. So a new
+      message does not begin with a filter behind that of the last copy, which is subscribed to.
+
+    Where a broker numbers or orders copies in another way, a further one counts as a new message, and comes twice.
+    """
+
+    packet_id: int
+    content: _Content
+    route: Route
+    #: routes whose streams have received the message with this copy or an earlier one, whether or not theirs came
+    served: Sequence[Route]
+    #: whether the connection was lost after it
+    is_parted: bool = False
+
+    def is_followed_by(self, packet_id: int, content: _Content) -> bool:
+        """Return whether a message with an equal content is the next one in the queue of the session."""
+        return packet_id == self.packet_id % _MAX_PACKET_ID + 1 and content == self.content
+
+    def is_before(self, route: Route) -> bool:
+        """Return whether the broker finds the filter of ``route`` after that of this copy."""
+        return _place(self.route.pattern) < _place(route.pattern)
+
+
+def _content(publish: Publish) -> _Content:
+    """Return what is the same in all copies of a message, its id among it.
+
+    A settled message does not keep its payload.
+    """
+    properties = publish.properties
+    return publish.topic, publish.payload, properties.correlation, tuple(properties.user)
+
+
+def _place(pattern: str) -> tuple[int, ...]:
+    """Return the place of a filter in the order in which mosquitto finds those that match a channel."""
+    return *(_LEVELS.get(level, 0) for level in pattern.split("/")), _END
+
+
+class Router:
+    """The routes of one instance.
+
+    Args:
+        persistent: whether a session may hold subscriptions of an earlier process, with identifiers of its own.
+
+    Attributes:
+        has_joints: whether there is, or was, a joint subscription.
+        has_kept: whether a subscription is, or was, kept without a stream.
+    """
+
+    def __init__(self, persistent: bool) -> None:
+        self._routes: dict[str, Route] = {}
+        #: by filter: options of subscriptions of removed routes, of which the broker may have one; see ``Route.held``
+        self._held: dict[str, set[tuple[bool, bool]]] = {}
+        #: subscription identifier -> its route, and the stream whose SUBSCRIBE it was
+        self._identified: dict[int, tuple[Route, Stream]] = {}
+        self._foreign_identifiers = persistent
+        #: identifiers of removed routes, by filter: the session may still hold messages with them, and the broker a
+        #: subscription that no SUBSCRIBE has replaced. The next stream of the filter gets those messages
+        self._former: dict[str, deque[int]] = {}
+        # random: unlikely to meet the identifiers that an earlier process used in this session
+        self._first = secrets.randbelow(_MAX_IDENTIFIER) if persistent else 0
+        self._given = 0
+        self._matched: BoundedCache[str, list[Route]] = BoundedCache(_MATCHED)
+        #: pairs of filters that were reported to contradict each other
+        self._told: set[frozenset[str]] = set()
+        self._streams = 0
+        self.has_joints = False
+        self.has_kept = False
+        #: whether this connection has resumed a session
+        self._is_resumed = False
+        self._copies = _Copies()
+        #: the last message of QoS 1 or 2, if one of several copies
+        self._last: _LastCopy | None = None
+        #: joint subscriptions that take the messages of abandoned channels
+        self._heirs: list[Joint] = []
+        #: by filter: the last streams that ended without a connection, or whose connection ended before the broker
+        #: answered UNSUBSCRIBE. The filters are to be unsubscribed unless other streams take them over
+        self.orphans: dict[str, Stream] = {}
+
+    def connected(self, *, is_resumed: bool) -> None:
+        """Note a new connection."""
+        self._is_resumed = is_resumed
+        self._copies.clear()
+        if self._last is not None:
+            self._last = self._last._replace(is_parted=True) if is_resumed else None
+
+    def reset(self) -> None:
+        """Void every handle: the broker has lost all subscriptions."""
+        for route in self._routes.values():
+            for stream in route.streams:
+                stream.end()
+        self._routes.clear()
+        self._identified.clear()
+        self._former.clear()
+        self._held.clear()
+        self._matched.clear()
+        self._heirs.clear()
+        self.orphans.clear()
+
+    def add(
+        self,
+        queue: str | None,
+        pattern: str,
+        qos: int,
+        sink: Sink,
+        *,
+        no_local: bool = False,
+        as_published: bool = False,
+        tells_id: bool = False,
+        joint: Joint | None = None,
+    ) -> Stream:
+        """Add a stream, by itself or to ``joint``, and its route if this is the first stream of its filter.
+
+        Raises:
+            SubscriptionRefusedError: the route exists, with options that contradict.
+        """
+        topic_filter = filter_of(queue, pattern)
+        route = self._routes.get(topic_filter)
+        if route is None:
+            held = self._held.pop(topic_filter, None)
+            route = self._routes[topic_filter] = Route(queue, pattern, no_local, as_published, held)
+            self._matched.clear()
+            self.orphans.pop(topic_filter, None)
+        elif route.options != (no_local, as_published) and route.streams:
+            raise SubscriptionRefusedError(
+                f"this instance has a stream of {topic_filter!r} with other values of noLocal and retainAsPublished, "
+                f"and MQTT has one subscription for each filter: use equal values, close that stream first, or use "
+                f"another instance"
+            )
+        elif as_published and route.streams and not route.is_shared:
+            # an old retained message could not be told from a new one, nor from the replay to the other stream
+            raise SubscriptionRefusedError(
+                f"this instance has a subscription to {topic_filter!r} with retainAsPublished, and there can be but one"
+            )
+        if qos > route.qos:
+            route.qos = qos
+            route.confirmed = False
+        self._streams += 1
+        stream = Stream(route, joint or Outlet(sink), self._streams, qos > 0, tells_id)
+        self.has_joints = self.has_joints or joint is not None
+        route.streams.append(stream)
+        if route.options != (no_local, as_published):
+            # the messages that the session has for the kept subscription are for this stream
+            route.change(no_local, as_published)
+            self._identified |= dict.fromkeys(route.identifiers, (route, stream))
+        if (former := self._former.pop(topic_filter, None)) is not None:
+            route.identifiers = former
+            self._identified |= dict.fromkeys(former, (route, stream))
+        return stream
+
+    def remove(self, stream: Stream) -> bool:
+        """Remove a stream. Return whether its route was removed with it."""
+        stream.end()
+        return self.unroute(stream)
+
+    def unroute(self, stream: Stream) -> bool:
+        """Remove a stream, which may still settle its messages. Return whether its route was removed with it."""
+        route = stream.route
+        route.streams.remove(stream)
+        if route.streams:
+            return False
+        del self._routes[route.filter]
+        self._matched.clear()
+        self._copies.forget(route)
+        if self._last is not None and self._last.route is route:
+            self._last = None
+        if route.held:
+            self._held[route.filter] = route.held
+            if len(self._held) > _FORMER:
+                del self._held[next(iter(self._held))]
+        for identifier in route.identifiers:
+            del self._identified[identifier]
+        if self._foreign_identifiers and route.identifiers:
+            self._former[route.filter] = route.identifiers
+            if len(self._former) > _FORMER:
+                del self._former[next(iter(self._former))]
+        return True
+
+    def has(self, topic_filter: str) -> bool:
+        """Return whether there is a route, with streams or kept."""
+        return topic_filter in self._routes
+
+    def unsubscribed(self, topic_filter: str) -> None:
+        """Note that the broker has no subscription to the filter of removed streams."""
+        self._held.pop(topic_filter, None)
+
+    def orphan(self, stream: Stream) -> None:
+        """Note that the filter of a removed stream is to be unsubscribed on the next connection."""
+        if stream.route.filter not in self._routes:
+            self.orphans[stream.route.filter] = stream
+
+    def detach(self, stream: Stream) -> None:
+        """Remove a stream and keep its route: the broker keeps the subscription."""
+        stream.end()
+        route = stream.route
+        route.streams.remove(stream)
+        route.is_kept, route.detached = True, stream
+        self.has_kept = True
+
+    def kept_beside(self, publish: Publish) -> list[Stream]:
+        """Return the detached streams of the kept routes that a message with receivers is for as well."""
+        routes = self._matching(publish.topic)
+        meant = self._meant(publish, routes)
+        return self._detached([route for route in routes if not route.is_shared] if meant is None else meant)
+
+    def _meant(self, publish: Publish, routes: Sequence[Route]) -> Sequence[Route] | None:
+        """Return those of ``routes`` that a message is for; ``None`` if its identifiers do not tell."""
+        identifiers = publish.properties.subscriptions
+        named = [route for route in routes if any(each in route.identifiers for each in identifiers)]
+        if not named:
+            # from the broker's queue, for a filter that is no longer subscribed to: the others get copies of their own
+            is_former = any(each in former for former in self._former.values() for each in identifiers)
+            return () if is_former and not self._is_resumed else None
+        if len(named) == 1 and self._is_resumed and not self._is_parted_copy:
+            alike = self._alike(named[0], routes)
+            # a retained message is for the one SUBSCRIBE that it answers
+            if named[0] in alike and (named[0].passes_flags or not publish.retain):
+                return alike
+        return named
+
+    @property
+    def _is_parted_copy(self) -> bool:
+        """Whether the last message was a further copy of one whose first copies came on an earlier connection."""
+        return self._last is not None and self._last.is_parted
+
+    def kept(self, publish: Publish, ended: Sequence[Stream]) -> list[Stream]:
+        """Return the streams that a message without receivers is for.
+
+        They are those of ``ended``, which were removed and match its channel, and the detached ones of kept routes.
+        """
+        routes = self._matching(publish.topic)
+        candidates = [*routes, *(stream.route for stream in ended)]
+        meant = self._meant(publish, candidates)
+        if meant is None:
+            meant = candidates
+        found = self._detached([route for route in routes if route in meant])
+        return found + [stream for stream in ended if stream.route in meant]
+
+    @staticmethod
+    def _detached(routes: Sequence[Route]) -> list[Stream]:
+        return [route.detached for route in routes if route.detached is not None and not route.streams]
+
+    @property
+    def settles(self) -> bool:
+        """Whether any stream has to acknowledge its messages."""
+        return any(stream.settles for route in self._routes.values() for stream in route.streams)
+
+    def contradicting(self, route: Route) -> list[Route]:
+        """Return the routes that overlap ``route`` where one side acknowledges messages and the other does not.
+
+        Pairs that were returned before, perhaps on another connection, are left out.
+        """
+        found = [
+            other
+            for other in self._routes.values()
+            if bool(other.qos) != bool(route.qos)
+            and frozenset((route.filter, other.filter)) not in self._told
+            and channels.overlap(route.pattern, other.pattern)
+        ]
+        if len(self._told) < _MATCHED:
+            self._told |= {frozenset((route.filter, other.filter)) for other in found}
+        return found
+
+    def identify(self, stream: Stream) -> int:
+        """Return an identifier for the SUBSCRIBE of ``stream``. It replaces the route's identifier at the broker."""
+        identifier = (self._first + self._given) % _MAX_IDENTIFIER + 1
+        self._given += 1
+        route = stream.route
+        if len(route.identifiers) == _IDENTIFIERS:
+            del self._identified[route.identifiers.popleft()]
+        route.identifiers.append(identifier)
+        self._identified[identifier] = (route, stream)
+        return identifier
+
+    def receivers(self, publish: Publish) -> list[Stream]:
+        """Return the streams that ``publish`` is for, each one once; an empty list if there is none.
+
+        A shared route moves on to its next stream. The caller must not change the list.
+        """
+        last = self._last
+        if publish.qos:
+            self._last = None
+        identifiers = publish.properties.subscriptions
+        if not identifiers:
+            return self._newcomer(publish.topic) if publish.retain else self._by_topic(publish.topic)
+        if len(identifiers) == 1 and not publish.retain:  # the common case
+            known = self._identified.get(identifiers[0])
+            if known is None:
+                if self._foreign_identifiers and not self._is_own(identifiers[0]):
+                    return self._by_topic(publish.topic)
+            elif not self._foreign_identifiers:
+                return known[0].receivers()
+            else:
+                routes = self._matching(publish.topic)
+                if known[0] in routes:
+                    if len(routes) > 1 and publish.qos:
+                        return self._once(publish, known[0], routes, last)
+                    return known[0].receivers()
+        found = [self._identified[each] for each in identifiers if each in self._identified]
+        if self._foreign_identifiers:
+            found = [(route, stream) for route, stream in found if route.matches(publish.topic)]
+            if not found and not any(map(self._is_own, identifiers)):
+                # an earlier process subscribed with this session
+                return self._by_topic(publish.topic)
+        if not found and self.has_joints and not publish.retain:
+            # from the broker's queue, for a channel that was parted meanwhile
+            return [stream for stream in self._by_topic(publish.topic) if stream.outlet.is_joint]
+        if publish.retain:
+            streams = (
+                stream
+                for route, subscribed in found
+                for stream in (route.receivers() if route.as_published else () if route.is_shared else (subscribed,))
+                if not stream.ended
+            )
+            return [*dict.fromkeys(streams)]
+        if len(found) == 1:
+            return found[0][0].receivers()
+        # two identifiers may belong to an earlier and a later SUBSCRIBE of one route
+        return [stream for route in dict.fromkeys(route for route, _ in found) for stream in route.receivers()]
+
+    def _once(self, publish: Publish, route: Route, routes: Sequence[Route], last: _LastCopy | None) -> list[Stream]:
+        """Return the streams of all ``routes`` for the first copy of a message, ``COVERED`` for the further ones.
+
+        On the connection that began the session each copy is for the streams of its own route.
+        """
+        alike = self._alike(route, routes)
+        content = _content(publish)
+        is_next = last is not None and last.is_followed_by(publish.id, content)
+        if route not in alike or len(alike) == 1:
+            if last is not None and is_next:  # between the copies for the others
+                self._last = last._replace(packet_id=publish.id)
+            return route.receivers()
+        if last is not None and is_next and last.is_parted and last.is_before(route):
+            self._last = last._replace(packet_id=publish.id, route=route)
+            return COVERED if route in last.served else route.receivers()
+        self._last = _LastCopy(publish.id, content, route, alike if self._is_resumed else ())
+        if not self._is_resumed:
+            return route.receivers()
+        if self._copies.is_further(content, route, alike):
+            return COVERED
+        return [stream for each in alike for stream in each.receivers()]
+
+    @staticmethod
+    def _alike(named: Route, routes: Sequence[Route]) -> list[Route]:
+        """Return those of ``routes`` that a single copy for ``named`` is for in a restored session.
+
+        It comes for the filter that the broker finds first. A message of this instance comes for filters without
+        ``noLocal`` alone. So a copy for one with it is of another client, and if the broker finds that filter first,
+        the copy may be the only one. A filter with ``noLocal`` that is found later gets what comes for itself.
+        """
+        if not named.no_local:
+            return [each for each in routes if each.qos and not (each.is_shared or each.no_local)]
+        alike = [each for each in routes if each.qos and not each.is_shared]
+        return alike if named is min(alike, key=lambda each: _place(each.pattern), default=None) else [named]
+
+    def add_heir(self, joint: Joint) -> None:
+        """Have ``joint`` take the messages of channels that it says are abandoned."""
+        self._heirs = [each for each in self._heirs if not each.ended and each is not joint]
+        self._heirs.append(joint)
+
+    def heir(self, topic: str) -> Stream | None:
+        """Return the stream that takes a message of an abandoned channel, which no stream matches."""
+        found = (each.heir(topic) for each in self._heirs if not each.ended)
+        return next((stream for stream in found if stream is not None), None)
+
+    def _is_own(self, identifier: int) -> bool:
+        return (identifier - 1 - self._first) % _MAX_IDENTIFIER < self._given
+
+    def _by_topic(self, topic: str) -> list[Stream]:
+        routes = self._matching(topic)
+        if len(routes) == 1:
+            return routes[0].receivers()
+        return [stream for route in routes for stream in route.receivers()]
+
+    def _newcomer(self, topic: str) -> list[Stream]:
+        routes = self._matching(topic)
+        if any(route.passes_flags for route in routes):
+            return self._by_topic(topic)
+        streams = [stream for route in routes if not route.is_shared for stream in route.streams]
+        waiting = [stream for stream in streams if topic not in stream.replayed]
+        if not waiting:
+            return []
+        newest = max(waiting, key=lambda stream: stream.number)
+        if len(newest.replayed) < _REPLAYED and len(topic) <= _MATCHED_LENGTH:
+            newest.replayed.add(topic)
+        return [newest]
+
+    def _matching(self, topic: str) -> list[Route]:
+        routes = self._matched.get(topic)
+        if routes is None:
+            routes = [route for route in self._routes.values() if route.matches(topic)]
+            if len(topic) <= _MATCHED_LENGTH:
+                self._matched[topic] = routes
+        return routes

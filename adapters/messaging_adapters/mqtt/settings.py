@@ -1,0 +1,202 @@
+"""Settings of MQTT instances, and checks of their combinations."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+
+from pydantic import BeforeValidator, Field, SecretStr, StringConstraints, model_validator
+
+from messaging.connection.tls import check_tls
+from messaging.errors import InvalidOptionError, InvalidUrlError
+from messaging.model import check_hosts
+from messaging.model.settings import Text, TlsSettings
+from messaging_adapters.mqtt.web_request import as_headers, as_query
+
+if TYPE_CHECKING:
+    from messaging.model import BrokerUrl
+
+logger = logging.getLogger(__name__)
+
+Version = Literal["5", "3.1.1"]
+
+#: spellings of the versions; 4 and 5 are the protocol levels in CONNECT
+_VERSIONS: Final = {"5": "5", "5.0": "5", "v5": "5", "3.1.1": "3.1.1", "v3.1.1": "3.1.1", "311": "3.1.1", "4": "3.1.1"}
+
+#: schemes served here -> default port
+PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
+#: schemes with TLS, and schemes with WebSocket, where a path may follow the host
+SECURE: Final = frozenset({"mqtts", "wss"})
+WEB: Final = frozenset({"ws", "wss"})
+#: path of a WebSocket URL that names none: that of most brokers
+WEB_PATH: Final = "mqtt"
+#: how long the broker keeps the session of an instance with ``keep_session``, seconds: a week
+KEPT_SESSION_EXPIRY: Final = 604_800
+
+
+def _version(value: Any) -> str:
+    version = _VERSIONS.get(str(value).strip().lower())
+    if version is None:
+        raise ValueError("must be '5' or '3.1.1'")
+    return version
+
+
+class MqttSettings(TlsSettings):
+    """Options of ``mqtt://``, ``mqtts://``, ``ws://`` and ``wss://`` URLs beside the common ones."""
+
+    version: Annotated[Version, BeforeValidator(_version)] = Field("5", description="protocol version, 5 or 3.1.1")
+    keepalive: int = Field(
+        60, ge=0, le=65_535, description="longest silence on the link, seconds; 0: a dead peer is never noticed"
+    )
+    clean_start: bool = Field(
+        default=True,
+        description="whether the broker forgets the last session of the client_id",
+    )
+    session_expiry: int = Field(
+        0, ge=0, le=4_294_967_295, description="MQTT 5: how long the broker keeps the session of a lost client, seconds"
+    )
+    receive_maximum: int = Field(
+        1024, ge=1, le=65_535, description="unacknowledged QoS 1 and 2 messages that the broker is to send ahead"
+    )
+    max_packet_size: int | None = Field(
+        None,
+        ge=64,
+        le=268_435_460,
+        description="MQTT 5: largest packet the broker may send, bytes; it drops larger ones",
+    )
+    topic_alias_maximum: int = Field(
+        32, ge=0, le=65_535, description="MQTT 5: topics the broker may send as a number; 0 for none"
+    )
+    max_inflight: int | None = Field(
+        None, ge=1, le=65_535, description="unconfirmed QoS 1 and 2 publishes; never more than the broker allows"
+    )
+    auth_method: Annotated[Text, StringConstraints(min_length=1)] | None = Field(
+        None,
+        description="MQTT 5: authentication method of the broker, which gets the password as authentication data",
+    )
+    follow_redirects: bool = Field(
+        default=True,
+        description="MQTT 5: whether to connect to the servers that a broker refers to, with the same credentials",
+    )
+    ws_headers: Annotated[Any, BeforeValidator(as_headers)] = Field(
+        None,
+        exclude=True,
+        repr=False,
+        description="WebSocket: headers of the request: a mapping, its JSON, or a function that returns one and is "
+        "called before each connection; not in URLs",
+    )
+    ws_query: Annotated[SecretStr | None, BeforeValidator(as_query)] = Field(
+        None, description="WebSocket: query of the request: percent-encoded text, or a mapping"
+    )
+    envelope: bool = Field(
+        default=False,
+        description="MQTT 3.1.1: carry message properties in front of the payload",
+    )
+
+    @model_validator(mode="after")
+    def _apply_keep_session(self) -> Self:
+        if self.keep_session:
+            kept: dict[str, Any] = {"clean_start": False, "client_id": self.name}
+            if self.v5:
+                kept["session_expiry"] = KEPT_SESSION_EXPIRY
+            for option, value in kept.items():
+                if option not in self.model_fields_set:
+                    # the model is frozen from here on; a copy would not replace the instance that is being made
+                    object.__setattr__(self, option, value)
+        return self
+
+    @property
+    def v5(self) -> bool:
+        """Whether the protocol is MQTT 5."""
+        return self.version == "5"
+
+    @property
+    def has_provider(self) -> bool:
+        """Whether the credentials may change while the instance is connected."""
+        return any(each is not None for each in (self.credentials, self.password_command, self.password_file))
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the broker keeps the session while this client is away."""
+        return self.session_expiry > 0 if self.v5 else not self.clean_start
+
+
+def check(url: BrokerUrl, settings: MqttSettings) -> None:
+    """Refuse settings that contradict each other or the URL.
+
+    Raises:
+        InvalidUrlError: the URL has a path.
+        InvalidOptionError: naming the option at fault.
+    """
+    check_hosts(url, PORTS.get(url.scheme))
+    if url.path and url.scheme not in WEB:
+        raise InvalidUrlError(f"{url.scheme} URL: no path is expected; channels are named when publishing")
+    for option in ("ws_headers", "ws_query"):
+        if getattr(settings, option) is not None and url.scheme not in WEB:
+            raise InvalidOptionError(option, f"option {option!r} is for WebSocket; use ws:// or wss://")
+    check_tls(settings, is_secure=url.scheme in SECURE, secure="mqtts:// or wss://")
+    _check_session(settings)
+    if settings.keep_session and not settings.client_id:
+        raise InvalidOptionError(
+            "keep_session", "option 'keep_session' resumes the session of a client id: set 'name' or 'client_id' too"
+        )
+    if not settings.clean_start and not settings.client_id:
+        raise InvalidOptionError(
+            "clean_start", "option 'clean_start' false resumes the session of a client id: set 'client_id' too"
+        )
+    if settings.v5 and settings.envelope:
+        raise InvalidOptionError("envelope", "option 'envelope' is for version 3.1.1; MQTT 5 has properties of its own")
+    for option in ("session_expiry", "max_packet_size", "auth_method"):
+        if not settings.v5 and getattr(settings, option):
+            raise InvalidOptionError(option, f"option {option!r} needs version 5")
+    username, password = credentials(url, settings)
+    if settings.auth_method is not None:
+        if password is None and not settings.has_provider:
+            raise InvalidOptionError("auth_method", "option 'auth_method' needs a password: the data of that method")
+    elif username is None:
+        for option in ("password_command", "password_file"):
+            if getattr(settings, option) is not None:
+                raise InvalidOptionError(option, f"option {option!r} needs 'username'")
+        if password is not None:
+            raise InvalidOptionError("password", "option 'password' needs 'username'")
+
+
+def _check_session(settings: MqttSettings) -> None:
+    """Refuse options that end a session which others keep; warn of those that keep it for a part of the time only."""
+    if settings.keep_session and not settings.persistent:
+        option, value = ("session_expiry", "0") if settings.v5 else ("clean_start", "true")
+        raise InvalidOptionError(
+            option,
+            f"option {option!r} {value} ends the session with the connection, 'keep_session' keeps it: leave one out",
+        )
+    if settings.keep_session and settings.clean_start:
+        logger.warning(
+            "mqtt '%s': option 'clean_start' true drops the session that 'keep_session' has kept for the next process: "
+            "leave it out to receive the messages of the meantime",
+            settings.name or settings.client_id,
+        )
+    elif settings.v5 and not settings.clean_start and not settings.session_expiry:
+        logger.warning(
+            "mqtt '%s': option 'clean_start' false resumes a session, and without 'session_expiry' the broker ends it "
+            "with the connection: set 'session_expiry', or 'keep_session' instead of both",
+            settings.name or settings.client_id,
+        )
+
+
+def credentials(url: BrokerUrl, settings: MqttSettings) -> tuple[str | None, SecretStr | None]:
+    """Return user name and password: the URL's, else the settings'."""
+    username = url.username if url.username is not None else settings.username
+    return username, url.password if url.password is not None else settings.password
+
+
+def client_id(settings: MqttSettings, name: str) -> str:
+    """Return the client id. A generated one is unique, names the instance, and fits the strictest broker.
+
+    For an empty one the broker assigns an id. Brokers must accept 1 to 23 letters and digits, and may refuse others
+    (MQTT-3.1.3-5).
+    """
+    if settings.client_id is not None:
+        return settings.client_id
+    return re.sub(r"[^0-9A-Za-z]", "", name)[:11] + secrets.token_hex(6)

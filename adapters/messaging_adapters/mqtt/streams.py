@@ -1,0 +1,196 @@
+"""Subscriptions at the broker, the streams behind them, and the messages of QoS 1 and 2 that await an answer.
+
+The broker holds one subscription for each distinct filter (:class:`Route`). Any number of subscriptions of the core
+(:class:`Stream`) share it. A message of QoS 1 or 2 has one :class:`Receipt`, and a :class:`Token` for each stream that
+has to settle its copy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, ClassVar
+
+from messaging.model import channels
+
+if TYPE_CHECKING:
+    from messaging.adapter import Sink
+    from messaging.model import Incoming
+    from messaging_adapters.mqtt.packets import Publish
+
+
+class Receipt:
+    """A message of QoS 1 or 2 that the broker has no answer to, or (``recorded``) only the first of two."""
+
+    __slots__ = ("copies", "id", "number", "publish", "qos", "recorded", "session", "waits")
+
+    def __init__(self, publish: Publish, session: int, number: int) -> None:
+        self.id = publish.id
+        self.qos = publish.qos
+        self.publish = publish
+        self.session = session
+        #: copies that are not settled yet
+        self.copies = 1
+        #: QoS 2: PUBREC was sent and PUBREL is awaited; reset when the broker sends the message again
+        self.recorded = False
+        #: position among the messages of all connections, new or sent again
+        self.number = number
+        #: its answer follows those to the messages that were sent again before it
+        self.waits = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is settled and its answer has not been sent."""
+        return not (self.copies or self.recorded)
+
+
+class Token:
+    """One stream's copy of a message."""
+
+    __slots__ = ("receipt", "stream")
+
+    def __init__(self, receipt: Receipt, stream: Stream) -> None:
+        self.receipt = receipt
+        self.stream = stream
+
+
+class Outlet:
+    """Hands over the messages of one stream, or of several in one order of arrival (:mod:`.joint`).
+
+    Attributes:
+        sink: takes the messages.
+        batch: messages that arrived since the sink was last called.
+        ended: whether the sink takes no more.
+    """
+
+    __slots__ = ("batch", "ended", "sink")
+
+    #: whether there may be several streams, of which one takes each message
+    is_joint: ClassVar[bool] = False
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.batch: list[Incoming] = []
+        self.ended = False
+
+    def entered(self, stream: Stream) -> None:
+        """Add a stream."""
+
+    def left(self, stream: Stream) -> None:
+        """Remove a stream, which has ended."""
+        del stream
+        self.ended = True
+
+    def takes(self, stream: Stream, topic: str) -> bool:
+        """Return whether ``stream``, which matches ``topic``, takes its messages."""
+        del stream, topic
+        return True
+
+
+class Stream:
+    """A subscription of the core: the handle that ``Adapter.subscribe`` returns."""
+
+    __slots__ = ("ended", "number", "outlet", "replayed", "route", "settles", "since", "tells_id", "unsettled")
+
+    def __init__(self, route: Route, outlet: Outlet, number: int, settles: bool, tells_id: bool) -> None:
+        self.route = route
+        #: whether its messages carry their packet identifiers
+        self.tells_id = tells_id
+        #: whether its messages have to be acknowledged: it asked for more than QoS 0
+        self.settles = settles
+        self.outlet = outlet
+        #: position among the streams of the instance
+        self.number = number
+        #: number of the first message that can arrive for it: those before arrived earlier
+        self.since = 0
+        #: in arrival order
+        self.unsettled: dict[Token, None] = {}
+        #: without subscription identifiers: channels whose retained message it has received
+        self.replayed: set[str] = set()
+        self.ended = False
+        outlet.entered(self)
+
+    def end(self) -> None:
+        """Take no more messages, nor verdicts."""
+        self.ended = True
+        self.outlet.left(self)
+
+
+class Route:
+    """A subscription at the broker and the streams behind it."""
+
+    __slots__ = (
+        "_turn",
+        "as_published",
+        "confirmed",
+        "detached",
+        "filter",
+        "held",
+        "identifiers",
+        "is_kept",
+        "is_shared",
+        "matches",
+        "no_local",
+        "passes_flags",
+        "pattern",
+        "qos",
+        "streams",
+    )
+
+    def __init__(
+        self,
+        queue: str | None,
+        pattern: str,
+        no_local: bool,
+        as_published: bool,
+        held: set[tuple[bool, bool]] | None = None,
+    ) -> None:
+        self.filter = filter_of(queue, pattern)
+        self.pattern = pattern
+        #: subscription options (MQTT 5, 3.8.3.1): No Local, Retain As Published
+        self.no_local = no_local
+        self.as_published = as_published
+        #: the options, No Local and Retain As Published, of the subscriptions of which the broker may have one
+        self.held: set[tuple[bool, bool]] = set() if held is None else held
+        #: whether the retained flag of a message may be its publisher's: it does not tell an old message then
+        self.passes_flags = as_published or any(published for _, published in self.held)
+        #: streams compete for messages (``queue``, a shared subscription); otherwise each gets a copy
+        self.is_shared = queue is not None
+        self.matches = channels.matcher(pattern)
+        #: the highest QoS that one of its streams asked for
+        self.qos = 0
+        #: whether the broker has confirmed it, with that QoS
+        self.confirmed = False
+        self.streams: list[Stream] = []
+        #: the last stream was detached: the subscription stays at the broker
+        self.is_kept = False
+        self.detached: Stream | None = None
+        self.identifiers: deque[int] = deque()
+        self._turn = 0
+
+    @property
+    def options(self) -> tuple[bool, bool]:
+        """No Local and Retain As Published."""
+        return self.no_local, self.as_published
+
+    @property
+    def differs(self) -> bool:
+        """Whether the broker may have a subscription with other options."""
+        return bool(self.held - {self.options})
+
+    def change(self, no_local: bool, as_published: bool) -> None:
+        """Have other options; the broker may have a subscription with the present ones."""
+        self.no_local = no_local
+        self.as_published = as_published
+        self.passes_flags = self.passes_flags or as_published
+
+    def receivers(self) -> list[Stream]:
+        """Return the streams that the next message goes to."""
+        if not self.is_shared or len(self.streams) < 2:
+            return self.streams
+        self._turn = (self._turn + 1) % len(self.streams)
+        return self.streams[self._turn : self._turn + 1]
+
+
+def filter_of(queue: str | None, pattern: str) -> str:
+    """Return the topic filter to subscribe to at the broker."""
+    return pattern if queue is None else f"$share/{queue}/{pattern}"

@@ -1,0 +1,178 @@
+"""SUBSCRIBE and UNSUBSCRIBE of one connection, and the broker's answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from messaging.errors import ConnectionLostError
+from messaging.execution import shielded
+from messaging_adapters.mqtt import handshake, packets
+from messaging_adapters.mqtt.packets import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paho.mqtt.subscribeoptions import SubscribeOptions
+
+    from messaging_adapters.mqtt.control import ControlClient
+    from messaging_adapters.mqtt.handshake import Target
+    from messaging_adapters.mqtt.writing import Writer
+
+logger = logging.getLogger(__name__)
+
+
+class Answer(NamedTuple):
+    """The broker's answer to SUBSCRIBE or UNSUBSCRIBE of one filter."""
+
+    code: int
+    #: its reason string
+    detail: str | None
+
+
+class SubscribeRequests:
+    """The requests that the broker has not answered. On the loop."""
+
+    def __init__(self, target: Target, writer: Writer) -> None:
+        self._target = target
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._control: ControlClient | None = None
+        #: by packet id, which is in use until the answer arrives
+        self.pending: dict[int, asyncio.Future[Answer]] = {}
+        #: by packet id: called when the answer is read
+        self._readers: dict[int, Callable[[Answer], object]] = {}
+        #: by filter: UNSUBSCRIBE
+        self._ending: dict[str, asyncio.Future[Answer]] = {}
+
+    def open(self, control: ControlClient) -> None:
+        """Have ``control`` make the packets from now on."""
+        self._control = control
+
+    def close(self) -> None:
+        """Make no further requests."""
+        self._control = None
+
+    def fail_pending(self) -> None:
+        """Fail all requests without answer: the connection ended. Idempotent."""
+        self._control = None
+        pending, self.pending = self.pending, {}
+        self._readers.clear()
+        for answer in pending.values():
+            if not answer.done():
+                answer.set_exception(ConnectionLostError(f"connection to {self._target} lost before it answered"))
+
+    async def subscribe(
+        self,
+        topic_filter: str,
+        options: SubscribeOptions,
+        identifier: int | None,
+        uses: Callable[[int], bool],
+        read: Callable[[Answer], object] | None = None,
+    ) -> Answer:
+        """Subscribe and return the broker's answer.
+
+        Args:
+            topic_filter: what to subscribe to.
+            options: made by :func:`.handshake.subscribe_options`.
+            identifier: MQTT 5: the subscription identifier.
+            uses: returns whether a packet id is in use for a published message.
+            read: called when the answer is read, before the packets that follow it.
+
+        Raises:
+            ConnectionLostError: the connection ended before the answer.
+        """
+        control = self._require_control()
+        request = self._request(*control.subscribe(topic_filter, options, identifier, self._taken(uses)), read)
+        return await request
+
+    async def unsubscribe(
+        self,
+        topic_filter: str,
+        uses: Callable[[int], bool],
+        read: Callable[[Answer], object] | None = None,
+        lost: Callable[[], object] | None = None,
+    ) -> None:
+        """Unsubscribe and wait for the answer. Arguments as for :meth:`unsubscribe_soon`.
+
+        Raises:
+            ConnectionLostError: the connection ended before the answer.
+        """
+        self._require_control()
+        request = self.unsubscribe_soon(topic_filter, uses, read, lost)
+        if request is None:
+            return
+        answer = await shielded(request)
+        if answer.code >= packets.FAILURE:
+            reason = handshake.reason_name(answer.code, answer.detail)
+            logger.warning(
+                "%s: the broker refused to end the subscription to %r: %s; messages that still arrive are dropped",
+                self._target.component, topic_filter, reason,
+            )  # fmt: skip
+
+    def unsubscribe_soon(
+        self,
+        topic_filter: str,
+        uses: Callable[[int], bool],
+        read: Callable[[Answer], object] | None = None,
+        lost: Callable[[], object] | None = None,
+    ) -> asyncio.Future[Answer] | None:
+        """Unsubscribe without waiting for the answer; ``None`` without a connection.
+
+        Args:
+            topic_filter: what to unsubscribe from.
+            uses: as for :meth:`subscribe`.
+            read: as for :meth:`subscribe`.
+            lost: called when the connection has ended before the answer.
+        """
+        if self._control is None:
+            return None
+        answer = self._request(*self._control.unsubscribe(topic_filter, self._taken(uses)), read)
+        self._ending[topic_filter] = answer
+
+        def answered(_: asyncio.Future[Answer]) -> None:
+            error = answer.exception()  # its result need not be retrieved
+            if isinstance(error, ConnectionLostError) and lost is not None:
+                lost()
+            if self._ending.get(topic_filter) is answer:
+                del self._ending[topic_filter]
+
+        answer.add_done_callback(answered)
+        return answer
+
+    async def unsubscribed(self, topic_filter: str) -> None:
+        """Wait for the answer to an UNSUBSCRIBE of the filter, if one was sent. Raises as :meth:`subscribe`."""
+        answer = self._ending.get(topic_filter)
+        if answer is not None:
+            await shielded(answer)
+
+    def answered(self, kind: int, body: bytes) -> None:
+        """Process a SUBACK or UNSUBACK. May raise ``ProtocolError``."""
+        packet_id, codes, detail = packets.parse_answer(body, self._target.v5)
+        if kind == packets.SUBACK and len(codes) != 1:
+            raise ProtocolError(f"SUBACK with {len(codes)} reason codes for one subscription")
+        answer, read = self.pending.pop(packet_id, None), self._readers.pop(packet_id, None)
+        if answer is not None and not answer.done():
+            told = Answer(codes[0] if codes else 0, self._target.showable(detail))
+            if read is not None:
+                read(told)
+            answer.set_result(told)
+
+    def _taken(self, uses: Callable[[int], bool]) -> Callable[[int], bool]:
+        return lambda packet_id: packet_id in self.pending or uses(packet_id)
+
+    def _require_control(self) -> ControlClient:
+        if self._control is None:
+            raise ConnectionLostError(f"no connection to {self._target}")
+        return self._control
+
+    def _request(
+        self, packet_id: int, packet: bytes, read: Callable[[Answer], object] | None
+    ) -> asyncio.Future[Answer]:
+        # stays there until the broker has answered, also after its caller was cancelled
+        answer = self.pending[packet_id] = self._loop.create_future()
+        if read is not None:
+            self._readers[packet_id] = read
+        self._writer.send(packet)
+        return answer

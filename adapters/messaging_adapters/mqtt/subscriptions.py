@@ -1,0 +1,347 @@
+"""Subscribes and unsubscribes the streams of an instance at the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from messaging.errors import ConnectionLostError, SubscriptionRefusedError
+from messaging.execution import clock
+from messaging.model import Features
+from messaging_adapters.mqtt import handshake, packets
+from messaging_adapters.mqtt.capabilities import NO_LOCAL, RETAIN_AS_PUBLISHED, RETAIN_HANDLING
+from messaging_adapters.mqtt.grants import is_unacknowledged
+from messaging_adapters.mqtt.mapping import PACKET_ID
+from messaging_adapters.mqtt.sharing import Sharing
+from messaging_adapters.mqtt.streams import filter_of
+
+if TYPE_CHECKING:
+    from messaging.adapter import Sink
+    from messaging.model import Capabilities, SubscriptionSpec
+    from messaging_adapters.mqtt.grants import Grants
+    from messaging_adapters.mqtt.handshake import Connack, Target
+    from messaging_adapters.mqtt.inbound import Inbound
+    from messaging_adapters.mqtt.joint import Joint
+    from messaging_adapters.mqtt.link import Link
+    from messaging_adapters.mqtt.outbound import Outbound
+    from messaging_adapters.mqtt.router import Router
+    from messaging_adapters.mqtt.settings import MqttSettings
+    from messaging_adapters.mqtt.streams import Route, Stream
+    from messaging_adapters.mqtt.subscribe_requests import Answer
+
+logger = logging.getLogger(__name__)
+
+#: seconds of a new connection after which subscriptions end that no stream has taken over
+ORPHAN_TIMEOUT: Final = 30.0
+
+
+class Owner(Protocol):
+    """The adapter, as its subscriptions see it."""
+
+    settings: MqttSettings
+    name: str
+    capabilities: Capabilities
+    grants: Grants
+
+
+class Subscriptions:
+    """The subscriptions of one instance. On the loop.
+
+    Args:
+        owner: the instance: its name, settings and features.
+        outbound: knows the packet ids that are in use.
+    """
+
+    def __init__(self, owner: Owner, router: Router, inbound: Inbound, outbound: Outbound) -> None:
+        self._owner = owner
+        self._router = router
+        self._inbound = inbound
+        self._outbound = outbound
+        self._persistent = owner.settings.persistent
+        self._sharing = Sharing()
+        self._link: Link | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        #: filters of an earlier process, whose subscriptions are to end on the next connection
+        self._abandoned: dict[str, None] = {}
+        self._connack: Connack | None = None
+
+    def connected(self, link: Link, connack: Connack) -> None:
+        """Use a new connection; end the subscriptions that the broker did not confirm to end on an earlier one.
+
+        That waits for the streams that subscribe again: between an UNSUBSCRIBE and the next SUBSCRIBE, a session would
+        miss messages.
+        """
+        self._link = link
+        self._connack = connack
+        if not connack.session_present:
+            self._abandoned.clear()
+        if self._router.orphans or self._abandoned:
+            self._timer = clock.call_later(asyncio.get_running_loop(), ORPHAN_TIMEOUT, self.end_orphans)
+
+    def disconnected(self) -> None:
+        """Note that the connection is lost."""
+        self._link = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def end_orphans(self) -> None:
+        """End the subscriptions that were to end on an earlier connection, and that no stream has taken over."""
+        if self._link is not None:
+            for stream in self._router.orphans.values():
+                self._unsubscribe_soon(self._link, stream)
+                self._inbound.leftovers.drop(stream)
+            self._router.orphans.clear()
+            abandoned, self._abandoned = self._abandoned, {}
+            for topic_filter in abandoned:
+                if not self._router.has(topic_filter):
+                    self._leave_abandoned(topic_filter)
+
+    def _unsubscribe_soon(self, link: Link, stream: Stream) -> None:
+        """Unsubscribe the filter of a removed stream, again on the next connection if this one ends unanswered."""
+        topic_filter = stream.route.filter
+        link.requests.unsubscribe_soon(
+            topic_filter, self._outbound.uses, partial(self._unsubscribed, topic_filter),
+            partial(self._router.orphan, stream),
+        )  # fmt: skip
+
+    def _unsubscribed(self, topic_filter: str, answer: Answer) -> None:
+        """Process the answer to the UNSUBSCRIBE of removed streams."""
+        if answer.code < packets.FAILURE:
+            self._router.unsubscribed(topic_filter)
+
+    async def subscribe(self, target: Target, spec: SubscriptionSpec, sink: Sink, joint: Joint | None = None) -> Stream:
+        """See ``Adapter.subscribe``. There is no time limit here.
+
+        Args:
+            target: where the instance connects to.
+            spec: what to subscribe to.
+            sink: takes the messages.
+            joint: the joint subscription that it becomes part of.
+        """
+        queue, custom = spec.options.queue, spec.options.custom
+        link, connack = self._link, self._connack
+        if link is None or connack is None:
+            raise ConnectionLostError(f"no connection to {target}")
+        # messages on their way to an earlier stream of the filter are not for this one
+        await link.requests.unsubscribed(filter_of(queue, spec.channel))
+        stream = self._router.add(
+            queue,
+            spec.channel,
+            int(spec.options.qos),
+            sink,
+            no_local=custom.get(NO_LOCAL, False),
+            as_published=custom.get(RETAIN_AS_PUBLISHED, False),
+            tells_id=custom.get(PACKET_ID, False),
+            joint=joint,
+        )
+        route, asked = stream.route, int(spec.options.qos)
+        self._inbound.claim(stream)
+        # a further SUBSCRIBE makes the broker send retained messages again, which shared subscriptions do not get
+        if route.is_shared and route.confirmed and not route.differs:
+            if joint is not None:
+                joint.grant(stream)
+            return stream
+
+        def read(answer: Answer) -> None:
+            if joint is not None and not _is_refused(answer, asked):
+                joint.grant(stream)
+            elif joint is not None:
+                joint.left(stream)
+
+        try:
+            await self._outbound.free_id()
+            qos = route.qos
+            identifier = self._router.identify(stream) if connack.identifiers else None
+            if not (self._owner.settings.v5 and connack.identifiers):
+                self._warn_of_overlap(route)
+            wanted = handshake.subscribe_options(
+                qos,
+                no_local=route.no_local,
+                as_published=route.as_published,
+                # a queue gets none (MQTT 5, 4.8.2); mosquitto sends it some unless told not to
+                retain_handling=2 if route.is_shared else custom.get(RETAIN_HANDLING, 0),
+            )
+            if route.differs:
+                self._end_differing(link, route)
+            route.held.add(route.options)
+            answer = await link.requests.subscribe(route.filter, wanted, identifier, self._outbound.uses, read)
+        except BaseException:
+            # a session may have the subscription from an earlier attempt or process: it keeps it for the next one
+            self._withdraw(stream, is_at_broker=not self._persistent)
+            raise
+        if _is_refused(answer, asked):
+            self._withdraw(stream, is_at_broker=True)
+            reason = f"it grants QoS 0, without acknowledgement; QoS {asked} was asked for"
+            if answer.code >= packets.FAILURE:
+                reason = handshake.reason_name(answer.code, answer.detail)
+            raise SubscriptionRefusedError(
+                f"{target} refused {shown(spec)}: {reason}", code=answer.code, detail=answer.detail
+            )
+        self._owner.grants.subscribed(target, route.filter, asked, answer.code)
+        route.confirmed = route.confirmed or qos == route.qos
+        return stream
+
+    def _end_differing(self, link: Link, route: Route) -> None:
+        """End the subscription that the broker has to a filter, or may have, for the sake of other options.
+
+        By MQTT 5, 3.8.4, SUBSCRIBE alone replaces it, and loses no message. But mosquitto up to 2.0 keeps the options
+        of the first SUBSCRIBE. UNSUBSCRIBE and the SUBSCRIBE that follows at once are one write.
+        """
+        logger.warning(
+            "mqtt '%s': the subscription to %r gets other values of noLocal or retainAsPublished: it is ended and made "
+            "again; a message that the broker receives in the moment between is lost",
+            self._owner.name, route.filter,
+        )  # fmt: skip
+        ended = route.held - {route.options}
+
+        def read(answer: Answer) -> None:
+            if answer.code < packets.FAILURE:
+                route.held.difference_update(ended)
+                return
+            logger.warning(
+                "mqtt '%s': the broker refused to end the subscription to %r: %s; it may keep its values of noLocal "
+                "and retainAsPublished; use another instance, or end the session",
+                self._owner.name, route.filter, handshake.reason_name(answer.code, answer.detail),
+            )  # fmt: skip
+
+        link.requests.unsubscribe_soon(route.filter, self._outbound.uses, read)
+
+    async def check_sharing(self, target: Target, spec: SubscriptionSpec) -> None:
+        """Refuse a queue if the broker has no shared subscriptions; see :mod:`.sharing`."""
+        if spec.options.queue is None or self._owner.settings.v5:
+            return
+        try:
+            await self._sharing.require(target)
+        except SubscriptionRefusedError:
+            features = self._owner.capabilities.features - {Features.POINT_TO_POINT, Features.EXTENSION_QUEUE}
+            self._owner.capabilities = replace(self._owner.capabilities, features=features)
+            raise
+
+    def _warn_of_overlap(self, route: Route) -> None:
+        """Warn that the broker sends one packet for overlapping filters, with the QoS of any one of them."""
+        for other in self._router.contradicting(route):
+            logger.warning(
+                "mqtt '%s': subscriptions to %r (QoS %d) and %r (QoS %d) overlap: without MQTT 5 a message for both "
+                "may come with QoS 0, and without acknowledgement; give both the same qos",
+                self._owner.name, route.filter, route.qos, other.filter, other.qos,
+            )  # fmt: skip
+
+    def _withdraw(self, stream: Stream, *, is_at_broker: bool) -> None:
+        """Undo a subscription that was not confirmed. The session's next stream gets the messages it has claimed.
+
+        Args:
+            stream: of the subscription.
+            is_at_broker: whether to undo it there, too.
+        """
+        if stream.ended:
+            return
+        self._end(stream)
+        if stream.route.is_kept and stream.route.streams == [stream] and not is_at_broker:
+            self._router.detach(stream)  # as it was before
+        elif self._router.remove(stream) and is_at_broker:
+            if self._link is not None:
+                self._unsubscribe_soon(self._link, stream)
+            else:
+                self._router.orphan(stream)
+
+    async def part(self, joint: Joint, pattern: str) -> None:
+        """See ``SubscribesJointly``. The stream takes messages until the broker has answered."""
+        stream = joint.streams.get(pattern)
+        if stream is None:
+            if joint.heir(pattern) is not None:
+                self._leave_abandoned(pattern)
+            return
+
+        def part() -> None:
+            if joint.streams.get(pattern) is stream:
+                joint.left(stream)
+                joint.keep(stream)
+                self._router.unroute(stream)
+
+        def read(answer: Answer) -> None:
+            part()
+            self._unsubscribed(stream.route.filter, answer)
+
+        if len(stream.route.streams) > 1:
+            part()
+        elif self._link is None:
+            raise ConnectionLostError(f"no connection to end the subscription to {pattern!r}")
+        else:
+            await self._link.requests.unsubscribe(stream.route.filter, self._outbound.uses, read)
+
+    def _leave_abandoned(self, topic_filter: str) -> None:
+        """Unsubscribe a filter of an earlier process, on the next connection if this one ends unanswered."""
+        if self._link is None:
+            self._abandoned[topic_filter] = None
+        else:
+            lost = partial(self._abandoned.setdefault, topic_filter, None)
+            self._link.requests.unsubscribe_soon(topic_filter, self._outbound.uses, lost=lost)
+
+    async def unsubscribe_joint(self, joint: Joint) -> None:
+        """End a joint subscription; see ``Adapter.unsubscribe``."""
+        joint.ended = True
+        for stream in joint.parted:
+            self._end(stream)
+            stream.end()
+        joint.parted.clear()
+        await asyncio.gather(*map(self.unsubscribe, [*joint.streams.values()]))
+
+    async def unsubscribe(self, stream: Stream) -> None:
+        """See ``Adapter.unsubscribe``."""
+        if stream.ended:
+            return
+        route = stream.route
+        others = [each for each in route.streams if each is not stream and each.settles]
+        if route.is_shared and others:
+            self._inbound.bequeath(stream, others[0])
+        else:
+            self._end(stream)
+        if not self._router.remove(stream):
+            return
+        if self._link is not None:
+            leftovers = self._inbound.leftovers
+            with leftovers.departing(stream) if self._persistent else contextlib.nullcontext():
+                # a session that outlives the connection may keep the subscription if the broker has not answered
+                lost = partial(self._router.orphan, stream)
+                read = partial(self._unsubscribed, route.filter)
+                await self._link.requests.unsubscribe(route.filter, self._outbound.uses, read, lost)
+        else:
+            self._router.orphan(stream)
+
+    def _end(self, stream: Stream) -> None:
+        """Leave the unsettled messages of a stream to the session's next one; without a session, settle them."""
+        if self._persistent:
+            self._inbound.leave(stream)
+        else:
+            self._inbound.release(stream)
+
+    def detach(self, stream: Stream) -> None:
+        """See ``KeepsSession``."""
+        if not stream.ended:
+            self._inbound.leave(stream)
+            self._router.detach(stream)
+
+    def requeues(self, stream: Stream) -> bool:
+        """See ``Adapter.redelivers``."""
+        route = stream.route
+        return self._persistent or (route.is_shared and any(each is not stream for each in route.streams))
+
+    def bequeath(self, stream: Stream, heir: Stream) -> None:
+        """See ``KeepsSession``."""
+        if not stream.ended and not heir.ended and heir.settles:
+            self._inbound.bequeath(stream, heir)
+
+
+def _is_refused(answer: Answer, asked: int) -> bool:
+    return answer.code >= packets.FAILURE or is_unacknowledged(asked, answer.code)
+
+
+def shown(spec: SubscriptionSpec) -> str:
+    """Return the text that names a subscription in errors."""
+    queue = f" (queue {spec.options.queue!r})" if spec.options.queue is not None else ""
+    return f"the subscription to {spec.channel!r}{queue}"

@@ -1,0 +1,147 @@
+"""MQTT over WebSocket (MQTT 5, 6.0; the same for 3.1.1), for ``ws://`` and ``wss://``.
+
+The protocol is that of the library ``websockets``, without its I/O: bytes go in and come out. It sits between the
+socket and the buffers of :class:`~messaging_adapters.mqtt.wire.Wire`, which sees a stream of MQTT packets: the limits
+between WebSocket messages mean nothing to MQTT.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import WebSocketException
+from websockets.frames import Frame, Opcode
+from websockets.protocol import CONNECTING, OPEN
+from websockets.typing import Subprotocol
+from websockets.uri import WebSocketURI
+
+from messaging.connection import tls
+from messaging.errors import ConnectFailedError
+from messaging_adapters.mqtt.packets import MAX_PACKET, ProtocolError
+
+if TYPE_CHECKING:
+    import socket
+
+    from pydantic import SecretStr
+
+    from messaging_adapters.mqtt.web_request import WebHeaders
+
+#: name of MQTT in the handshake (6.0.0-3)
+_SUBPROTOCOL: Final = Subprotocol("mqtt")
+_HANDSHAKE_READ: Final = 4096
+#: Bytes of one WebSocket message, all its fragments together. The wire has the limit for packets; this one bounds the
+#: bytes that the library gathers for it. An int, because the library takes a limit per fragment only since 16.0.
+_LARGEST_MESSAGE: Final = MAX_PACKET
+#: The library logs every frame on DEBUG, with CONNECT and its password: this logger has no handler.
+_NO_LOGGER: Final = logging.Logger("messaging_adapters.mqtt.websocket.frames", logging.CRITICAL)  # noqa: LOG001
+
+
+class WebSocket:
+    """The framing of one connection.
+
+    Args:
+        host: named in the handshake, with ``port``.
+        path: of the URL, percent-encoded, with its slash.
+        secure: whether TLS is below.
+        headers: of the program, for the request; they replace those of the library.
+        query: of the program, percent-encoded.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        path: str,
+        *,
+        secure: bool,
+        headers: WebHeaders | None = None,
+        query: SecretStr | None = None,
+    ) -> None:
+        self._protocol = ClientProtocol(
+            WebSocketURI(secure, host, port, path, "" if query is None else query.get_secret_value(), None, None),
+            subprotocols=[_SUBPROTOCOL],
+            max_size=_LARGEST_MESSAGE,
+            logger=_NO_LOGGER,
+        )
+        self._path = path
+        self._headers = headers
+        #: the peer has ended the connection
+        self.ended = False
+
+    def handshake(self, sock: socket.socket) -> None:
+        """Turn ``sock``, connected and blocking with a timeout, into a WebSocket.
+
+        Raises:
+            ConnectFailedError: the peer accepts no WebSocket at the path, or no MQTT over it; or the program's callable
+                gives no headers.
+            OSError: the connection broke, or took too long.
+        """
+        protocol = self._protocol
+        request = protocol.connect()
+        for name, value in (self._headers.now(sock.gettimeout()) if self._headers is not None else {}).items():
+            request.headers.pop(name, None)
+            request.headers[name] = value
+        protocol.send_request(request)
+        for data in protocol.data_to_send():
+            sock.sendall(data)
+        answer = b""
+        while protocol.state is CONNECTING and protocol.handshake_exc is None:
+            # the answer is all that arrives: a broker sends nothing before CONNECT
+            data = sock.recv(_HANDSHAKE_READ)
+            answer = answer or data
+            if data:
+                protocol.receive_data(data)
+            else:
+                protocol.receive_eof()
+        protocol.events_received()  # the response itself
+        hint = tls.wants_tls(answer, "wss", "ws")
+        if hint is not None:
+            raise ConnectFailedError(hint)
+        error = protocol.handshake_exc
+        if error is not None:
+            raise ConnectFailedError(f"it does not take a WebSocket at {self._path!r}: {error}") from error
+        if protocol.subprotocol != _SUBPROTOCOL:
+            raise ConnectFailedError(f"the WebSocket at {self._path!r} speaks no MQTT")
+
+    def encode(self, data: bytes | bytearray) -> bytes:
+        """Return ``data`` as a binary message, after the answers to the peer's pings."""
+        if data and self._protocol.state is OPEN:  # else the connection is about to end
+            self._protocol.send_binary(bytes(data))
+        return b"".join(self._protocol.data_to_send())
+
+    def decode(self, data: bytes) -> bytes:
+        """Return the payload in ``data``; see :attr:`ended` for whether more can follow. Call :meth:`encode` after it.
+
+        Raises:
+            ProtocolError: a server may not send this, or it is text.
+        """
+        protocol = self._protocol
+        try:
+            if data:
+                protocol.receive_data(data)
+            else:
+                protocol.receive_eof()
+        except (WebSocketException, EOFError) as error:
+            raise ProtocolError(f"malformed WebSocket: {error}") from error
+        parts = []
+        for event in protocol.events_received():
+            if isinstance(event, Frame):
+                if event.opcode is Opcode.TEXT:
+                    raise ProtocolError("a WebSocket message of text")
+                if event.opcode in (Opcode.BINARY, Opcode.CONT):
+                    parts.append(event.data)
+                elif event.opcode is Opcode.CLOSE:
+                    self.ended = True
+        if protocol.parser_exc is not None and not isinstance(protocol.parser_exc, EOFError):
+            raise ProtocolError(f"malformed WebSocket: {protocol.parser_exc}")
+        if not data:
+            self.ended = True
+        return b"".join(map(bytes, parts))
+
+    def close(self) -> bytes:
+        """Return the bytes that end this side of the connection."""
+        if self._protocol.state is OPEN:
+            self._protocol.send_close(1000)
+        return self.encode(b"")
