@@ -21,7 +21,6 @@
     destinations   where messages go to, and with which context
     stored         a message on its way
     buffer         the messages of a route on disk
-    ranges         parts of a buffer that are published one beside the other
     drain          publishes what is stored
     targets        instances that routes publish to, and their places in flight
     dead_letters   messages that cannot be handled

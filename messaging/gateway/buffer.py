@@ -1,12 +1,10 @@
 """The buffer of a route: its messages on disk, from their acceptance until the target has confirmed them.
 
-A message is accepted when the journal has stored it. Messages leave in the order of their offsets; with
-``newest_first`` those that are stored after an outage leave first, see :mod:`messaging.gateway.ranges`. The next ones
-are also in memory; the others are read from the disk when their turn comes.
+A message is accepted when the journal has stored it, and leaves by the queue of the buffer, in the order of the
+offsets. With ``newest_first`` those that are stored after an outage leave first, see :mod:`messaging.journal.queue`.
 
-**Threads.** :meth:`Buffer.store` runs on any thread; the journal tells the outcome on its own thread. The reading side
-(:meth:`Buffer.take`, :meth:`Buffer.put_back`, :meth:`Buffer.settle`, :meth:`Buffer.begin_range`) is for one thread at a
-time, the drain's. One lock guards what both sides use; it is held for assignments only.
+**Threads.** :meth:`Buffer.store` runs on any thread; the journal tells the outcome on its own thread. The queue and
+:meth:`Buffer.take` are for one thread at a time, the drain's.
 """
 
 from __future__ import annotations
@@ -16,12 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.bounded import BoundedCache
 from messaging.errors import ArgumentError, ClosedError, JournalFullError, MessagingError
-from messaging.execution import Waiters, clock, engine, workers
+from messaging.execution import Waiters, clock, engine
 from messaging.gateway.destinations import Destination
-from messaging.gateway.ranges import CURSOR, MAX_RANGES, Range, cursor_name, later_starts
 from messaging.gateway.recognition import Recognition
 from messaging.gateway.stored import Stored, without_members
-from messaging.journal import Journal
+from messaging.journal import DurableQueue, Journal
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -36,13 +33,13 @@ logger = SafeLog(__name__)
 
 #: folder of the buffers in the data folder of a gateway: one folder for each route
 ROUTES_FOLDER: Final = "routes"
-#: messages that are read from the disk at a time, and bytes
-_LOAD: Final = 1000
-_LOAD_BYTES: Final = 2**20
+#: the name of the position of the target
+CURSOR: Final = "target"
+#: messages in memory behind the disk, and bytes of their payloads
+MEMORY_MESSAGES: Final = 4096
+MEMORY_BYTES: Final = 8 * 2**20
 #: pause before a record is given to the journal again after a failure of the disk, seconds
 _RETRY: Final = 0.5
-#: pause before the position is recorded: confirmations gather, seconds
-_RECORD_PAUSE: Final = 0.003
 #: messages that are recognised if their source delivers them again: the last so many
 RECENT: Final = 20_000
 #: pause between two looks at what is being stored, seconds
@@ -82,13 +79,18 @@ class Buffer:
             lock_timeout=5.0,
             option="data",
         )
-        self._is_newest_first = settings.order == "newest_first"
+        self.queue: DurableQueue[Stored] = DurableQueue(
+            f"route '{name}'",
+            self.journal,
+            CURSOR,
+            self._restored,
+            max_messages=MEMORY_MESSAGES,
+            max_bytes=MEMORY_BYTES,
+            on_recorded=wake,
+            newest_first=settings.order == "newest_first",
+        )
         self._max_age = settings.max_age
-        self._lock = threading.Lock()  # guards the following three, and what is said in ``Range``
-        #: in the order of their offsets, replaced when it changes; messages are stored in the last one
-        self._ranges = self._open_ranges()
-        #: the offset behind the last stored message
-        self._end = self.journal.end
+        self._lock = threading.Lock()  # guards the following two
         #: messages that wait for the disk, and threads that wait until there are fewer
         self.storing = 0
         #: those of them that can be recognised, by their keys and those of the messages of a batch. Guarded by the
@@ -97,8 +99,8 @@ class Buffer:
         self.room = Waiters()
         #: messages that were accepted, since the start
         self.accepted = 0
-        #: that were dropped: new ones because the buffer was full, for their age, and those that the journal dropped
-        #: before they were taken
+        #: that were dropped: new ones because the buffer was full, for their age, and those in memory whose records the
+        #: journal dropped before they were taken
         self._dropped_newest = self.expired = self._missed = 0
         #: recognises messages that their source delivers again
         self.recognition = Recognition(name, self.journal, RECENT)
@@ -106,29 +108,7 @@ class Buffer:
         self.problem: str | None = None
         self.journal.listen_held(self._log_held)
         self._is_closed = False
-        #: held while positions are written to the disk
-        self._recording = threading.Lock()
-        #: whether the position is being recorded, or will be; whether the last attempt failed
-        self._is_recording = self._is_unrecorded = False
         self._contexts: BoundedCache[tuple[str, str], Destination] = BoundedCache(_CONTEXTS)
-
-    def _open_ranges(self) -> tuple[Range, ...]:
-        """Return the ranges that the cursors tell of."""
-        journal = self.journal
-        oldest = journal.cursor(CURSOR)
-        ranges = [Range(oldest, oldest.position)]
-        for start in later_starts([*journal.cursors()]):
-            before, cursor = ranges[-1], journal.cursor(cursor_name(start))
-            if start > before.first:
-                before.end = start
-                ranges.append(Range(cursor, max(start, cursor.position)))
-                continue
-            # the range before is done, and goes on with the position of this one
-            position = max(before.first, cursor.position)
-            before.cursor.commit(position)
-            journal.remove_cursor(cursor.name)
-            ranges[-1] = Range(before.cursor, position)
-        return tuple(ranges)
 
     # --- storing
 
@@ -165,11 +145,10 @@ class Buffer:
         if stored.all_keys:
             self.recognition.note(stored)  # first: it is known at each moment
         self._acknowledge(self._release(stored))
+        self.queue.add(stored)
         with self._lock:
             self.storing -= 1  # after it is acknowledged: see ``wait_stored``
             self.accepted += 1
-            self._end = stored.offset + 1
-            self._ranges[-1].add(stored)
         self.problem = None
         self._wake_waiting()
         self._wake()
@@ -261,80 +240,35 @@ class Buffer:
     # --- taking
 
     @property
-    def depth(self) -> int:
-        """Return the number of stored messages that are not settled. From any thread."""
-        ranges, end, begin = self._ranges, self._end, self.journal.begin
-        return sum(max(0, (end if each.end is None else each.end) - max(each.first, begin)) for each in ranges)
-
-    @property
     def dropped(self) -> int:
         """Return the number of messages that were dropped and not published, since the start. From any thread.
 
         Includes records that the disk has lost, unless the position says that the target has them.
         """
-        begin = self.journal.begin
-        with self._lock:
-            left = sum(each.left_before(begin, self._end) for each in self._ranges)
-            return self._dropped_newest + self.expired + self._missed + left
-
-    @property
-    def has_next(self) -> bool:
-        """Return whether :meth:`take` has a message. From any thread."""
-        return any(each.ready or each.tail < (self._end if each.end is None else each.end) for each in self._ranges)
-
-    @property
-    def unrecorded(self) -> int:
-        """Return how many messages were taken, and would be published again after a crash. On the thread of the drain.
-
-        Counts messages that the journal has dropped in between, until those before them are settled.
-        """
-        ranges = self._ranges
-        if len(ranges) == 1:  # asked for each message
-            return ranges[0].next_offset - ranges[0].recorded
-        return sum(each.next_offset - each.recorded for each in ranges)
+        return self._dropped_newest + self.expired + self._missed + self.queue.lost + self.queue.dropped_unseen
 
     def take(self) -> Stored | None:
-        """Return the next message, which stays in the buffer until :meth:`settle`; ``None``: there is none now.
+        """Return the next message, which stays in the buffer until it is settled; ``None``: there is none now.
 
         Raises:
             JournalError: the disk cannot be read.
         """
+        queue = self.queue
         while True:
-            with self._lock:
-                source, end = self._next_range()
-                if source is None:
-                    return None
-                stored = source.pop() if source.ready else None
+            stored = queue.take()
             if stored is None:
-                self._load(source, end)
+                if not queue.has_next:
+                    return None
+                queue.load()
+                queue.pass_over()
             elif stored.offset < self.journal.begin:  # dropped to make room, or for its age
-                with self._lock:
-                    self._missed += 1
-                self.settle(stored)
+                self._missed += 1
+                queue.settle(stored.offset, len(stored.payload))
             elif self._max_age is not None and self.journal.age_of(stored.offset, stored.timestamp) > self._max_age:
                 self.expired += 1
-                self.settle(stored)
+                queue.settle(stored.offset, len(stored.payload))
             else:
                 return stored
-
-    def _next_range(self) -> tuple[Range | None, int]:
-        """Return the range of the next message, and the offset behind its last one. Under the lock."""
-        for each in reversed(self._ranges) if self._is_newest_first else self._ranges:
-            end = self._end if each.end is None else each.end
-            if each.ready or each.tail < end:
-                return each, end
-        return None, 0
-
-    def _load(self, source: Range, end: int) -> None:
-        """Read the next messages from the disk. Nothing is added in memory meanwhile: it would not follow the tail."""
-        missed = source.missed
-        records, tail = source.read(self.journal, end, _LOAD, _LOAD_BYTES)
-        loaded = [self._restored(record) for record in records]
-        if source.pass_over():
-            self._record_soon(_RECORD_PAUSE)
-        with self._lock:
-            self._missed += source.missed - missed
-            source.extend(loaded, tail)
 
     def _restored(self, record: Record) -> Stored:
         properties = without_members(record.properties)
@@ -352,98 +286,6 @@ class Buffer:
         stored.timestamp = record.timestamp
         return stored
 
-    def put_back(self, messages: Sequence[Stored]) -> None:
-        """Return messages that were taken, in order, to the front: they were not published, or it is not known.
-
-        No other message that was taken may be unsettled.
-        """
-        with self._lock:
-            for each in self._ranges:
-                each.put_back([stored for stored in messages if self._range_of(stored.offset) is each])
-
-    def settle(self, stored: Stored) -> None:
-        """Remove a message that was taken: the target has it, or it is a dead letter. Recorded on the disk soon."""
-        if self._range_of(stored.offset).settle(stored.offset):
-            self._record_soon(_RECORD_PAUSE)
-
-    def _range_of(self, offset: int) -> Range:
-        for each in self._ranges:
-            if each.end is None or offset < each.end:
-                return each
-        raise AssertionError(offset)  # the last one has no end
-
-    def begin_range(self) -> None:
-        """With ``newest_first``: publish the messages that are stored from now on before those that are stored already.
-
-        Without effect if nothing waits to be published, or if there are ``MAX_RANGES`` already.
-        """
-        last = self._ranges[-1]
-        with self._lock:
-            end = self._end
-        if not self._is_newest_first or len(self._ranges) >= MAX_RANGES or last.next_offset >= end:
-            return
-        try:
-            cursor = self.journal.cursor(cursor_name(end), end)
-        except MessagingError as error:
-            logger.warning("route '%s': new messages do not overtake the stored ones: %s", self._name, error)
-            return
-        following = Range(cursor, end)
-        with self._lock:
-            later = last.end_before(end)
-            following.extend(later, end + len(later))
-            self._ranges = (*self._ranges, following)
-        logger.info("route '%s': new messages overtake %d stored ones", self._name, end - last.first)
-
-    # --- the position on the disk
-
-    def _record_soon(self, pause: float) -> None:
-        if not self._is_recording:
-            self._is_recording = True
-            running = engine()
-            running.call(clock.call_later, running.loop, pause, workers().submit, self._record)
-
-    def _record(self) -> None:
-        """Record the position on the disk. On a worker thread, one at a time."""
-        pause = _RECORD_PAUSE
-        ranges = self._ranges
-        positions = [each.first for each in ranges]
-        try:
-            with self._recording:
-                if self._is_closed:
-                    return
-                for each, position in zip(ranges, positions, strict=True):
-                    each.cursor.commit(position, wait=each is ranges[-1])
-                self._join_ranges()
-            self._is_unrecorded = False
-        except ClosedError:
-            return
-        except MessagingError as error:  # of a full disk: publishing must go on, because it frees the disk
-            if not self._is_unrecorded:
-                logger.warning("route '%s': %s; a crash now makes more duplicates", self._name, error)
-            self._is_unrecorded = True
-            pause = _RETRY
-        for each, position in zip(ranges, positions, strict=True):
-            each.recorded = position
-        self._wake()
-        # cleared before the positions are read again: a change after this line sees it
-        self._is_recording = False
-        if any(each.first != each.recorded for each in self._ranges):
-            self._record_soon(pause)
-
-    def _join_ranges(self) -> None:
-        """Have the oldest range end where the next one does, if all its messages are settled. One thread at a time.
-
-        Raises:
-            MessagingError: the cursor of the next one is not removed; the range is joined by the next start.
-        """
-        while (oldest := self._ranges[0]).end is not None and oldest.first >= oldest.end:
-            following = self._ranges[1]
-            oldest.cursor.commit(following.first)  # before the other one is gone
-            self.journal.remove_cursor(following.cursor.name)
-            following.cursor = oldest.cursor
-            with self._lock:
-                self._ranges = self._ranges[1:]
-
     # --- state, from any thread
 
     @property
@@ -451,17 +293,9 @@ class Buffer:
         """Return whether new messages wait for room: on the disk, or within the bounds of the buffer."""
         return self.journal.is_blocked
 
-    @property
-    def age(self) -> float:
-        """Return the seconds since the oldest message was stored that is not settled; 0 without one."""
-        return self.journal.age_of(self._ranges[0].first)
-
     # --- the end
 
     def close(self) -> None:
         """Store what waits for the disk, and close the journal. Raises ``JournalError``."""
         self._is_closed = True
-        with self._recording:  # a range that is being joined changes its cursor
-            for each in self._ranges:
-                each.cursor.commit(each.first, wait=False)
-        self.journal.close()
+        self.queue.close()

@@ -132,6 +132,7 @@ class Drain:
         self.name = name
         self.priority = priority
         self._buffer = buffer
+        self._queue = buffer.queue
         self._target = target
         self._window = in_flight
         self._dead_letter = dead_letter
@@ -181,7 +182,7 @@ class Drain:
     @property
     def is_idle(self) -> bool:
         """Return whether nothing is in flight and nothing waits to be published."""
-        return not self.in_flight and not self._failed and not self._buffer.has_next
+        return not self.in_flight and not self._failed and not self._queue.has_next
 
     def change(self, target: Target, settings: RouteSettings) -> None:
         """Publish to a target, and by bounds, that may be other ones than before."""
@@ -222,7 +223,7 @@ class Drain:
                 self._is_pending = False
                 if self._is_target_back:
                     self._is_target_back = False
-                    self._buffer.begin_range()
+                    self._queue.begin_range()
                 self._settle()
                 if self._failed and not self.in_flight:
                     self._retry()
@@ -259,12 +260,12 @@ class Drain:
                     self.latency.record(max(0.0, clock.wall() - stored.timestamp))
                 self.published += 1
                 self._delays = None
-                self._buffer.settle(stored)
+                self._queue.settle(stored.offset, len(stored.payload))
             else:
                 self._failed.append((stored, error))
         if count:
             self.in_flight -= count
-            self._target.give_back(self, count, is_idle=not self._buffer.has_next)
+            self._target.give_back(self, count, is_idle=not self._queue.has_next)
 
     def _retry(self) -> None:
         """Return the failed messages to the buffer, in order, but for those that cannot be published."""
@@ -276,14 +277,14 @@ class Drain:
                 stored.attempts += 1
             is_dead = isinstance(error, _PERMANENT) or stored.attempts >= ATTEMPTS
             if is_dead and self._dead_letter(stored, f"{type(error).__name__}: {error}"):
-                self._buffer.settle(stored)
+                self._queue.settle(stored.offset, len(stored.payload))
                 continue
             again.append(stored)
             reason = reason or error
         if reason is None:
             return
         self.retried += len(again)
-        self._buffer.put_back(again)
+        self._queue.put_back(again)
         if self._is_stopped or isinstance(reason, ClosedError):
             return
         if self._delays is None:
@@ -303,7 +304,7 @@ class Drain:
 
     def _publish(self) -> bool:
         """Publish what there is room for; return whether to go on at once."""
-        buffer, target = self._buffer, self._target
+        buffer, queue, target = self._buffer, self._queue, self._target
         wanted = self._wanted()
         if wanted <= 0:
             # with a full window it goes on soon, and routes of lower priority still wait for it
@@ -313,7 +314,7 @@ class Drain:
         granted = target.take(self, wanted)
         done, is_refused = 0, False
         try:
-            while done < granted and buffer.unrecorded < window:
+            while done < granted and queue.unrecorded < window:
                 stored = buffer.take()
                 if stored is None:
                     break
@@ -321,7 +322,7 @@ class Drain:
                     promise = target.publish(stored)
                 except BoundReachedError:
                     is_refused = True
-                    buffer.put_back([stored])
+                    queue.put_back([stored])
                     self._wake_in(_NO_ROOM)
                     return False
                 except MessagingError as error:
@@ -335,7 +336,7 @@ class Drain:
             if self._bucket is not None:
                 self._bucket.take(done)
             if done < granted:
-                target.give_back(self, granted - done, is_idle=is_refused or not buffer.has_next)
+                target.give_back(self, granted - done, is_idle=is_refused or not queue.has_next)
         return done > 0
 
     def _wanted(self) -> int:
@@ -343,14 +344,14 @@ class Drain:
 
         0: its window is full; -1: it has nothing to publish, or must not.
         """
-        if self._is_stopped or self._failed or self._changes or not self._buffer.has_next or not self._target.is_up:
+        if self._is_stopped or self._failed or self._changes or not self._queue.has_next or not self._target.is_up:
             return -1
         left = self._not_before - clock.monotonic()
         if left > 0:
             self._wake_in(left)  # again: timers of some event loops fire a little early
             return -1
         # not more than it can publish: routes that take places and return them would wake each other for ever
-        wanted = max(0, min(_BURST, self._window - max(self.in_flight, self._buffer.unrecorded)))
+        wanted = max(0, min(_BURST, self._window - max(self.in_flight, self._queue.unrecorded)))
         if self._bucket is None or not wanted:
             return wanted
         available = self._bucket.available()

@@ -327,7 +327,7 @@ class Gateway:
         deadline = clock.monotonic() + STORE_TIMEOUT
         for route in self._routes.values():
             route.buffer.wait_stored(deadline - clock.monotonic())
-        left_over = sum(route.buffer.depth for route in self._routes.values())
+        left_over = sum(route.buffer.queue.depth for route in self._routes.values())
         if left_over:
             logger.info("gateway '%s': on the disk for the next run: %s", self.name, counted(left_over, "message"))
         self._stop_others()

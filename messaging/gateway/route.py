@@ -114,7 +114,7 @@ class Route:
         """Publish what is stored, and subscribe to the source."""
         if not self.settings.enabled:
             return
-        depth = self.buffer.depth
+        depth = self.buffer.queue.depth
         if depth:
             logger.info("route '%s': publishing %s", self.name, counted(depth, "stored message"))
         self._drain.note_target_back()
@@ -266,9 +266,9 @@ class Route:
             in_flight=drain.in_flight,
             latency=drain.latency.get_dto(),
             buffer=BufferDTO(
-                depth=buffer.depth,
+                depth=buffer.queue.depth,
                 bytes=buffer.journal.size,
-                age=buffer.age,
+                age=buffer.queue.age,
                 storing=buffer.storing,
                 accepted=buffer.accepted,
                 dropped=buffer.dropped,

@@ -13,6 +13,7 @@
     retention    bounds, and what happens when there is no room
     table        a small durable map on a journal
     cursors      named positions, each of which acknowledges for itself
+    queue        DurableQueue: records that wait until they are settled, in memory as far as there is room
     upkeep       storing positions, and deleting acknowledged segments
     segments     which offsets and bytes the files have
     reader       reading records in order, and skipping damage
@@ -34,6 +35,7 @@ from messaging.journal.entries import Append as Append
 from messaging.journal.journal import Journal as Journal
 from messaging.journal.outline import outline as outline
 from messaging.journal.quarantine import DamagedRange as DamagedRange
+from messaging.journal.queue import DurableQueue as DurableQueue
 from messaging.journal.records import Record as Record
 from messaging.journal.records import RecordTemplate as RecordTemplate
 from messaging.journal.records import encode_message as encode_message
@@ -58,6 +60,7 @@ __all__ = [
     "Damaged",
     "DamagedRange",
     "DeadLetter",
+    "DurableQueue",
     "Info",
     "Journal",
     "JournalDTO",

@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ArgumentError, ClosedError, JournalError, JournalRangeError
@@ -168,6 +169,24 @@ class Cursors:
                     return
         self._changed()
 
+    def is_ahead(self, name: str) -> bool:
+        """Return whether a cursor has acknowledged records beyond its position."""
+        with self._lock:
+            return self._position(name) < self._passed[name].end
+
+    def take_over(self, name: str, other: str) -> None:
+        """Acknowledge all records before the position of another cursor, and those that it has acknowledged beyond it.
+
+        Raises:
+            JournalError: a cursor was removed.
+        """
+        with self._lock:
+            passed, position = self._passed[name], self._position(other)
+            for begin, end in self._passed[other]:
+                passed.add(begin, end)
+            self._move(name, passed.leave(max(position, self._position(name))))
+        self._changed()
+
     def without_earlier(self, name: str, records: list[Record]) -> list[Record]:
         """Return those of ``records``, which are in order, that no earlier run has acknowledged."""
         passed = self._earlier.get(name)
@@ -248,6 +267,9 @@ class Cursor:
     Reading and acknowledging are separate: :meth:`read` returns records in order, each once. A cursor that is opened
     again reads from the first record that was not acknowledged. After the journal was opened again, it also skips the
     records behind that one that were acknowledged before.
+
+    Attributes:
+        lost: records that :meth:`read` did not find: they are damaged, or were dropped to make room or for their age.
     """
 
     def __init__(self, name: str, cursors: Cursors, log: RecordLog, wait: Callable[[int, float], bool]) -> None:
@@ -258,6 +280,7 @@ class Cursor:
         #: guards the reader
         self._lock = threading.Lock()
         self._reader = RecordReader(log, cursors.position(name))
+        self.lost = 0
 
     @property
     def position(self) -> int:
@@ -265,17 +288,30 @@ class Cursor:
         return self._cursors.position(self.name)
 
     @property
+    def is_ahead(self) -> bool:
+        """Return whether records beyond the position are acknowledged."""
+        return self._cursors.is_ahead(self.name)
+
+    @property
     def behind(self) -> int:
         """Return the number of records that are not acknowledged."""
         return max(0, self._log.end - self.position)
 
-    def read(self, most: int = 1000, *, most_bytes: int = 2**20, timeout: float = 0.0) -> list[Record]:
+    @property
+    def next_offset(self) -> int:
+        """Return the offset at which :meth:`read` continues."""
+        return self._reader.offset
+
+    def read(
+        self, most: int = 1000, *, most_bytes: int = 2**20, timeout: float = 0.0, until: float = inf
+    ) -> list[Record]:
         """Return the next records, which may be none. Damaged ones are skipped, and count as acknowledged.
 
         Args:
             most: number of records, at most.
             most_bytes: bytes of payloads, at most, unless the first one alone has more.
             timeout: how long to wait for a record, seconds.
+            until: the offset before which reading stops; without ``timeout``.
 
         Raises:
             ArgumentError: ``most`` or ``most_bytes`` is no integer above 0.
@@ -286,27 +322,28 @@ class Cursor:
         for what, value in (("most", most), ("most_bytes", most_bytes)):
             if check_offset(value, what) < 1:
                 raise ArgumentError(f"{what} must be an integer above 0, not {value}")
-        found, after = self._take(most, most_bytes)
+        found, after = self._take(most, most_bytes, until)
         if found or timeout <= 0 or not self._wait(after, timeout):
             return found
-        return self._take(most, most_bytes)[0]
+        return self._take(most, most_bytes, until)[0]
 
-    def _take(self, most: int, most_bytes: int) -> tuple[list[Record], int]:
+    def _take(self, most: int, most_bytes: int, until: float) -> tuple[list[Record], int]:
         """Return the next records that no earlier run has acknowledged, and the offset after the last one read."""
         while True:
-            found, after = self._take_next(most, most_bytes)
+            found, after = self._take_next(most, most_bytes, until)
             wanted = self._cursors.without_earlier(self.name, found)
             if wanted or not found:
                 return wanted, after
 
-    def _take_next(self, most: int, most_bytes: int) -> tuple[list[Record], int]:
+    def _take_next(self, most: int, most_bytes: int, until: float) -> tuple[list[Record], int]:
         with self._lock:
             before = expected = self._reader.offset
             with journal_errors(self._log.folder, "cannot read"):
-                found = self._reader.take(most, most_bytes)
+                found = self._reader.take(most, most_bytes, until)
             after = self._reader.offset
             if after - before == len(found):
                 return found, after
+            self.lost += after - before - len(found)
             for offset in [*(record.offset for record in found), after]:
                 if offset > expected:
                     self._cursors.acknowledge(self.name, expected, offset)
@@ -315,9 +352,14 @@ class Cursor:
 
     def rewind(self) -> None:
         """Read again from the first record that is not acknowledged. Raises ``ClosedError``."""
+        self.seek(self.position)
+
+    def seek(self, offset: int) -> None:
+        """Continue reading at an offset. Raises ``ClosedError``."""
         self._cursors.refuse_closed()
         with self._lock:
-            self._reader.seek(self.position)
+            if offset != self._reader.offset:
+                self._reader.seek(offset)
 
     def commit(self, until: int | None = None, *, wait: bool = True) -> None:
         """Acknowledge all records before an offset.
@@ -341,6 +383,18 @@ class Cursor:
         self._acknowledge(0, until, until)
         if wait:
             self._cursors.save()
+
+    def take_over(self, other: Cursor) -> None:
+        """Acknowledge all records before the position of another cursor, and those that it has acknowledged; in memory.
+
+        Raises:
+            JournalError: a cursor was removed.
+        """
+        self._cursors.take_over(self.name, other.name)
+
+    def save(self) -> None:
+        """Store what was acknowledged by all cursors. Raises ``JournalError``."""
+        self._cursors.save()
 
     def acknowledge(self, offset: int) -> None:
         """Acknowledge one record, in any order; stored soon. The position moves when all before it are acknowledged.
@@ -393,6 +447,9 @@ class _Ranges:
     def end(self) -> int:
         """Return the offset after the last one in the set; 0 if it is empty."""
         return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._begins, self._ends, strict=True)
 
     def __contains__(self, offset: int) -> bool:
         at = bisect_right(self._begins, offset)

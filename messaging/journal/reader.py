@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -65,24 +66,25 @@ class RecordReader:
         self._segment = -1
         self._position = 0
 
-    def take(self, most: int = 1000, most_bytes: int = 2**20) -> list[Record]:
+    def take(self, most: int = 1000, most_bytes: int = 2**20, until: float = inf) -> list[Record]:
         """Return the next records: none if the end is reached. If it raises, the next call returns the same records.
 
         Args:
             most: number of records, at most.
             most_bytes: bytes of payloads, at most, unless the first one alone has more.
+            until: the offset before which reading stops.
 
         Raises:
             OSError: a file cannot be read, and no record before the place was left.
         """
         begin = self.offset
         try:
-            return self._take(most, most_bytes)
+            return self._take(most, most_bytes, until)
         except BaseException:  # also an interrupt: its caller has none of the records
             self.seek(begin)
             raise
 
-    def _take(self, most: int, most_bytes: int) -> list[Record]:
+    def _take(self, most: int, most_bytes: int, until: float) -> list[Record]:
         taken: list[Record] = []
         size = 0
         while len(taken) < most:
@@ -96,6 +98,9 @@ class RecordReader:
                 self.offset = self._next  # damage at the end is passed
                 break
             record = self._ready[0]
+            if record.offset >= until:
+                self.offset = max(self.offset, int(until))  # damage before it is passed
+                break
             size += len(record.payload) + _RECORD_BYTES
             if taken and size > most_bytes:
                 break

@@ -18,12 +18,13 @@ MOST = 500
 
 
 class FullBuffer:
-    """Has messages, and as many as may be in flight that are not recorded as confirmed."""
+    """Has messages, and as many as may be in flight that are not recorded as confirmed; its own queue."""
 
     unrecorded = IN_FLIGHT
 
     def __init__(self) -> None:
         self.looks = 0
+        self.queue = self
 
     @property
     def has_next(self) -> bool:

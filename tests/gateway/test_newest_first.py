@@ -32,7 +32,9 @@ def test_live_messages_overtake_the_backlog_of_an_outage(mosquitto: Mosquitto, t
             eventually(lambda: len(live.buffer.journal.cursors()) == 2, "a new range begins")
             m.send(f"{name}/source", *(f"new{number:04}".encode() for number in range(20)), qos=1)
             m.messages.wait_for(OLD + 20)
-            eventually(lambda: live.buffer.depth == 0 and len(live.buffer.journal.cursors()) == 1, "all are recorded")
+            eventually(
+                lambda: live.buffer.queue.depth == 0 and len(live.buffer.journal.cursors()) == 1, "all are recorded"
+            )
     arrived = [each.decode() for each in m.payloads]
     old = [each for each in arrived if each.startswith("old")]
     new = [each for each in arrived if each.startswith("new")]

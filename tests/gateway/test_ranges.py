@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 import messaging
 from messaging.gateway.buffer import Buffer
 from messaging.gateway.destinations import Destination
-from messaging.gateway.ranges import MAX_RANGES, later_starts
 from messaging.gateway.settings import BufferSettings
 from messaging.gateway.stored import Stored
+from messaging.journal.queue import MAX_RANGES, later_starts
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually
@@ -48,6 +48,10 @@ def take(buffer: Buffer, most: int = 10**6) -> list[Stored]:
     return found
 
 
+def settle(buffer: Buffer, stored: Stored) -> None:
+    buffer.queue.settle(stored.offset, len(stored.payload))
+
+
 def numbers(messages: list[Stored]) -> list[int]:
     return [int(each.payload) for each in messages]
 
@@ -60,17 +64,17 @@ def buffer(tmp_path: Path) -> Iterator[Buffer]:
 
 def test_new_messages_are_taken_before_the_backlog_of_an_outage(buffer: Buffer) -> None:
     store(buffer, range(5))
-    buffer.begin_range()  # the target is back
+    buffer.queue.begin_range()  # the target is back
     store(buffer, range(5, 8))
     assert numbers(take(buffer, 2)) == [5, 6]
     store(buffer, range(8, 10))
     assert numbers(take(buffer)) == [7, 8, 9, 0, 1, 2, 3, 4]
-    assert not buffer.has_next
+    assert not buffer.queue.has_next
 
 
 def test_the_backlog_is_taken_in_order_from_the_disk(buffer: Buffer) -> None:
     store(buffer, range(9000))
-    buffer.begin_range()
+    buffer.queue.begin_range()
     store(buffer, range(9000, 9003))
     assert numbers(take(buffer)) == [9000, 9001, 9002, *range(9000)]
 
@@ -78,7 +82,7 @@ def test_the_backlog_is_taken_in_order_from_the_disk(buffer: Buffer) -> None:
 def test_oldest_first_has_one_range(tmp_path: Path) -> None:
     with opened(tmp_path, "oldest_first") as buffer:
         store(buffer, range(3))
-        buffer.begin_range()
+        buffer.queue.begin_range()
         store(buffer, range(3, 5))
         assert numbers(take(buffer)) == [0, 1, 2, 3, 4]
         assert set(buffer.journal.cursors()) == {"target"}
@@ -87,43 +91,43 @@ def test_oldest_first_has_one_range(tmp_path: Path) -> None:
 def test_positions_of_ranges_survive_a_restart(tmp_path: Path) -> None:
     with opened(tmp_path) as buffer:
         store(buffer, range(4))
-        buffer.begin_range()
+        buffer.queue.begin_range()
         store(buffer, range(4, 8))
         for stored in take(buffer, 6):  # 4 to 7, then 0 and 1
-            buffer.settle(stored)
-        assert buffer.depth == 2
+            settle(buffer, stored)
+        assert buffer.queue.depth == 2
     with opened(tmp_path) as buffer:
-        assert buffer.depth == 2
+        assert buffer.queue.depth == 2
         assert numbers(take(buffer)) == [2, 3]
 
 
 def test_a_drained_backlog_leaves_one_cursor(buffer: Buffer) -> None:
     store(buffer, range(4))
-    buffer.begin_range()
+    buffer.queue.begin_range()
     store(buffer, range(4, 6))
-    buffer.begin_range()
+    buffer.queue.begin_range()
     store(buffer, range(6, 8))
     for stored in take(buffer):
-        buffer.settle(stored)
+        settle(buffer, stored)
     eventually(lambda: buffer.journal.cursors() == {"target": 8})
-    assert buffer.depth == 0
-    assert buffer.unrecorded == 0
+    assert buffer.queue.depth == 0
+    assert buffer.queue.unrecorded == 0
     store(buffer, range(8, 10))
     assert numbers(take(buffer)) == [8, 9]
 
 
 def test_a_range_begins_only_if_messages_wait(buffer: Buffer) -> None:
-    buffer.begin_range()
+    buffer.queue.begin_range()
     store(buffer, range(3))
     take(buffer)
-    buffer.begin_range()
+    buffer.queue.begin_range()
     assert set(buffer.journal.cursors()) == {"target"}
 
 
 def test_the_number_of_ranges_is_bounded(buffer: Buffer) -> None:
     for number in range(MAX_RANGES + 5):
         store(buffer, range(number, number + 1))
-        buffer.begin_range()
+        buffer.queue.begin_range()
     assert len(buffer.journal.cursors()) == MAX_RANGES
     taken = numbers(take(buffer))
     assert sorted(taken) == list(range(MAX_RANGES + 5))
@@ -131,20 +135,20 @@ def test_the_number_of_ranges_is_bounded(buffer: Buffer) -> None:
 
 def test_messages_that_are_put_back_return_to_their_ranges(buffer: Buffer) -> None:
     store(buffer, range(3))
-    buffer.begin_range()
+    buffer.queue.begin_range()
     store(buffer, range(3, 6))
     taken = take(buffer, 5)
     assert numbers(taken) == [3, 4, 5, 0, 1]
-    buffer.put_back(sorted(taken, key=lambda each: each.offset))
+    buffer.queue.put_back(sorted(taken, key=lambda each: each.offset))
     assert numbers(take(buffer)) == [3, 4, 5, 0, 1, 2]
 
 
 def test_ranges_of_an_earlier_run_are_taken_in_order_with_oldest_first(tmp_path: Path) -> None:
     with opened(tmp_path) as buffer:
         store(buffer, range(3))
-        buffer.begin_range()
+        buffer.queue.begin_range()
         store(buffer, range(3, 5))
-        buffer.settle(take(buffer, 1)[0])  # 3
+        settle(buffer, take(buffer, 1)[0])  # 3
     with opened(tmp_path, "oldest_first") as buffer:
         assert numbers(take(buffer)) == [0, 1, 2, 4]
 
@@ -161,14 +165,14 @@ def test_messages_that_are_too_old_are_dropped_when_their_turn_comes(
         store(buffer, range(1, 3))
         assert numbers(take(buffer)) == [1, 2]
         assert buffer.expired == 1
-        assert buffer.depth == 2
+        assert buffer.queue.depth == 2
     finally:
         buffer.close()
 
 
 @table("names", [["target"], ["target", "other-5", "target-x", "target-٣"]])
 def test_other_cursors_are_no_ranges(names: list[str]) -> None:
-    assert later_starts([*names, "target-12", "target-3"]) == [3, 12]
+    assert later_starts("target", [*names, "target-12", "target-3"]) == [3, 12]
 
 
 #: messages to store, messages to settle, whether a range begins, whether the gateway restarts
@@ -184,25 +188,25 @@ def test_each_message_is_settled_once(
     stored = 0
     settled: list[int] = []
 
-    def settle(buffer: Buffer, most: int) -> None:
+    def settle_next(buffer: Buffer, most: int) -> None:
         for each in take(buffer, most):
             settled.append(int(each.payload))
-            buffer.settle(each)
+            settle(buffer, each)
 
     buffer = Buffer("r", path, BufferSettings.model_validate({"full": "block", "order": "newest_first"}), lambda: None)
     for count, most, begins, restarts in steps:
         store(buffer, range(stored, stored + count))
         stored += count
         if begins:
-            buffer.begin_range()
-        settle(buffer, most)
-        assert buffer.depth == stored - len(settled)
+            buffer.queue.begin_range()
+        settle_next(buffer, most)
+        assert buffer.queue.depth == stored - len(settled)
         if restarts:
             buffer.close()
             buffer = Buffer(
                 "r", path, BufferSettings.model_validate({"full": "block", "order": "newest_first"}), lambda: None
             )
-    settle(buffer, 10**6)
+    settle_next(buffer, 10**6)
     buffer.close()
     assert sorted(settled) == list(range(stored))
 
@@ -220,10 +224,10 @@ def test_dropped_messages_are_counted_once_and_not_published(tmp_path: Path) -> 
         eventually(lambda: buffer.accepted == 200)
         dropped = buffer.dropped
         for each in in_flight:  # the target has them, whatever the journal dropped meanwhile
-            buffer.settle(each)
+            settle(buffer, each)
         left = take(buffer)
         assert (buffer.dropped, dropped) == (dropped, 200 - 10 - len(left))
-        assert buffer.depth == len(left) < 40
+        assert buffer.queue.depth == len(left) < 40
     finally:
         buffer.close()
 
@@ -235,12 +239,12 @@ def test_records_that_the_disk_has_lost_are_counted_once(order: str, tmp_path: P
         buffer.journal._log.roll()
         store(buffer, range(10, 13))
         for each in take(buffer, 4):
-            buffer.settle(each)
+            settle(buffer, each)
     lost, _ = sorted(tmp_path.glob("0/*.segment"))
     lost.write_bytes(b"")  # after a loss of power, with ``fsync`` other than ``always``
     with opened(tmp_path, order) as buffer:
         assert numbers(take(buffer)) == [10, 11, 12]
-        assert (buffer.dropped, buffer.depth) == (6, 3)
+        assert (buffer.dropped, buffer.queue.depth) == (6, 3)
     with opened(tmp_path, order) as buffer:
         assert (numbers(take(buffer)), buffer.dropped) == ([10, 11, 12], 0)
 

@@ -56,7 +56,7 @@ class Source:
     def forward_all(self) -> None:
         """Have the target confirm all, so that the journal deletes them."""
         for stored in take(self.buffer):
-            self.buffer.settle(stored)
+            self.buffer.queue.settle(stored.offset, len(stored.payload))
         journal = self.buffer.journal
         eventually(lambda: journal.begin == journal.end)
 
@@ -195,7 +195,7 @@ def test_a_message_is_stored_again_if_the_disk_lost_its_record(tmp_path: Path) -
         source.buffer.journal._log.roll()
         source.new(3)
         first = next(iter(take(source.buffer)))
-        source.buffer.settle(first)
+        source.buffer.queue.settle(first.offset, len(first.payload))
         eventually(lambda: first.offset < source.buffer.journal.begin)
         text = (tmp_path / FILE).read_text()
         assert deleted in text

@@ -25,7 +25,7 @@ def test_a_stored_message_is_recognised_after_a_restart(tmp_path: Path) -> None:
             buffer.store(stored(buffer, number))
         eventually(lambda: buffer.accepted == 10)
         while (taken := buffer.take()) is not None:
-            buffer.settle(taken)
+            buffer.queue.settle(taken.offset, len(taken.payload))
     with opened(tmp_path) as buffer:
         assert all(buffer.is_stored(stored(buffer, number).key) for number in range(10))
         assert not buffer.is_stored(stored(buffer, 10).key)

@@ -67,7 +67,7 @@ def test_messages_go_from_the_source_to_the_target(bridged: Bridged) -> None:
     with bridged() as (a, b, gateway):
         a.send("in/1", b"x", b"y", content_type="text/plain", headers={"h": "v"})
         eventually(lambda: len(b.received) == 2)
-        eventually(lambda: gateway.route("r").buffer.depth == 0)
+        eventually(lambda: gateway.route("r").buffer.queue.depth == 0)
         report = gateway.report().routes[0]
     assert b.received == [("out/1", b"x"), ("out/1", b"y")]
     context = b.messages[0].context
@@ -125,13 +125,13 @@ def test_messages_wait_for_a_target_that_is_away_also_over_a_restart(mosquitto: 
             eventually(lambda: gateway.report().routes[0].is_subscribed)
             eventually(lambda: _is_taken(m, f"{name}/in", gateway))
             m.send(f"{name}/in", *(b"%d" % number for number in range(100)), qos=1)
-            eventually(lambda: gateway.route("r").buffer.depth >= 101)
+            eventually(lambda: gateway.route("r").buffer.queue.depth >= 101)
             assert gateway.report().routes[0].buffer.age > 0
         assert m.received == []
         away.come_back()
         with Gateway(chosen) as gateway:
             eventually(lambda: m.payloads[-1:] == [b"99"])
-            eventually(lambda: gateway.route("r").buffer.depth == 0)
+            eventually(lambda: gateway.route("r").buffer.queue.depth == 0)
     tail = [payload for payload in m.payloads if payload != b"first"]
     assert tail == [b"%d" % number for number in range(100)]
 
@@ -253,11 +253,11 @@ def test_a_message_that_the_target_always_refuses_is_a_dead_letter(names: Names,
             assert (letter.stage, letter.channel, letter.payload) == ("target", "shut/1", b"2")
             assert "PublishRefusedError" in letter.reason
             assert found.report().retried >= ATTEMPTS - 1
-            eventually(lambda: found.buffer.depth == 0)
+            eventually(lambda: found.buffer.queue.depth == 0)
             rules.write_text("topic readwrite #\n")
             broker.reload()
             assert found.replay(Selection()).replayed == 1
-            eventually(lambda: found.buffer.depth == 0)
+            eventually(lambda: found.buffer.queue.depth == 0)
             assert found.buffer.journal.dead_letter_count == 0
 
 
@@ -296,7 +296,7 @@ def test_a_full_buffer_drops(policy: str, names: Names, mosquitto: Mosquitto, tm
             dropped = found.report().buffer.dropped
             assert dropped > 50
             away.come_back()
-            eventually(lambda: found.buffer.depth == 0)
+            eventually(lambda: found.buffer.queue.depth == 0)
             eventually(lambda: found.report().published + found.report().buffer.dropped == 301)
             # the broker has confirmed them; the subscriber gets the last ones after that
             eventually(lambda: len(b.received) == found.report().published)
@@ -565,7 +565,7 @@ def test_a_reload_to_another_target_loses_nothing(names: Names, mosquitto: Mosqu
             eventually(lambda: gateway.report().routes[0].is_subscribed)
             eventually(lambda: a.m.publish("in", b"0", mandatory=True).exception(PATIENCE) is None)
             a.send("in", b"1", b"2")
-            eventually(lambda: gateway.route("r").buffer.depth == 3)
+            eventually(lambda: gateway.route("r").buffer.queue.depth == 3)
             gateway.reload(settings(tmp_path, instances=names, routes={"r": route("in", "out")}))
             eventually(lambda: b.payloads == [b"0", b"1", b"2"])
 
@@ -718,12 +718,12 @@ def test_a_route_that_is_enabled_publishes_what_is_stored(names: Names, tmp_path
         with Gateway(settings(tmp_path, instances=lost)) as gateway:
             eventually(lambda: gateway.report().routes[0].is_subscribed)
             a.send("in/1", b"1", b"2")
-            eventually(lambda: gateway.route("r").buffer.depth == 2)
+            eventually(lambda: gateway.route("r").buffer.queue.depth == 2)
         other = route({"channel": "other", "queue": "s"}, "there")
         with Gateway(settings(tmp_path, instances=names, routes={"s": other})) as gateway:
             started(gateway)
             gateway.reload(settings(tmp_path, instances=names, routes={"s": other, "r": route(enabled=False)}))
-            assert gateway.route("r").buffer.depth == 2
+            assert gateway.route("r").buffer.queue.depth == 2
             gateway.reload(settings(tmp_path, instances=names, routes={"s": other, "r": route()}))
             eventually(lambda: b.received == [("out/1", b"1"), ("out/1", b"2")])
 
@@ -753,7 +753,7 @@ def test_a_password_that_changes_in_its_file_is_used_without_a_restart(names: Na
         with Gateway(chosen) as gateway:
             eventually(lambda: gateway.report().routes[0].is_subscribed)
             a.send("in", b"1")
-            eventually(lambda: gateway.route("r").buffer.depth == 1)
+            eventually(lambda: gateway.route("r").buffer.queue.depth == 1)
             subprocess.run(["mosquitto_passwd", "-b", str(users), "gw", "new"], check=True, capture_output=True)
             broker.restart()
             secret.write_text("new")
@@ -783,7 +783,7 @@ def test_refused_credentials_are_not_tried_in_a_loop(names: Names, tmp_path: Pat
         with Gateway(chosen) as gateway:
             eventually(lambda: gateway.report().routes[0].is_subscribed)
             a.send("in", b"1", b"2")
-            eventually(lambda: gateway.route("r").buffer.depth == 2)
+            eventually(lambda: gateway.route("r").buffer.queue.depth == 2)
             # with a port of its own: a loop would have tried again many times before the other instance is served
             before = proxy.attempts
             time.sleep(1)  # sleeps: the adapter's back-off is in real time

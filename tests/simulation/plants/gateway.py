@@ -199,9 +199,9 @@ GATEWAY = (
         "gateway",
         (
             Edit(
-                "messaging/gateway/buffer.py",
-                "ranges.append(Range(cursor, max(start, cursor.position)))",
-                "ranges.append(Range(cursor, start))",
+                "messaging/journal/queue.py",
+                "ranges.append(_Range(cursor, max(start, cursor.position)))",
+                "ranges.append(_Range(cursor, start))",
             ),
         ),
         "tests/gateway/test_ranges.py::test_positions_of_ranges_survive_a_restart",
@@ -212,9 +212,9 @@ GATEWAY = (
         "gateway",
         (
             Edit(
-                "messaging/gateway/buffer.py",
-                "each.put_back([stored for stored in messages if self._range_of(stored.offset) is each])",
-                "each.put_back(messages if each is self._ranges[-1] else [])",
+                "messaging/journal/queue.py",
+                "reversed([item for item in items if self._range_of(item.offset) is each])",
+                "reversed(items if each is self._ranges[-1] else [])",
             ),
         ),
         "tests/gateway/test_ranges.py::test_messages_that_are_put_back_return_to_their_ranges",

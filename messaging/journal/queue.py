@@ -1,0 +1,466 @@
+"""A queue on the disk: the records of a journal that wait to be passed on, each until it is settled.
+
+A producer appends records to the journal, and tells the queue of each one that is stored (:meth:`DurableQueue.add`). A
+consumer takes messages in order and settles them in any order, or puts them back. Messages are kept in memory as far as
+they have room there; the others are only on the disk, and are loaded when their turn comes. A crash leaves the messages
+that were not settled, and at most those that were taken since the position was recorded a second time.
+
+**Ranges.** With ``newest_first`` the queue has several ranges: parts of the journal that are taken one beside the
+other, each in order. A new range begins with :meth:`DurableQueue.begin_range`; it is taken first. Each range keeps its
+position in a cursor of its own: that of the oldest has the name of the queue, the others ``NAME-OFFSET``, with the
+offset that they begin with.
+
+**Threads.** The producer calls :meth:`DurableQueue.add` on one thread at a time. The consumer calls the other methods
+on one thread at a time, or one event loop; it may call :meth:`DurableQueue.load`, which waits for the disk, on another
+thread, once at a time. Positions are recorded on worker threads. Properties are for any thread. The ends of a range
+that is in memory are changed by the producer or :meth:`DurableQueue.load`, never by both: as long as messages are only
+on the disk, new ones stay there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+from messaging.errors import ClosedError, MessagingError
+from messaging.execution import clock, engine, workers
+from messaging.text import SafeLog, counted
+
+if TYPE_CHECKING:
+    from messaging.journal.cursors import Cursor
+    from messaging.journal.journal import Journal
+    from messaging.journal.records import Record
+
+logger = SafeLog(__name__)
+
+#: ranges of a queue, at most
+MAX_RANGES: Final = 16
+#: pause before the position is recorded: settled messages gather, seconds
+_RECORD_PAUSE: Final = 0.003
+#: pause before it is recorded again after a failure of the disk, seconds
+_RETRY: Final = 0.5
+
+
+class Queued(Protocol):
+    """A message of a queue in memory."""
+
+    #: of its record
+    offset: int
+    payload: bytes
+
+
+Item = TypeVar("Item", bound=Queued)
+
+
+class DurableQueue(Generic[Item]):
+    """The messages of a journal that are not settled. See the module for threads.
+
+    Args:
+        what: the owner, for logs: "route 'plant'".
+        journal: holds the records. It is closed with the queue.
+        name: of the cursor.
+        restore: makes a message of a record. On the thread that loads it.
+        max_messages, max_bytes: bounds of the messages in memory, those that were taken included, and of the bytes of
+            their payloads.
+        newest_first: whether :meth:`begin_range` begins one.
+        on_recorded: called when a position was recorded. On a worker thread.
+
+    Attributes:
+        lost: messages that were not loaded: the journal dropped them to make room or for their age, or they are
+            damaged.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        journal: Journal,
+        name: str,
+        restore: Callable[[Record], Item],
+        *,
+        max_messages: int,
+        max_bytes: int,
+        on_recorded: Callable[[], object],
+        newest_first: bool = False,
+    ) -> None:
+        self._what = what
+        self._journal = journal
+        self._name = name
+        self._restore = restore
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._on_recorded = on_recorded
+        self._is_newest_first = newest_first
+        self.lost = 0
+        self._lock = threading.Lock()  # guards the memory of the ranges but for taking from its front, and the end
+        #: in the order of their offsets, replaced when it changes; messages are stored in the last one
+        self._ranges = self._open_ranges()
+        #: the offset behind the last stored message
+        self.end = journal.end
+        #: messages that entered the memory, and their bytes
+        self._entered = self._entered_bytes = 0
+        #: those that left it: changed by the consumer, without the lock
+        self._left = self._left_bytes = 0
+        #: held while positions are written to the disk, which ends with ``close``
+        self._recording = threading.Lock()
+        self._is_closed = False
+        #: whether the position is being recorded, or will be; whether the last attempt failed
+        self._is_recording = self._has_failed = False
+        #: names of cursors of ranges that were joined
+        self._obsolete: list[str] = []
+
+    def _open_ranges(self) -> tuple[_Range[Item], ...]:
+        """Return the ranges that the cursors tell of."""
+        journal = self._journal
+        oldest = journal.cursor(self._name)
+        ranges: list[_Range[Item]] = [_Range(oldest, oldest.position)]
+        for start in later_starts(self._name, [*journal.cursors()]):
+            before, cursor = ranges[-1], journal.cursor(f"{self._name}-{start}")
+            if start > before.first:
+                before.end = start
+                ranges.append(_Range(cursor, max(start, cursor.position)))
+                continue
+            # the range before is done, and goes on with the position of this one
+            before.cursor.take_over(cursor)
+            before.cursor.save()
+            journal.remove_cursor(cursor.name)
+            ranges[-1] = _Range(before.cursor, before.cursor.position)
+        return tuple(ranges)
+
+    # --- the producer
+
+    def add(self, item: Item) -> bool:
+        """Note a message that was stored just now; return whether it is kept in memory: it follows, and has room."""
+        with self._lock:
+            self.end = item.offset + 1
+            last = self._ranges[-1]
+            size = len(item.payload)
+            held = self._entered - self._left
+            if item.offset != last.tail or (
+                held and (held >= self._max_messages or self._entered_bytes - self._left_bytes + size > self._max_bytes)
+            ):
+                return False
+            last.ready.append(item)
+            last.tail = item.offset + 1
+            self._entered += 1
+            self._entered_bytes += size
+        return True
+
+    # --- the consumer: taking
+
+    def take(self) -> Item | None:
+        """Return the next message, which stays in the queue until :meth:`settle`.
+
+        Returns:
+            ``None``: it is not in memory: :meth:`load` it, if :attr:`has_next`.
+        """
+        source = self._next_range()
+        return source.ready.popleft() if source is not None and source.ready else None
+
+    def take_before(self, offset: int) -> list[Item]:
+        """Return the next messages that are in memory and before ``offset``; as :meth:`take`, of the oldest range."""
+        ready = self._ranges[0].ready
+        taken: list[Item] = []
+        while ready and ready[0].offset < offset:
+            taken.append(ready.popleft())
+        return taken
+
+    def load(self, most: int = 1000, most_bytes: int = 2**20) -> Sequence[Item]:
+        """Read the next messages from the disk, unless some are in memory; return those that were read.
+
+        Args:
+            most: number of messages, at most.
+            most_bytes: bytes of payloads, at most, unless the first one alone has more.
+
+        Raises:
+            JournalError: the disk cannot be read.
+            ClosedError: the queue is closed.
+        """
+        with self._lock:
+            source = self._next_range()
+            if source is None or source.ready:
+                return ()
+            cursor, end = source.cursor, self._end_of(source)
+        # nothing is added in memory meanwhile: it would not follow the tail
+        cursor.seek(source.tail)
+        lost = cursor.lost
+        items = [self._restore(record) for record in cursor.read(most, most_bytes=most_bytes, until=end)]
+        with self._lock:
+            self.lost += cursor.lost - lost
+            source.ready.extend(items)
+            source.tail = min(cursor.next_offset, end)
+            self._entered += len(items)
+            self._entered_bytes += sum(len(each.payload) for each in items)
+        return items
+
+    def pass_over(self) -> None:
+        """Move the position behind messages that :meth:`load` has not found. To be called after it."""
+        with self._lock:
+            moved = [each.pass_over() for each in self._ranges]
+        if any(moved):
+            self._record_in(_RECORD_PAUSE)
+
+    def _next_range(self) -> _Range[Item] | None:
+        for each in reversed(self._ranges) if self._is_newest_first else self._ranges:
+            if each.ready or each.tail < self._end_of(each):
+                return each
+        return None
+
+    def _end_of(self, each: _Range[Item]) -> int:
+        return self.end if each.end is None else each.end
+
+    def put_back(self, items: Sequence[Item]) -> None:
+        """Return messages that were taken, in order, to the front: they were not passed on, or it is not known.
+
+        No other message that was taken may be unsettled.
+        """
+        for each in self._ranges:
+            each.ready.extendleft(reversed([item for item in items if self._range_of(item.offset) is each]))
+
+    def settle(self, offset: int, size: int) -> None:
+        """Remove a message that was taken, and has a payload of ``size`` bytes. Recorded on the disk soon."""
+        self._left += 1
+        self._left_bytes += size
+        ranges = self._ranges
+        source = ranges[0] if len(ranges) == 1 else self._range_of(offset)
+        if offset == source.first:
+            source.first = offset + 1
+            if source.is_ahead:
+                with self._lock:
+                    source.pass_over()
+        elif offset > source.first:
+            with self._lock:  # the range may be joined with the one before it
+                source.settle_later(offset)
+            return
+        if not self._is_recording:
+            self._record_in(_RECORD_PAUSE)
+
+    def _range_of(self, offset: int) -> _Range[Item]:
+        for each in self._ranges:
+            if each.end is None or offset < each.end:
+                return each
+        raise AssertionError(offset)  # the last one has no end
+
+    def begin_range(self) -> None:
+        """With ``newest_first``: take the messages that are stored from now on before those that are stored already.
+
+        Without effect if no message waits, or if there are ``MAX_RANGES`` already.
+        """
+        last, end = self._ranges[-1], self.end
+        if not self._is_newest_first or len(self._ranges) >= MAX_RANGES or last.next_offset >= end:
+            return
+        try:
+            cursor = self._journal.cursor(f"{self._name}-{end}", end)
+        except MessagingError as error:
+            logger.warning("%s: new messages do not overtake the stored ones: %s", self._what, error)
+            return
+        following: _Range[Item] = _Range(cursor, end)
+        with self._lock:
+            later = last.end_before(end)
+            following.ready.extend(later)
+            following.tail = end + len(later)
+            self._ranges = (*self._ranges, following)
+        logger.info("%s: new messages overtake %s", self._what, counted(end - last.first, "stored message"))
+
+    # --- state, from any thread
+
+    @property
+    def has_next(self) -> bool:
+        """Return whether there is a message to take, in memory or on the disk."""
+        return self._next_range() is not None
+
+    @property
+    def has_ready(self) -> bool:
+        """Return whether :meth:`take` finds a message in memory."""
+        source = self._next_range()
+        return source is not None and bool(source.ready)
+
+    @property
+    def ready(self) -> Iterator[Item]:
+        """Return the messages in memory that were not taken. On the thread of the consumer, which is the producer's."""
+        return itertools.chain.from_iterable(each.ready for each in self._ranges)
+
+    @property
+    def tail(self) -> int:
+        """Return the offset behind the last message in memory."""
+        return self._ranges[-1].tail
+
+    @property
+    def first(self) -> int:
+        """Return the offset of the first message that is not settled."""
+        return self._ranges[0].first
+
+    @property
+    def recorded(self) -> int:
+        """Return the offset of the first message that is not settled, as the disk has it.
+
+        On a full disk it is the position that could not be recorded: messages must go on, because that frees the disk.
+        """
+        return self._ranges[0].recorded
+
+    @property
+    def unrecorded(self) -> int:
+        """Return how many messages were taken, and would be taken again after a crash. For the consumer.
+
+        Counts messages that the journal has dropped in between, until those before them are settled.
+        """
+        ranges = self._ranges
+        if len(ranges) == 1:  # asked for each message
+            return ranges[0].next_offset - ranges[0].recorded
+        return sum(each.next_offset - each.recorded for each in ranges)
+
+    @property
+    def depth(self) -> int:
+        """Return the number of stored messages that are not settled."""
+        begin = self._journal.begin
+        return sum(max(0, self._end_of(each) - max(each.first, begin)) for each in self._ranges)
+
+    @property
+    def dropped_unseen(self) -> int:
+        """Return how many messages that were neither taken nor loaded the journal has dropped."""
+        begin = self._journal.begin
+        with self._lock:
+            return sum(each.left_before(begin, self.end) for each in self._ranges)
+
+    @property
+    def age(self) -> float:
+        """Return the seconds since the oldest message was stored that is not settled; 0 without one."""
+        return self._journal.age_of(self.first)
+
+    def room(self) -> tuple[int, int]:
+        """Return how many more messages may be in memory, and bytes of payloads; negative beyond the bounds."""
+        held, held_bytes = self._entered - self._left, self._entered_bytes - self._left_bytes
+        return self._max_messages - held, self._max_bytes - held_bytes
+
+    # --- the position on the disk
+
+    def _record_in(self, pause: float) -> None:
+        if not self._is_recording:
+            self._is_recording = True
+            running = engine()
+            running.call(clock.call_later, running.loop, pause, workers().submit, self._record)
+
+    def _record(self) -> None:
+        """Record the position. On a worker thread, one at a time."""
+        pause = _RECORD_PAUSE
+        ranges = self._ranges
+        positions = [each.first for each in ranges]
+        try:
+            with self._recording:
+                if self._is_closed:
+                    return
+                for each, position in zip(ranges, positions, strict=True):
+                    each.cursor.commit(position, wait=each is ranges[-1])
+                self._join_ranges()
+            self._has_failed = False
+        except ClosedError:
+            return
+        except MessagingError as error:  # of a full disk: messages must go on, because that frees the disk
+            if not self._has_failed:
+                logger.warning("%s: %s; trying again; a crash until then makes duplicates", self._what, error)
+            self._has_failed = True
+            pause = _RETRY
+        for each, position in zip(ranges, positions, strict=True):
+            each.recorded = position
+        # cleared before the positions are read again: a change after this line sees it
+        self._is_recording = False
+        if self._obsolete or any(each.first != each.recorded for each in self._ranges):
+            self._record_in(pause)
+        self._on_recorded()
+
+    def _join_ranges(self) -> None:
+        """Have the oldest range end where the next one does, if all its messages are settled. One thread at a time.
+
+        Raises:
+            MessagingError: the cursor of the next one is not removed, which keeps its records; to be tried again.
+        """
+        while (oldest := self._ranges[0]).end is not None and oldest.first >= oldest.end:
+            with self._lock:
+                following = self._ranges[1]
+                oldest.cursor.take_over(following.cursor)
+                self._obsolete.append(following.cursor.name)
+                following.cursor = oldest.cursor
+                self._ranges = self._ranges[1:]
+        while self._obsolete:
+            self._ranges[0].cursor.save()  # before the other one is gone
+            self._journal.remove_cursor(self._obsolete[0])
+            del self._obsolete[0]
+
+    def close(self) -> None:
+        """Record the position, write what waits for the disk, and close the journal. Raises ``JournalError``."""
+        self._is_closed = True
+        with self._recording:  # a range that is being joined changes its cursor
+            for each in self._ranges:
+                each.cursor.commit(each.first, wait=False)
+        self._journal.close()
+
+
+class _Range(Generic[Item]):
+    """A part of the journal whose messages are taken in order.
+
+    Attributes:
+        cursor: keeps its position.
+        end: the offset behind its last message; ``None``: the end of the journal.
+        ready: its next messages, as far as they are in memory.
+        tail: the offset behind the last message of ``ready``.
+        first: the offset of the first message that is not settled.
+        is_ahead: whether messages behind ``first`` are settled, or lost: the cursor knows which. Set by the consumer.
+        recorded: ``first``, as the disk has it.
+    """
+
+    __slots__ = ("cursor", "end", "first", "is_ahead", "ready", "recorded", "tail")
+
+    def __init__(self, cursor: Cursor, start: int) -> None:
+        self.cursor = cursor
+        self.end: int | None = None
+        self.ready: deque[Item] = deque()
+        self.tail = self.first = self.recorded = start
+        self.is_ahead = cursor.is_ahead
+
+    @property
+    def next_offset(self) -> int:
+        """Return the offset of the next message, or one before it."""
+        try:
+            return self.ready[0].offset
+        except IndexError:
+            return self.tail
+
+    def settle_later(self, offset: int) -> None:
+        """Note that a message is settled that is not the first one."""
+        self.is_ahead = True
+        with suppress(ClosedError):
+            self.cursor.acknowledge(offset)
+
+    def pass_over(self) -> bool:
+        """Move ``first`` to the first message that is neither settled nor lost; return whether it has moved."""
+        before = self.first
+        with suppress(ClosedError):
+            self.cursor.commit(before, wait=False)
+        self.first = max(before, self.cursor.position)
+        self.is_ahead = self.cursor.is_ahead
+        return self.first != before
+
+    def left_before(self, begin: int, end: int) -> int:
+        """Return how many of its messages that were not taken are before ``begin``; ``end`` is that of the queue."""
+        ready = sum(1 for _ in itertools.takewhile(lambda each: each.offset < begin, self.ready))
+        return ready + max(0, min(end if self.end is None else self.end, begin) - self.tail)
+
+    def end_before(self, end: int) -> list[Item]:
+        """End the range before an offset; return the messages in memory from there on, which belong to the next."""
+        self.end = end
+        later: list[Item] = []
+        while self.ready and self.ready[-1].offset >= end:
+            later.append(self.ready.pop())
+        self.tail = min(self.tail, end)
+        later.reverse()
+        return later
+
+
+def later_starts(name: str, cursors: Sequence[str]) -> list[int]:
+    """Return the offsets with which the later ranges of a queue begin, in order, from the names of cursors."""
+    prefix = f"{name}-"
+    numbers = [each.removeprefix(prefix) for each in cursors if each.startswith(prefix)]
+    return sorted(int(each) for each in numbers if each.isascii() and each.isdigit())
