@@ -333,8 +333,8 @@ FAULTS = (
     Fault(
         "a stored message is not acknowledged at its source",
         "messaging/gateway/buffer.py",
-        "        self._acknowledge(self._release(stored))\n        self.queue.add(stored)",
-        "        self.queue.add(stored)",
+        "        self._acknowledge(self._release(stored))\n        self.queue.add",
+        "        self.queue.add",
         "tests/gateway",
     ),
     Fault(

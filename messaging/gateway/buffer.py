@@ -145,7 +145,7 @@ class Buffer:
         if stored.all_keys:
             self.recognition.note(stored)  # first: it is known at each moment
         self._acknowledge(self._release(stored))
-        self.queue.add(stored)
+        self.queue.add((stored,))
         with self._lock:
             self.storing -= 1  # after it is acknowledged: see ``wait_stored``
             self.accepted += 1

@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
@@ -48,9 +48,13 @@ _RETRY: Final = 0.5
 class Queued(Protocol):
     """A message of a queue in memory."""
 
-    #: of its record
-    offset: int
-    payload: bytes
+    @property
+    def offset(self) -> int:
+        """The offset of its record."""
+
+    @property
+    def payload(self) -> bytes:
+        """The payload of its record."""
 
 
 Item = TypeVar("Item", bound=Queued)
@@ -132,22 +136,29 @@ class DurableQueue(Generic[Item]):
 
     # --- the producer
 
-    def add(self, item: Item) -> bool:
-        """Note a message that was stored just now; return whether it is kept in memory: it follows, and has room."""
+    def add(self, items: Sequence[Item]) -> int:
+        """Note messages that were stored just now, in order; return how many of them are kept in memory: the first.
+
+        A message is kept if it follows the last one in memory, and has room.
+        """
         with self._lock:
-            self.end = item.offset + 1
             last = self._ranges[-1]
-            size = len(item.payload)
-            held = self._entered - self._left
-            if item.offset != last.tail or (
-                held and (held >= self._max_messages or self._entered_bytes - self._left_bytes + size > self._max_bytes)
-            ):
-                return False
-            last.ready.append(item)
-            last.tail = item.offset + 1
-            self._entered += 1
-            self._entered_bytes += size
-        return True
+            ready, tail = last.ready, last.tail
+            room, room_bytes = self.room()
+            before, before_bytes, most = room, room_bytes, self._max_messages
+            for item in items:
+                size = len(item.payload)
+                if item.offset != tail or ((room <= 0 or size > room_bytes) and room != most):
+                    break
+                ready.append(item)
+                tail += 1
+                room -= 1
+                room_bytes -= size
+            self.end = items[-1].offset + 1
+            last.tail = tail
+            self._entered += before - room
+            self._entered_bytes += before_bytes - room_bytes
+        return before - room
 
     # --- the consumer: taking
 
@@ -169,7 +180,7 @@ class DurableQueue(Generic[Item]):
         return taken
 
     def load(self, most: int = 1000, most_bytes: int = 2**20) -> Sequence[Item]:
-        """Read the next messages from the disk, unless some are in memory; return those that were read.
+        """Read the next messages that are only on the disk; return those that were read.
 
         Args:
             most: number of messages, at most.
@@ -181,7 +192,7 @@ class DurableQueue(Generic[Item]):
         """
         with self._lock:
             source = self._next_range()
-            if source is None or source.ready:
+            if source is None or source.tail >= self._end_of(source):
                 return ()
             cursor, end = source.cursor, self._end_of(source)
         # nothing is added in memory meanwhile: it would not follow the tail
@@ -273,15 +284,19 @@ class DurableQueue(Generic[Item]):
         return self._next_range() is not None
 
     @property
-    def has_ready(self) -> bool:
-        """Return whether :meth:`take` finds a message in memory."""
-        source = self._next_range()
-        return source is not None and bool(source.ready)
+    def ready(self) -> list[Item]:
+        """Return the messages in memory that were not taken. For the consumer."""
+        return [item for each in self._ranges for item in (*each.ready,)]
 
     @property
-    def ready(self) -> Iterator[Item]:
-        """Return the messages in memory that were not taken. On the thread of the consumer, which is the producer's."""
-        return itertools.chain.from_iterable(each.ready for each in self._ranges)
+    def in_memory(self) -> int:
+        """Return the number of messages in memory that were not taken."""
+        return sum(len(each.ready) for each in self._ranges)
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of messages that were not taken."""
+        return sum(len(each.ready) + max(0, self._end_of(each) - each.tail) for each in self._ranges)
 
     @property
     def tail(self) -> int:

@@ -1,18 +1,17 @@
 """The durable outbox: messages are on disk before they are sent, and survive the process.
 
-A message goes ``Intake.accept`` (any thread) → the journal, which stores many at once → ``_keep`` (loop) → ``_ready`` →
-the sender → the broker. Its confirm settles its offset. The cursor of the journal follows the oldest offset that is
-not settled, so after a crash an instance with the same path continues there.
+A message goes ``Intake.accept`` (any thread) → the journal, which stores many at once → ``_keep`` (loop) → the queue →
+the sender → the broker. Its confirm settles it in the queue, whose position follows the oldest message that is not
+settled, so after a crash an instance with the same path continues there.
 
-**Memory.** The messages in memory, in ``_ready`` and handed over, are bounded as those of the outbox in memory are.
-Messages beyond are only on disk. A worker thread reads them when there is room. See :mod:`messaging.publishing.spilled`
-for their promises.
+**Memory.** The messages in memory are bounded as those of the outbox in memory are. Messages beyond are only on disk. A
+worker thread reads them when there is room. See :mod:`messaging.publishing.spilled` for their promises.
 
-**Duplicates.** At most ``WINDOW`` messages are handed over whose confirms the cursor does not know yet, and only while
-there is a connection. That many may be sent again after a crash, with their message ids.
+**Duplicates.** At most ``WINDOW`` messages are handed over whose confirms are not recorded, and only while there is a
+connection. That many may be sent again after a crash, with their message ids.
 
-**Threads.** ``Intake.accept`` runs on any thread. The journal tells on its own thread that a publication is stored. The
-cursor is stored, and records are read, on worker threads. Everything else runs on the engine's loop.
+**Threads.** ``Intake.accept`` runs on any thread. The journal tells on its own thread that a publication is stored.
+Records are read, and the position is recorded, on worker threads. Everything else runs on the engine's loop.
 """
 
 from __future__ import annotations
@@ -21,31 +20,25 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from messaging.errors import (
-    ClosedError,
-    MessagingError,
-    OutboxFullError,
-    OutcomeUnknownError,
-)
+from messaging.bounded import BoundedCache
+from messaging.errors import ClosedError, MessagingError, OutboxFullError, OutcomeUnknownError
 from messaging.execution import clock, may_block, workers
-from messaging.journal import Journal, Record
-from messaging.publishing.backlog import LOAD, Backlog
+from messaging.journal import DurableQueue, Journal, Record
 from messaging.publishing.dead_letters import DeadLetters
 from messaging.publishing.intake import Intake
-from messaging.publishing.position import Position
 from messaging.publishing.spilled import Spilled
 from messaging.publishing.stored import StoredPublication
 from messaging.reporting import counter, gauge
 
 if TYPE_CHECKING:
     from messaging.execution import Deadlines, Engine
-    from messaging.model import PublishPlan
+    from messaging.model import MessageContext, PublishPlan
     from messaging.model.settings import Settings
     from messaging.publishing.publication import Publication
 
@@ -55,6 +48,12 @@ logger = logging.getLogger(__name__)
 CURSOR: Final = "outbox"
 #: messages that may be sent and not recorded as confirmed: the most duplicates after a crash
 WINDOW: Final = 4096
+#: messages that are read from the disk at a time, at most
+_LOAD: Final = 512
+#: pause before a read that failed is tried again, seconds
+_RETRY: Final = 1.0
+#: restored contexts that are kept
+_CONTEXTS: Final = 1024
 #: losses of the connection over one message that are reported
 _MANY_LOSSES: Final = 5
 #: longest pause between two looks at the connection while closing, seconds
@@ -110,6 +109,15 @@ class Sending(Protocol):
         """See ``Publications``."""
 
 
+class _Loaded(NamedTuple):
+    """A message that was read from the disk: its plan, or why this instance cannot publish it."""
+
+    offset: int
+    payload: bytes
+    record: Record
+    plan: PublishPlan | MessagingError
+
+
 class DurableOutbox:
     """The messages of one instance on disk. It is the outbox that its publications report to.
 
@@ -119,6 +127,9 @@ class DurableOutbox:
         journal: holds the messages. It is closed with the outbox.
         sending: the outbox in memory, which sends what this one hands over.
         max_messages, max_bytes: bounds of the messages on their way to the disk, and of those in memory behind it.
+
+    Attributes:
+        restore: returns the plan of a payload and a restored context, on a worker thread. Set before :meth:`start`.
     """
 
     def __init__(
@@ -130,6 +141,7 @@ class DurableOutbox:
         self._sending = sending
         self._max_messages = max_messages
         self._max_bytes = max_bytes
+        self.restore: Callable[[bytes, MessageContext], PublishPlan]
         #: not that of the outbox in memory, whose messages have ids of their own numbers
         self.id = secrets.token_hex(8)
         self.generation = sending.generation
@@ -137,33 +149,43 @@ class DurableOutbox:
         self.refuse, self.abandon = self.intake.refuse, self.intake.abandon
         # --- the loop
         self._dead_letters = DeadLetters(engine, name, journal, self._release)
-        self._position = Position(engine, name, journal.cursor(CURSOR), self.advance)
-        self.backlog = Backlog(engine, name, journal, self._take_loaded)
-        #: messages in memory, and bytes of their payloads: in ``_ready``, handed over, or dead letters to be stored
-        self._held = self._held_bytes = 0
-        #: in memory and not handed over, with offsets up to ``_tail``
-        self._ready: deque[StoredPublication] = deque()
-        self._tail = self._position.first
-        #: the offset after the last stored message
-        self._end = journal.end
+        self._queue: DurableQueue[StoredPublication | _Loaded] = DurableQueue(
+            f"{name}: outbox",
+            journal,
+            CURSOR,
+            self._restore,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            on_recorded=lambda: engine.call(self.advance),
+        )
+        #: publications of messages that are only on disk, or were loaded and not taken
+        self._spilled = Spilled()
+        self._is_loading = False
+        #: messages that were loaded and not taken; those of a read that ends just now are not counted yet
+        self._loaded = 0
         #: losses of the connection in a row over which the oldest message, at this offset, was not confirmed
         self._losses = 0
         self._lost = -1
-        #: publications of messages that are only on disk
-        self._spilled = Spilled()
         self._is_started = False
         self._is_closed = False
-        #: messages that expired, were dropped or refused without being sent
-        self.failed = 0
+        #: messages that expired or were refused without being sent
+        self._failed = 0
         #: set when something is stored, or the position, for :meth:`drain`
         self._progress = asyncio.Event()
+        # --- the worker thread that reads: one at a time
+        self._contexts: BoundedCache[tuple[str, str], MessageContext] = BoundedCache(_CONTEXTS)
 
     # --- any thread
 
     @property
     def behind(self) -> int:
         """Return the number of accepted messages that are not handed over for sending."""
-        return self.intake.pending + len(self._ready) + max(0, self._end - self._tail)
+        return self.intake.pending + self._queue.waiting
+
+    @property
+    def failed(self) -> int:
+        """Return the number of stored messages that expired, were dropped or refused without being sent."""
+        return self._failed + self._queue.lost
 
     @property
     def journal(self) -> Journal:
@@ -172,7 +194,7 @@ class DurableOutbox:
 
     def get_dto(self) -> DurableOutboxDTO:
         """Return a snapshot."""
-        journal, first = self._journal, self._position.first
+        journal, first = self._journal, self._queue.first
         end = max(first, journal.end)
         return DurableOutboxDTO(
             path=journal.path,
@@ -186,35 +208,26 @@ class DurableOutbox:
 
     # --- the loop: storing
 
-    def _keep(self, publication: StoredPublication) -> None:
-        """Keep a stored message in memory if it follows the ones there, and there is room."""
-        self._end = publication.offset + 1
+    def _keep(self, publications: Sequence[StoredPublication]) -> None:
+        """Keep stored messages in memory that follow the ones there, as far as there is room."""
+        kept = self._queue.add(publications)
         if self._is_closed:
-            self._end_promise(publication)
-        elif publication.offset == self._tail and (
-            not self._held
-            or (self._held < self._max_messages and self._held_bytes + len(publication.payload) <= self._max_bytes)
-        ):
-            self._tail += 1
-            self._held += 1
-            self._held_bytes += len(publication.payload)
-            self._ready.append(publication)
-        else:
-            del publication.payload
-            self._spilled.add(publication)
+            for each in publications:
+                self._end_promise(each)
+        elif kept < len(publications):
+            for each in publications[kept:]:
+                del each.payload
+                self._spilled.add(each)
 
     # --- the loop: sending
 
     def start(self) -> None:
         """Send what an earlier instance has left, as soon as there is a connection."""
         self._is_started = True
-        if self._end > self._position.first:
-            logger.info(
-                "%s: the outbox %s holds %d messages of an earlier instance",
-                self._name,
-                self._journal.path,
-                self._end - self._position.first,
-            )
+        left = self._queue.depth
+        if left:
+            logger.info("%s: the outbox %s holds %d messages of an earlier instance", self._name, self._journal.path,
+                        left)  # fmt: skip
         self.advance()
 
     def advance(self) -> None:
@@ -222,75 +235,106 @@ class DurableOutbox:
         if self._is_closed or not self._is_started:
             return
         self._progress.set()
+        queue = self._queue
         if self._sending.is_connected:
-            limit = self._position.stored + WINDOW
-            batch: list[Publication] = []
-            while self._ready and self._ready[0].offset < limit:
-                batch.append(self._ready.popleft())
+            batch = queue.take_before(queue.recorded + WINDOW)
+            if self._is_loading or self._loaded:
+                batch = self._published(batch)
             if batch:
-                self._sending.send_stored(batch)
-        if self._tail < self._end:
+                self._sending.send_stored(batch)  # type: ignore[arg-type]  # publications
+        if queue.tail < queue.end:
             self._read_ahead()
-        if not self._sending.deadlines.is_watching and self._end > self._position.first:
+        elif self._spilled and not self._loaded and not self._is_loading:
+            self._end_lost(queue.end)
+        if not self._sending.deadlines.is_watching and queue.end > queue.first:
             self._sending.deadlines.start()
-
-    def _read_ahead(self) -> None:
-        """Read messages from the disk if there is much room in memory."""
-        if self._is_closed or self.backlog.is_loading or len(self._ready) >= LOAD:
-            return
-        room, room_bytes = self._max_messages - self._held, self._max_bytes - self._held_bytes
-        if not self._held or (room >= min(LOAD, self._max_messages // 2 + 1) and room_bytes >= self._max_bytes // 2):
-            self.backlog.load(self._tail, self._end, min(room, LOAD), room_bytes)
 
     def _release(self, offset: int, size: int) -> None:
         """Note that a message needs not be sent any more, and has left the memory."""
-        self._held -= 1
-        self._held_bytes -= size
-        self._position.settle(offset)
-        if self._tail < self._end:
+        queue = self._queue
+        queue.settle(offset, size)
+        if queue.tail < queue.end:
             self._read_ahead()
 
-    # --- the loop: from the disk
+    # --- from the disk
 
-    def _take_loaded(
-        self, records: Sequence[Record], plans: Sequence[PublishPlan | MessagingError], following: int
-    ) -> None:
+    def _read_ahead(self) -> None:
+        """Read messages from the disk if there is much room in memory."""
+        queue = self._queue
+        if self._is_closed or self._is_loading or queue.in_memory >= _LOAD:
+            return
+        room, room_bytes = queue.room()
+        if room == self._max_messages or (
+            room >= min(_LOAD, self._max_messages // 2 + 1) and room_bytes >= self._max_bytes // 2
+        ):
+            self._is_loading = True
+            workers().submit(partial(self._load, min(room, _LOAD), max(room_bytes, 1)))
+
+    def _load(self, most: int, most_bytes: int) -> None:
+        """Read messages. On a worker thread."""
+        count, failure = 0, None
+        try:
+            count = len(self._queue.load(most, most_bytes))
+        except MessagingError as error:
+            failure = error
+        self._engine.call(self._note_loaded, count, failure)
+
+    def _restore(self, record: Record) -> _Loaded:
+        """Return a message that was read. On a worker thread."""
+        plan: PublishPlan | MessagingError
+        try:
+            key = (record.channel, record.properties)
+            context = self._contexts.get(key)
+            if context is None:
+                context = self._contexts[key] = record.context
+            plan = self.restore(record.payload, context)
+        except MessagingError as error:
+            plan = error
+        except Exception as error:  # a defect: it must not hold up the messages behind
+            logger.exception("%s: cannot restore the message at offset %d", self._name, record.offset)
+            plan = MessagingError(f"the message cannot be restored: {type(error).__name__}: {error}")
+        return _Loaded(record.offset, record.payload, record, plan)
+
+    def _note_loaded(self, count: int, failure: MessagingError | None) -> None:
+        self._loaded += count
         if self._is_closed:
             return
-        pop, ready = self._spilled.pop, self._ready
-        for record, plan in zip(records, plans, strict=True):
-            offset, payload = record.offset, record.payload
-            if offset != self._tail:
-                self._skip_to(offset)
-            self._tail = offset + 1
-            self._held += 1
-            self._held_bytes += len(payload)
-            publication = pop(offset)
-            if isinstance(plan, MessagingError):
-                if publication is not None:
-                    publication.settled = True
-                    publication.reject(plan)
-                self.failed += 1
-                self._dead_letters.add(record, plan)
-            elif publication is not None:
-                publication.payload = payload
-                ready.append(publication)
-            else:
-                ready.append(self._restored(record, plan))
-        self._skip_to(following)
+        if failure is not None:
+            logger.error("%s: cannot read the outbox: %s; trying again in %g s", self._name, failure, _RETRY)
+            clock.call_later(self._engine.loop, _RETRY, self._note_loaded, 0, None)
+            return
+        self._is_loading = False
+        self._queue.pass_over()
         self.advance()
 
-    def _skip_to(self, offset: int) -> None:
-        """Pass over messages that the journal does not have any more: they were dropped to make room, or damaged."""
-        first, self._tail = self._tail, max(self._tail, offset)
-        if first >= offset:
-            return
-        self.failed += offset - first
-        for publication in self._spilled.pop_range(first, offset):
+    def _published(self, taken: Sequence[StoredPublication | _Loaded]) -> list[StoredPublication | _Loaded]:
+        """Return the publications of messages, without those that this instance cannot publish."""
+        found: list[StoredPublication | _Loaded] = []
+        for each in taken:
+            if isinstance(each, StoredPublication):
+                found.append(each)
+                continue
+            self._loaded -= 1
+            self._end_lost(each.offset)
+            publication = self._spilled.pop(each.offset)
+            if isinstance(each.plan, MessagingError):
+                if publication is not None:
+                    publication.settled = True
+                    publication.reject(each.plan)
+                self._failed += 1
+                self._dead_letters.add(each.record, each.plan)
+            elif publication is not None:
+                publication.payload = each.payload
+                found.append(publication)
+            else:
+                found.append(self._restored(each.record, each.plan))
+        return found
+
+    def _end_lost(self, before: int) -> None:
+        """End the promises of messages that the journal does not have any more: dropped to make room, or damaged."""
+        for publication in self._spilled.pop_before(before):
             publication.settled = True
             publication.reject(_dropped(publication))
-        self._position.skip(first, offset)
-        self._progress.set()
 
     def _restored(self, record: Record, plan: PublishPlan) -> StoredPublication:
         """Return a publication for a record whose promise the application has dropped."""
@@ -318,7 +362,7 @@ class DurableOutbox:
     def retry(self, entry: Publication) -> bool:
         """See ``Publications``. Report a message over which a broker may have closed the connection again and again."""
         offset = _offset(entry)
-        if offset == self._position.first and entry.was_sent:
+        if offset == self._queue.first and entry.was_sent:
             self._losses = self._losses + 1 if offset == self._lost else 1
             self._lost = offset
             if self._losses == _MANY_LOSSES:
@@ -358,21 +402,22 @@ class DurableOutbox:
 
     def expire(self, now: float) -> float | None:
         """Fail the promises of messages whose deadline has passed; return the seconds until the next one, about."""
-        earliest = inf
-        for publication in self._ready:
-            if publication.deadline <= now:
-                publication.pass_deadline()
-            earliest = min(earliest, publication.deadline)
+        earliest, is_empty = inf, True
+        for each in self._queue.ready:
+            if isinstance(each, StoredPublication):
+                if each.deadline <= now:
+                    each.pass_deadline()
+                earliest, is_empty = min(earliest, each.deadline), False
         left = self._spilled.pass_deadlines(now)
         if left is None:
-            return earliest - now if self._ready else None
+            return None if is_empty else earliest - now
         return min(left, earliest - now)
 
     async def drain(self, deadline: float) -> None:
         """Wait until every message is settled; without a connection until every message is stored."""
         loop = self._engine.loop
         while (left := deadline - clock.time_of(loop)) > 0:
-            if not self.intake.pending and (not self._sending.is_connected or self._position.first >= self._end):
+            if not self.intake.pending and (not self._sending.is_connected or self._queue.first >= self._queue.end):
                 return
             self._progress.clear()
             with contextlib.suppress(TimeoutError):
@@ -381,11 +426,10 @@ class DurableOutbox:
     def close(self) -> None:
         """End the promises of the messages that are left: they stay in the journal."""
         self._is_closed = True
-        self._position.close()
-        self.backlog.is_closed = self._dead_letters.is_closed = True
-        for publication in (*self._ready, *self._spilled.pop_range(0, self._end)):
-            self._end_promise(publication)
-        self._ready.clear()
+        self._dead_letters.is_closed = True
+        for each in (*self._queue.ready, *self._spilled.pop_before(self._queue.end)):
+            if isinstance(each, StoredPublication):
+                self._end_promise(each)
 
     def _end_promise(self, publication: StoredPublication) -> None:
         publication.settled = True
@@ -399,11 +443,7 @@ class DurableOutbox:
         def close() -> None:
             self._dead_letters.store_last()
             try:
-                self._position.store_last()
-            except MessagingError as error:
-                logger.warning("%s: %s; messages may be sent again", self._name, error)
-            try:
-                self._journal.close()
+                self._queue.close()
             except MessagingError as error:
                 logger.error("%s: the outbox was not closed in good order: %s", self._name, error)
             finally:

@@ -14,7 +14,7 @@ from messaging.publishing.admission import Admission
 from messaging.publishing.stored import StoredPublication
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from messaging.execution import Engine
     from messaging.journal import Journal
@@ -30,8 +30,8 @@ class Intake:
         name: of the instance, for errors.
         journal: stores the messages.
         outbox: the publications report to it.
-        stored: called on the loop with each message that is stored, in the order of the journal.
-        done: called on the loop after several of them.
+        stored: called on the loop with messages that are stored, in the order of the journal.
+        done: called on the loop after that.
         max_messages, max_bytes: bounds of the messages on their way to the disk.
     """
 
@@ -41,7 +41,7 @@ class Intake:
         name: str,
         journal: Journal,
         outbox: Publications,
-        stored: Callable[[StoredPublication], object],
+        stored: Callable[[Sequence[StoredPublication]], object],
         done: Callable[[], object],
         max_messages: int,
         max_bytes: int,
@@ -113,6 +113,7 @@ class Intake:
         """Take the messages that the journal has stored or refused."""
         self._is_signalled = False
         arrived = self._arrived
+        stored: list[StoredPublication] = []
         while arrived:
             publication = arrived.popleft()
             self.forget(publication)
@@ -124,7 +125,9 @@ class Intake:
             publication.tell_stored()
             if publication.plan.record.resolves:
                 publication.resolve(None)
-            self._on_stored(publication)
+            stored.append(publication)
+        if stored:
+            self._on_stored(stored)
         self._on_done()
 
 

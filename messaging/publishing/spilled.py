@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 from weakref import ref
 
@@ -60,10 +61,13 @@ class Spilled:
         found = self._known.pop(offset, None)
         return None if found is None else found()
 
-    def pop_range(self, first: int, end: int) -> list[StoredPublication]:
-        """Remove and return the publications of the messages from offset ``first`` to before ``end``."""
-        found = [self.pop(offset) for offset in [*self._known] if first <= offset < end]
+    def pop_before(self, end: int) -> list[StoredPublication]:
+        """Remove and return the publications of the messages before offset ``end``."""
+        found = [self.pop(offset) for offset in [*takewhile(end.__gt__, self._known)]]
         return [each for each in found if each is not None]
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def pass_deadlines(self, now: float) -> float | None:
         """Fail the promises whose deadline has passed; return the seconds until the next one, about."""

@@ -41,7 +41,7 @@ STEPS = st.lists(
         st.tuples(st.just("add"), st.integers(0, 60)),
         st.tuples(st.just("drop"), st.integers(0, 40)),
         st.tuples(st.just("pop"), st.integers(0, 40)),
-        st.tuples(st.just("pop_range"), st.integers(0, 40)),
+        st.tuples(st.just("pop_before"), st.integers(0, 40)),
         st.tuples(st.just("pass"), st.integers(0, 20)),
     ),
     max_size=80,
@@ -61,9 +61,9 @@ def test_promises_are_found_until_they_are_dropped_popped_or_due(steps: list[tup
             held.pop(number, None)
         elif step == "pop":
             assert cast("Any", spilled.pop(number)) is held.pop(number, None)
-        elif step == "pop_range":
-            expected = [held.pop(each) for each in [*held] if number <= each < number + 5]
-            assert cast("Any", spilled.pop_range(number, number + 5)) == expected
+        elif step == "pop_before":
+            expected = [held.pop(each) for each in [*held] if each < number]
+            assert cast("Any", spilled.pop_before(number)) == expected
         else:
             now += number
             left = spilled.pass_deadlines(now)

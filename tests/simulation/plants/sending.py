@@ -191,9 +191,9 @@ OUTBOX = (
         "outbox",
         (
             Edit(
-                "messaging/publishing/position.py",
-                "        elif offset > self.first:\n            self._settled.add(offset)\n",
-                "        elif offset > self.first:\n            self._move_to(offset + 1)\n",
+                "messaging/journal/queue.py",
+                "                source.settle_later(offset)\n",
+                "                source.first = offset + 1\n",
             ),
         ),
         "tests/publishing/test_durable.py::test_a_stored_message_that_is_too_large_is_a_dead_letter",
@@ -206,7 +206,7 @@ OUTBOX = (
             Edit(
                 "messaging/publishing/durable.py",
                 """\
-        for publication in self._spilled.pop_range(first, offset):
+        for publication in self._spilled.pop_before(before):
             publication.settled = True
             publication.reject(_dropped(publication))
 """,
@@ -222,8 +222,8 @@ OUTBOX = (
         (
             Edit(
                 "messaging/publishing/durable.py",
-                "        for publication in (*self._ready, *self._spilled.pop_range(0, self._end)):",
-                "        for publication in self._ready:",
+                "        for each in (*self._queue.ready, *self._spilled.pop_before(self._queue.end)):",
+                "        for each in self._queue.ready:",
             ),
         ),
         "tests/publishing/test_durable.py::test_dropped_messages_are_reported_as_dropped_on_close",
@@ -262,7 +262,7 @@ OUTBOX = (
         (
             Edit(
                 "messaging/publishing/durable.py",
-                "        if not self._sending.deadlines.is_watching and self._end > self._position.first:\n"
+                "        if not self._sending.deadlines.is_watching and queue.end > queue.first:\n"
                 "            self._sending.deadlines.start()\n",
                 "",
             ),
