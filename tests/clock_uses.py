@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 #: the module that may use all of it
 CLOCK = Path("messaging/execution/clock.py")
 #: they are not asked to: a test or a command waits for what is outside the process
-EXEMPT = tuple(map(Path, ("messaging/testing", "messaging/cli", "adapters/pyspark_messaging")))
+EXEMPT = tuple(map(Path, ("messaging/testing", "messaging/cli", "adapters/pyspark_messaging", "adapters/spark")))
 
 TIME = {
     "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep",
