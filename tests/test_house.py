@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from messaging.testing.tables import table
-from tests.house import House
+from tests.house import House, trace
 from tests.house.measures import MEASURES
 
 MANY_METHODS = "\n".join(
@@ -163,3 +163,44 @@ def test_the_mean_length_of_functions(measure: str, figure: int, tmp_path: Path)
 )
 def test_modules_are_named_as_they_are_imported(files: list[str], module: str, tmp_path: Path) -> None:
     assert module in planted(tmp_path, dict.fromkeys(files, "")).modules
+
+
+FAKE = """
+from messaging.steps import Face as connect
+from adapters.fake import unused
+"""
+STEPS = """
+class Face:
+    def __init__(self, url): self.handlers = {}
+    def __enter__(self): return self
+    def __exit__(self, *_): ...
+    def on(self, channel): return lambda handler: self.handlers.setdefault(channel, handler)
+    reply = on
+    def publish(self, channel, item):
+        self.handlers[channel](item)
+        return self
+    def request(self, channel, item, model):
+        for _ in range(2):
+            self.check()
+        return self.publish(channel, item)
+    def check(self): ...
+    def result(self, timeout): ...
+"""
+
+
+def test_the_trace_counts_the_modules_and_calls_of_a_message(tmp_path: Path) -> None:
+    files = {
+        "pyproject.toml": '[project.entry-points."messaging.adapters"]\nmemory = "adapters.fake:Adapter"',
+        "messaging/__init__.py": FAKE,
+        "messaging/steps.py": STEPS,
+        "adapters/__init__.py": "",
+        "adapters/fake.py": "def unused(): ...",
+    }
+    house = planted(tmp_path, files)
+    assert trace.modules(house, "publish") == ["messaging/steps.py: 2 calls"]
+    assert dict(trace.functions(house, "request")) == {
+        "messaging/steps.py: Face.request": 1,
+        "messaging/steps.py: Face.check": 2,
+        "messaging/steps.py: Face.publish": 1,
+        "messaging/steps.py: Face.result": 1,
+    }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from tests.house import imports, names, shapes, shared, timing
+from tests.house import imports, names, shapes, shared, timing, trace
 from tests.house.sources import House
 
 #: a measure is a number, or the number of the places that it lists
@@ -44,6 +44,10 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "pure forwarders": shapes.forwarders,
     f"pairs of places that share {shared.LEAST} lines": shared.shared_runs,
     "except BaseException": shapes.base_exceptions,
+    "modules that a publish enters": partial(trace.modules, what="publish"),
+    "calls of a publish": lambda house: trace.functions(house, "publish").total(),
+    "modules that a request enters": partial(trace.modules, what="request"),
+    "calls of a request": lambda house: trace.functions(house, "request").total(),
     "sleeps in tests without a reason": timing.sleeps,
     "sleeps in tests with a reason": partial(timing.sleeps, with_reason=True),
     "definitions of PATIENCE in tests": timing.patiences,
