@@ -402,7 +402,7 @@ class GatewayRole(Role):
         came = route.received + self.depths[name] + self.replayed.get(name, 0)
         gone = (
             route.published + route.filtered + route.looped + route.repeated + route.failed + route.buffer.dropped
-            + route.buffer.queue.depth
+            + route.buffer.depth
         )  # fmt: skip
         return came - gone
 
