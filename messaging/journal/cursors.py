@@ -184,6 +184,10 @@ class Cursors:
             passed, position = self._passed[name], self._position(other)
             for begin, end in self._passed[other]:
                 passed.add(begin, end)
+            if other in self._earlier:
+                earlier = self._earlier.setdefault(name, _Ranges())
+                for begin, end in self._earlier[other]:
+                    earlier.add(begin, end)
             self._move(name, passed.leave(max(position, self._position(name))))
         self._changed()
 

@@ -405,11 +405,16 @@ class DurableQueue(Generic[Item]):
             del self._obsolete[0]
 
     def close(self) -> None:
-        """Record the position, write what waits for the disk, and close the journal. Raises ``JournalError``."""
-        self._is_closed = True
+        """Record the position, write what waits for the disk, and close the journal. Idempotent.
+
+        Raises:
+            JournalError: as :meth:`Journal.close <messaging.journal.Journal.close>`.
+        """
         with self._recording:  # a range that is being joined changes its cursor
-            for each in self._ranges:
-                each.cursor.commit(each.first, wait=False)
+            if not self._is_closed:
+                self._is_closed = True
+                for each in self._ranges:
+                    each.cursor.commit(each.first, wait=False)
         self._journal.close()
 
 
