@@ -268,7 +268,7 @@ class Route:
             buffer=BufferDTO(
                 depth=buffer.queue.depth,
                 bytes=buffer.journal.size,
-                age=buffer.queue.age,
+                age=buffer.journal.age_of(buffer.queue.first),
                 storing=buffer.storing,
                 accepted=buffer.accepted,
                 dropped=buffer.dropped,

@@ -90,49 +90,21 @@ class DurableQueue(Generic[Item]):
         on_recorded: Callable[[], object],
         newest_first: bool = False,
     ) -> None:
-        self._what = what
         self._journal = journal
-        self._name = name
         self._restore = restore
         self._max_messages = max_messages
         self._max_bytes = max_bytes
-        self._on_recorded = on_recorded
         self._is_newest_first = newest_first
         self.lost = 0
-        self._lock = threading.Lock()  # guards the memory of the ranges but for taking from its front, and the end
-        #: in the order of their offsets, replaced when it changes; messages are stored in the last one
-        self._ranges = self._open_ranges()
+        #: guards the memory of the ranges but for taking from its front, which ranges there are, and the end
+        self._lock = threading.Lock()
+        self._positions: _Positions[Item] = _Positions(what, journal, name, self._lock, on_recorded)
         #: the offset behind the last stored message
         self.end = journal.end
         #: messages that entered the memory, and their bytes
         self._entered = self._entered_bytes = 0
         #: those that left it: changed by the consumer, without the lock
         self._left = self._left_bytes = 0
-        #: held while positions are written to the disk, which ends with ``close``
-        self._recording = threading.Lock()
-        self._is_closed = False
-        #: whether the position is being recorded, or will be; whether the last attempt failed
-        self._is_recording = self._has_failed = False
-        #: names of cursors of ranges that were joined
-        self._obsolete: list[str] = []
-
-    def _open_ranges(self) -> tuple[_Range[Item], ...]:
-        """Return the ranges that the cursors tell of."""
-        journal = self._journal
-        oldest = journal.cursor(self._name)
-        ranges: list[_Range[Item]] = [_Range(oldest, oldest.position)]
-        for start in later_starts(self._name, [*journal.cursors()]):
-            before, cursor = ranges[-1], journal.cursor(f"{self._name}-{start}")
-            if start > before.first:
-                before.end = start
-                ranges.append(_Range(cursor, max(start, cursor.position)))
-                continue
-            # the range before is done, and goes on with the position of this one
-            before.cursor.take_over(cursor)
-            before.cursor.save()
-            journal.remove_cursor(cursor.name)
-            ranges[-1] = _Range(before.cursor, before.cursor.position)
-        return tuple(ranges)
 
     # --- the producer
 
@@ -142,7 +114,7 @@ class DurableQueue(Generic[Item]):
         A message is kept if it follows the last one in memory, and has room.
         """
         with self._lock:
-            last = self._ranges[-1]
+            last = self._positions.ranges[-1]
             ready, tail = last.ready, last.tail
             room, room_bytes = self.room()
             before, before_bytes, most = room, room_bytes, self._max_messages
@@ -173,7 +145,7 @@ class DurableQueue(Generic[Item]):
 
     def take_before(self, offset: int) -> list[Item]:
         """Return the next messages that are in memory and before ``offset``; as :meth:`take`, of the oldest range."""
-        ready = self._ranges[0].ready
+        ready = self._positions.ranges[0].ready
         taken: list[Item] = []
         while ready and ready[0].offset < offset:
             taken.append(ready.popleft())
@@ -192,9 +164,9 @@ class DurableQueue(Generic[Item]):
         """
         with self._lock:
             source = self._next_range()
-            if source is None or source.tail >= self._end_of(source):
+            if source is None or source.tail >= source.end_in(self.end):
                 return ()
-            cursor, end = source.cursor, self._end_of(source)
+            cursor, end = source.cursor, source.end_in(self.end)
         # nothing is added in memory meanwhile: it would not follow the tail
         cursor.seek(source.tail)
         lost = cursor.lost
@@ -210,33 +182,33 @@ class DurableQueue(Generic[Item]):
     def pass_over(self) -> None:
         """Move the position behind messages that :meth:`load` has not found. To be called after it."""
         with self._lock:
-            moved = [each.pass_over() for each in self._ranges]
+            moved = [each.pass_over() for each in self._positions.ranges]
         if any(moved):
-            self._record_in(_RECORD_PAUSE)
+            self._positions.record_in(_RECORD_PAUSE)
 
     def _next_range(self) -> _Range[Item] | None:
-        for each in reversed(self._ranges) if self._is_newest_first else self._ranges:
-            if each.ready or each.tail < self._end_of(each):
+        ranges = self._positions.ranges
+        for each in reversed(ranges) if self._is_newest_first else ranges:
+            if each.ready or each.tail < each.end_in(self.end):
                 return each
         return None
-
-    def _end_of(self, each: _Range[Item]) -> int:
-        return self.end if each.end is None else each.end
 
     def put_back(self, items: Sequence[Item]) -> None:
         """Return messages that were taken, in order, to the front: they were not passed on, or it is not known.
 
         No other message that was taken may be unsettled.
         """
-        for each in self._ranges:
-            each.ready.extendleft(reversed([item for item in items if self._range_of(item.offset) is each]))
+        positions = self._positions
+        for each in positions.ranges:
+            each.ready.extendleft(reversed([item for item in items if positions.range_of(item.offset) is each]))
 
     def settle(self, offset: int, size: int) -> None:
         """Remove a message that was taken, and has a payload of ``size`` bytes. Recorded on the disk soon."""
         self._left += 1
         self._left_bytes += size
-        ranges = self._ranges
-        source = ranges[0] if len(ranges) == 1 else self._range_of(offset)
+        positions = self._positions
+        ranges = positions.ranges
+        source = ranges[0] if len(ranges) == 1 else positions.range_of(offset)
         if offset == source.first:
             source.first = offset + 1
             if source.is_ahead:
@@ -246,35 +218,17 @@ class DurableQueue(Generic[Item]):
             with self._lock:  # the range may be joined with the one before it
                 source.settle_later(offset)
             return
-        if not self._is_recording:
-            self._record_in(_RECORD_PAUSE)
-
-    def _range_of(self, offset: int) -> _Range[Item]:
-        for each in self._ranges:
-            if each.end is None or offset < each.end:
-                return each
-        raise AssertionError(offset)  # the last one has no end
+        if not positions.is_recording:
+            positions.record_in(_RECORD_PAUSE)
 
     def begin_range(self) -> None:
         """With ``newest_first``: take the messages that are stored from now on before those that are stored already.
 
         Without effect if no message waits, or if there are ``MAX_RANGES`` already.
         """
-        last, end = self._ranges[-1], self.end
-        if not self._is_newest_first or len(self._ranges) >= MAX_RANGES or last.next_offset >= end:
-            return
-        try:
-            cursor = self._journal.cursor(f"{self._name}-{end}", end)
-        except MessagingError as error:
-            logger.warning("%s: new messages do not overtake the stored ones: %s", self._what, error)
-            return
-        following: _Range[Item] = _Range(cursor, end)
-        with self._lock:
-            later = last.end_before(end)
-            following.ready.extend(later)
-            following.tail = end + len(later)
-            self._ranges = (*self._ranges, following)
-        logger.info("%s: new messages overtake %s", self._what, counted(end - last.first, "stored message"))
+        last, end = self._positions.ranges[-1], self.end
+        if self._is_newest_first and last.next_offset < end:
+            self._positions.begin(end)
 
     # --- state, from any thread
 
@@ -286,27 +240,27 @@ class DurableQueue(Generic[Item]):
     @property
     def ready(self) -> list[Item]:
         """Return the messages in memory that were not taken. For the consumer."""
-        return [item for each in self._ranges for item in (*each.ready,)]
+        return [item for each in self._positions.ranges for item in (*each.ready,)]
 
     @property
     def in_memory(self) -> int:
         """Return the number of messages in memory that were not taken."""
-        return sum(len(each.ready) for each in self._ranges)
+        return sum(len(each.ready) for each in self._positions.ranges)
 
     @property
     def waiting(self) -> int:
         """Return the number of messages that were not taken."""
-        return sum(len(each.ready) + max(0, self._end_of(each) - each.tail) for each in self._ranges)
+        return sum(len(each.ready) + max(0, each.end_in(self.end) - each.tail) for each in self._positions.ranges)
 
     @property
     def tail(self) -> int:
         """Return the offset behind the last message in memory."""
-        return self._ranges[-1].tail
+        return self._positions.ranges[-1].tail
 
     @property
     def first(self) -> int:
         """Return the offset of the first message that is not settled."""
-        return self._ranges[0].first
+        return self._positions.ranges[0].first
 
     @property
     def recorded(self) -> int:
@@ -314,7 +268,7 @@ class DurableQueue(Generic[Item]):
 
         On a full disk it is the position that could not be recorded: messages must go on, because that frees the disk.
         """
-        return self._ranges[0].recorded
+        return self._positions.ranges[0].recorded
 
     @property
     def unrecorded(self) -> int:
@@ -322,7 +276,7 @@ class DurableQueue(Generic[Item]):
 
         Counts messages that the journal has dropped in between, until those before them are settled.
         """
-        ranges = self._ranges
+        ranges = self._positions.ranges
         if len(ranges) == 1:  # asked for each message
             return ranges[0].next_offset - ranges[0].recorded
         return sum(each.next_offset - each.recorded for each in ranges)
@@ -331,37 +285,114 @@ class DurableQueue(Generic[Item]):
     def depth(self) -> int:
         """Return the number of stored messages that are not settled."""
         begin = self._journal.begin
-        return sum(max(0, self._end_of(each) - max(each.first, begin)) for each in self._ranges)
+        return sum(max(0, each.end_in(self.end) - max(each.first, begin)) for each in self._positions.ranges)
 
     @property
     def dropped_unseen(self) -> int:
         """Return how many messages that were neither taken nor loaded the journal has dropped."""
         begin = self._journal.begin
         with self._lock:
-            return sum(each.left_before(begin, self.end) for each in self._ranges)
-
-    @property
-    def age(self) -> float:
-        """Return the seconds since the oldest message was stored that is not settled; 0 without one."""
-        return self._journal.age_of(self.first)
+            return sum(each.left_before(begin, self.end) for each in self._positions.ranges)
 
     def room(self) -> tuple[int, int]:
         """Return how many more messages may be in memory, and bytes of payloads; negative beyond the bounds."""
         held, held_bytes = self._entered - self._left, self._entered_bytes - self._left_bytes
         return self._max_messages - held, self._max_bytes - held_bytes
 
-    # --- the position on the disk
+    def close(self) -> None:
+        """Record the position, write what waits for the disk, and close the journal. Idempotent.
 
-    def _record_in(self, pause: float) -> None:
-        if not self._is_recording:
-            self._is_recording = True
+        Raises:
+            JournalError: as :meth:`Journal.close <messaging.journal.Journal.close>`.
+        """
+        self._positions.close()
+        self._journal.close()
+
+
+class _Positions(Generic[Item]):
+    """The ranges of a queue, and their positions on the disk, recorded on worker threads.
+
+    Args:
+        what, journal, name, on_recorded: see :class:`DurableQueue`.
+        lock: guards which ranges there are.
+
+    Attributes:
+        ranges: in the order of their offsets, replaced when it changes; messages are stored in the last one.
+        is_recording: whether the position is being recorded, or will be.
+    """
+
+    def __init__(
+        self, what: str, journal: Journal, name: str, lock: threading.Lock, on_recorded: Callable[[], object]
+    ) -> None:
+        self._what = what
+        self._journal = journal
+        self._name = name
+        self._lock = lock
+        self._on_recorded = on_recorded
+        self.ranges = self._open()
+        #: held while positions are written to the disk, which ends with ``close``
+        self._recording = threading.Lock()
+        self._is_closed = False
+        self.is_recording = False
+        #: whether the last attempt failed
+        self._has_failed = False
+        #: names of cursors of ranges that were joined
+        self._obsolete: list[str] = []
+
+    def _open(self) -> tuple[_Range[Item], ...]:
+        """Return the ranges that the cursors tell of."""
+        journal = self._journal
+        oldest = journal.cursor(self._name)
+        ranges: list[_Range[Item]] = [_Range(oldest, oldest.position)]
+        for start in later_starts(self._name, [*journal.cursors()]):
+            before, cursor = ranges[-1], journal.cursor(f"{self._name}-{start}")
+            if start > before.first:
+                before.end = start
+                ranges.append(_Range(cursor, max(start, cursor.position)))
+                continue
+            # the range before is done, and goes on with the position of this one
+            before.cursor.take_over(cursor)
+            before.cursor.save()
+            journal.remove_cursor(cursor.name)
+            ranges[-1] = _Range(before.cursor, before.cursor.position)
+        return tuple(ranges)
+
+    def range_of(self, offset: int) -> _Range[Item]:
+        """Return the range that an offset is in."""
+        for each in self.ranges:
+            if each.end is None or offset < each.end:
+                return each
+        raise AssertionError(offset)  # the last one has no end
+
+    def begin(self, end: int) -> None:
+        """Begin a range at an offset, unless there are ``MAX_RANGES`` already."""
+        if len(self.ranges) >= MAX_RANGES:
+            return
+        try:
+            cursor = self._journal.cursor(f"{self._name}-{end}", end)
+        except MessagingError as error:
+            logger.warning("%s: new messages do not overtake the stored ones: %s", self._what, error)
+            return
+        last = self.ranges[-1]
+        following: _Range[Item] = _Range(cursor, end)
+        with self._lock:
+            later = last.end_before(end)
+            following.ready.extend(later)
+            following.tail = end + len(later)
+            self.ranges = (*self.ranges, following)
+        logger.info("%s: new messages overtake %s", self._what, counted(end - last.first, "stored message"))
+
+    def record_in(self, pause: float) -> None:
+        """Record the position after ``pause`` seconds, unless it is being recorded. From any thread."""
+        if not self.is_recording:
+            self.is_recording = True
             running = engine()
             running.call(clock.call_later, running.loop, pause, workers().submit, self._record)
 
     def _record(self) -> None:
         """Record the position. On a worker thread, one at a time."""
         pause = _RECORD_PAUSE
-        ranges = self._ranges
+        ranges = self.ranges
         positions = [each.first for each in ranges]
         try:
             with self._recording:
@@ -369,7 +400,7 @@ class DurableQueue(Generic[Item]):
                     return
                 for each, position in zip(ranges, positions, strict=True):
                     each.cursor.commit(position, wait=each is ranges[-1])
-                self._join_ranges()
+                self._join()
             self._has_failed = False
         except ClosedError:
             return
@@ -381,41 +412,36 @@ class DurableQueue(Generic[Item]):
         for each, position in zip(ranges, positions, strict=True):
             each.recorded = position
         # cleared before the positions are read again: a change after this line sees it
-        self._is_recording = False
-        if self._obsolete or any(each.first != each.recorded for each in self._ranges):
-            self._record_in(pause)
+        self.is_recording = False
+        if self._obsolete or any(each.first != each.recorded for each in self.ranges):
+            self.record_in(pause)
         self._on_recorded()
 
-    def _join_ranges(self) -> None:
+    def _join(self) -> None:
         """Have the oldest range end where the next one does, if all its messages are settled. One thread at a time.
 
         Raises:
             MessagingError: the cursor of the next one is not removed, which keeps its records; to be tried again.
         """
-        while (oldest := self._ranges[0]).end is not None and oldest.first >= oldest.end:
+        while (oldest := self.ranges[0]).end is not None and oldest.first >= oldest.end:
             with self._lock:
-                following = self._ranges[1]
+                following = self.ranges[1]
                 oldest.cursor.take_over(following.cursor)
                 self._obsolete.append(following.cursor.name)
                 following.cursor = oldest.cursor
-                self._ranges = self._ranges[1:]
+                self.ranges = self.ranges[1:]
         while self._obsolete:
-            self._ranges[0].cursor.save()  # before the other one is gone
+            self.ranges[0].cursor.save()  # before the other one is gone
             self._journal.remove_cursor(self._obsolete[0])
             del self._obsolete[0]
 
     def close(self) -> None:
-        """Record the position, write what waits for the disk, and close the journal. Idempotent.
-
-        Raises:
-            JournalError: as :meth:`Journal.close <messaging.journal.Journal.close>`.
-        """
+        """Have the journal store the positions when it closes, and record nothing more. Idempotent."""
         with self._recording:  # a range that is being joined changes its cursor
             if not self._is_closed:
                 self._is_closed = True
-                for each in self._ranges:
+                for each in self.ranges:
                     each.cursor.commit(each.first, wait=False)
-        self._journal.close()
 
 
 class _Range(Generic[Item]):
@@ -448,6 +474,10 @@ class _Range(Generic[Item]):
         except IndexError:
             return self.tail
 
+    def end_in(self, end: int) -> int:
+        """Return the offset behind the last message of the range; ``end`` is that of the queue."""
+        return end if self.end is None else self.end
+
     def settle_later(self, offset: int) -> None:
         """Note that a message is settled that is not the first one."""
         self.is_ahead = True
@@ -466,7 +496,7 @@ class _Range(Generic[Item]):
     def left_before(self, begin: int, end: int) -> int:
         """Return how many of its messages that were not taken are before ``begin``; ``end`` is that of the queue."""
         ready = sum(1 for _ in itertools.takewhile(lambda each: each.offset < begin, self.ready))
-        return ready + max(0, min(end if self.end is None else self.end, begin) - self.tail)
+        return ready + max(0, min(self.end_in(end), begin) - self.tail)
 
     def end_before(self, end: int) -> list[Item]:
         """End the range before an offset; return the messages in memory from there on, which belong to the next."""

@@ -22,14 +22,13 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from messaging.bounded import BoundedCache
 from messaging.errors import ClosedError, MessagingError, OutboxFullError, OutcomeUnknownError
 from messaging.execution import clock, may_block, workers
 from messaging.journal import DurableQueue, Journal, Record
+from messaging.publishing.backlog import Backlog, LoadedMessage
 from messaging.publishing.dead_letters import DeadLetters
 from messaging.publishing.intake import Intake
 from messaging.publishing.spilled import Spilled
@@ -38,7 +37,7 @@ from messaging.reporting import counter, gauge
 
 if TYPE_CHECKING:
     from messaging.execution import Deadlines, Engine
-    from messaging.model import MessageContext, PublishPlan
+    from messaging.model import PublishPlan
     from messaging.model.settings import Settings
     from messaging.publishing.publication import Publication
 
@@ -48,12 +47,6 @@ logger = logging.getLogger(__name__)
 CURSOR: Final = "outbox"
 #: messages that may be sent and not recorded as confirmed: the most duplicates after a crash
 WINDOW: Final = 4096
-#: messages that are read from the disk at a time, at most
-_LOAD: Final = 512
-#: pause before a read that failed is tried again, seconds
-_RETRY: Final = 1.0
-#: restored contexts that are kept
-_CONTEXTS: Final = 1024
 #: losses of the connection over one message that are reported
 _MANY_LOSSES: Final = 5
 #: longest pause between two looks at the connection while closing, seconds
@@ -109,15 +102,6 @@ class Sending(Protocol):
         """See ``Publications``."""
 
 
-class _Loaded(NamedTuple):
-    """A message that was read from the disk: its plan, or why this instance cannot publish it."""
-
-    offset: int
-    payload: bytes
-    record: Record
-    plan: PublishPlan | MessagingError
-
-
 class DurableOutbox:
     """The messages of one instance on disk. It is the outbox that its publications report to.
 
@@ -129,7 +113,8 @@ class DurableOutbox:
         max_messages, max_bytes: bounds of the messages on their way to the disk, and of those in memory behind it.
 
     Attributes:
-        restore: returns the plan of a payload and a restored context, on a worker thread. Set before :meth:`start`.
+        backlog: loads messages that are only on the disk; its ``restore`` is set before :meth:`start`.
+        journal: holds the messages.
     """
 
     def __init__(
@@ -137,11 +122,8 @@ class DurableOutbox:
     ) -> None:
         self._engine = engine
         self._name = name
-        self._journal = journal
+        self.journal = journal
         self._sending = sending
-        self._max_messages = max_messages
-        self._max_bytes = max_bytes
-        self.restore: Callable[[bytes, MessageContext], PublishPlan]
         #: not that of the outbox in memory, whose messages have ids of their own numbers
         self.id = secrets.token_hex(8)
         self.generation = sending.generation
@@ -149,20 +131,19 @@ class DurableOutbox:
         self.refuse, self.abandon = self.intake.refuse, self.intake.abandon
         # --- the loop
         self._dead_letters = DeadLetters(engine, name, journal, self._release)
-        self._queue: DurableQueue[StoredPublication | _Loaded] = DurableQueue(
+        self.backlog = Backlog(engine, name, max_messages, max_bytes, self.advance)
+        self._queue: DurableQueue[StoredPublication | LoadedMessage] = DurableQueue(
             f"{name}: outbox",
             journal,
             CURSOR,
-            self._restore,
+            self.backlog.restored,
             max_messages=max_messages,
             max_bytes=max_bytes,
             on_recorded=lambda: engine.call(self.advance),
         )
+        self.backlog.queue = self._queue
         #: publications of messages that are only on disk, or were loaded and not taken
         self._spilled = Spilled()
-        self._is_loading = False
-        #: messages that were loaded and not taken; those of a read that ends just now are not counted yet
-        self._loaded = 0
         #: losses of the connection in a row over which the oldest message, at this offset, was not confirmed
         self._losses = 0
         self._lost = -1
@@ -172,8 +153,6 @@ class DurableOutbox:
         self._failed = 0
         #: set when something is stored, or the position, for :meth:`drain`
         self._progress = asyncio.Event()
-        # --- the worker thread that reads: one at a time
-        self._contexts: BoundedCache[tuple[str, str], MessageContext] = BoundedCache(_CONTEXTS)
 
     # --- any thread
 
@@ -187,14 +166,9 @@ class DurableOutbox:
         """Return the number of stored messages that expired, were dropped or refused without being sent."""
         return self._failed + self._queue.lost
 
-    @property
-    def journal(self) -> Journal:
-        """Return the journal that holds the messages."""
-        return self._journal
-
     def get_dto(self) -> DurableOutboxDTO:
         """Return a snapshot."""
-        journal, first = self._journal, self._queue.first
+        journal, first = self.journal, self._queue.first
         end = max(first, journal.end)
         return DurableOutboxDTO(
             path=journal.path,
@@ -226,7 +200,7 @@ class DurableOutbox:
         self._is_started = True
         left = self._queue.depth
         if left:
-            logger.info("%s: the outbox %s holds %d messages of an earlier instance", self._name, self._journal.path,
+            logger.info("%s: the outbox %s holds %d messages of an earlier instance", self._name, self.journal.path,
                         left)  # fmt: skip
         self.advance()
 
@@ -238,13 +212,13 @@ class DurableOutbox:
         queue = self._queue
         if self._sending.is_connected:
             batch = queue.take_before(queue.recorded + WINDOW)
-            if self._is_loading or self._loaded:
+            if self.backlog.is_loading or self.backlog.loaded:
                 batch = self._published(batch)
             if batch:
                 self._sending.send_stored(batch)  # type: ignore[arg-type]  # publications
         if queue.tail < queue.end:
-            self._read_ahead()
-        elif self._spilled and not self._loaded and not self._is_loading:
+            self.backlog.read_ahead()
+        elif self._spilled and not self.backlog.loaded and not self.backlog.is_loading:
             self._end_lost(queue.end)
         if not self._sending.deadlines.is_watching and queue.end > queue.first:
             self._sending.deadlines.start()
@@ -254,67 +228,18 @@ class DurableOutbox:
         queue = self._queue
         queue.settle(offset, size)
         if queue.tail < queue.end:
-            self._read_ahead()
+            self.backlog.read_ahead()
 
     # --- from the disk
 
-    def _read_ahead(self) -> None:
-        """Read messages from the disk if there is much room in memory."""
-        queue = self._queue
-        if self._is_closed or self._is_loading or queue.in_memory >= _LOAD:
-            return
-        room, room_bytes = queue.room()
-        if room == self._max_messages or (
-            room >= min(_LOAD, self._max_messages // 2 + 1) and room_bytes >= self._max_bytes // 2
-        ):
-            self._is_loading = True
-            workers().submit(partial(self._load, min(room, _LOAD), max(room_bytes, 1)))
-
-    def _load(self, most: int, most_bytes: int) -> None:
-        """Read messages. On a worker thread."""
-        count, failure = 0, None
-        try:
-            count = len(self._queue.load(most, most_bytes))
-        except MessagingError as error:
-            failure = error
-        self._engine.call(self._note_loaded, count, failure)
-
-    def _restore(self, record: Record) -> _Loaded:
-        """Return a message that was read. On a worker thread."""
-        plan: PublishPlan | MessagingError
-        try:
-            key = (record.channel, record.properties)
-            context = self._contexts.get(key)
-            if context is None:
-                context = self._contexts[key] = record.context
-            plan = self.restore(record.payload, context)
-        except MessagingError as error:
-            plan = error
-        except Exception as error:  # a defect: it must not hold up the messages behind
-            logger.exception("%s: cannot restore the message at offset %d", self._name, record.offset)
-            plan = MessagingError(f"the message cannot be restored: {type(error).__name__}: {error}")
-        return _Loaded(record.offset, record.payload, record, plan)
-
-    def _note_loaded(self, count: int, failure: MessagingError | None) -> None:
-        self._loaded += count
-        if self._is_closed:
-            return
-        if failure is not None:
-            logger.error("%s: cannot read the outbox: %s; trying again in %g s", self._name, failure, _RETRY)
-            clock.call_later(self._engine.loop, _RETRY, self._note_loaded, 0, None)
-            return
-        self._is_loading = False
-        self._queue.pass_over()
-        self.advance()
-
-    def _published(self, taken: Sequence[StoredPublication | _Loaded]) -> list[StoredPublication | _Loaded]:
+    def _published(self, taken: Sequence[StoredPublication | LoadedMessage]) -> list[StoredPublication | LoadedMessage]:
         """Return the publications of messages, without those that this instance cannot publish."""
-        found: list[StoredPublication | _Loaded] = []
+        found: list[StoredPublication | LoadedMessage] = []
         for each in taken:
             if isinstance(each, StoredPublication):
                 found.append(each)
                 continue
-            self._loaded -= 1
+            self.backlog.loaded -= 1
             self._end_lost(each.offset)
             publication = self._spilled.pop(each.offset)
             if isinstance(each.plan, MessagingError):
@@ -344,7 +269,7 @@ class DurableOutbox:
         publication.is_stored = True
         publication.looked_at = True
         if plan.options.time_to_live is not None:
-            publication.age(self._journal.age_of(record.offset, record.timestamp))
+            publication.age(self.journal.age_of(record.offset, record.timestamp))
         return publication
 
     # --- the outbox of its publications: see ``Publications``
@@ -426,14 +351,14 @@ class DurableOutbox:
     def close(self) -> None:
         """End the promises of the messages that are left: they stay in the journal."""
         self._is_closed = True
-        self._dead_letters.is_closed = True
+        self.backlog.is_closed = self._dead_letters.is_closed = True
         for each in (*self._queue.ready, *self._spilled.pop_before(self._queue.end)):
             if isinstance(each, StoredPublication):
                 self._end_promise(each)
 
     def _end_promise(self, publication: StoredPublication) -> None:
         publication.settled = True
-        is_left = publication.offset >= self._journal.begin
+        is_left = publication.offset >= self.journal.begin
         publication.reject(publication.unfinished("the instance was closed") if is_left else _dropped(publication))
 
     async def finish(self) -> None:

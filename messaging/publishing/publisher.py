@@ -61,7 +61,7 @@ class MessagePublisher:
         durable = outbox.durable
         self._intake = durable.intake if durable is not None else None
         if durable is not None:
-            durable.restore = self.restore
+            durable.backlog.restore = self.restore
         self._timeout = adapter.settings.timeout
         self._plans: BoundedCache[tuple[Any, ...], PublishPlan] = BoundedCache(4096)
         #: marks the plans that this publisher compiled for the features that the adapter announces now

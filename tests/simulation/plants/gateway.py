@@ -213,8 +213,8 @@ GATEWAY = (
         (
             Edit(
                 "messaging/journal/queue.py",
-                "reversed([item for item in items if self._range_of(item.offset) is each])",
-                "reversed(items if each is self._ranges[-1] else [])",
+                "reversed([item for item in items if positions.range_of(item.offset) is each])",
+                "reversed(items if each is positions.ranges[-1] else [])",
             ),
         ),
         "tests/gateway/test_ranges.py::test_messages_that_are_put_back_return_to_their_ranges",
