@@ -11,12 +11,15 @@
     schema         the JSON schema of configurations
 
     gateway        the gateway: everything below, run together
+    instances      its messaging instances, and the targets that its routes share
+    services       what it runs beside its routes
     supervision    signals, and systemd
     control        the control socket, for the command line
     reports        DTOs of the state
 
     route          a route: intake, buffer and drain
-    intake         subscribes to the source, applies the pipeline, stores
+    source_subscription  the subscription at the source
+    intake         applies the pipeline to received messages, and stores them
     pipeline       filters, transforms, deadband, sampling, batches
     destinations   where messages go to, and with which context
     stored         a message on its way

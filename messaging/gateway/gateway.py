@@ -10,43 +10,31 @@ import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import messaging
 from messaging.errors import ClosedError, ConfigurationError, MessagingError, check_instance
 from messaging.execution import Flag, Waiters, clock, seconds
 from messaging.gateway.buffer import ROUTES_FOLDER
 from messaging.gateway.control import ControlServer
 from messaging.gateway.dead_letters import Selection
-from messaging.gateway.devices import DeviceStates
-from messaging.gateway.instance_checks import unconnected
+from messaging.gateway.instances import GatewayInstances
 from messaging.gateway.reports import GatewayDTO
-from messaging.gateway.requests import RequestRoute
 from messaging.gateway.route import STORE_TIMEOUT, Route
-from messaging.gateway.settings import GatewaySettings, listening_address
-from messaging.gateway.status import Status, last_will
-from messaging.gateway.targets import Target
+from messaging.gateway.services import GatewayServices
+from messaging.gateway.settings import GatewaySettings
 from messaging.journal.folders import LocalFolder
-from messaging.model.settings import PARAMETERS
-from messaging.observability.monitor import SnapshotPublisher
-from messaging.properties import announced
 from messaging.reporting import register_reporter
 from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog, counted, did_you_mean, tolerant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
-    from messaging import Messaging
     from messaging.connection import ConnectionState
     from messaging.gateway.control import Calls
-    from messaging.gateway.settings import DeviceStateSettings, InstanceSettings, RequestSettings, StatusSettings
-    from messaging.observability.endpoint import MonitoringEndpoint
     from messaging.services import ServiceRegistration
 
 logger = SafeLog(__name__)
 
-#: how long closing an instance may take, seconds
-_CLOSE_TIMEOUT: Final = 3.0
 #: pause between two looks at what is being drained, seconds
 _LOOK: Final = 0.05
 
@@ -84,20 +72,14 @@ class Gateway:
         self.settings = settings
         self.name = settings.name
         self._services = default_registry() if services is None else services
-        self._connecting = connecting
         self._lock = threading.RLock()  # held while the gateway starts, changes or stops
         self._state = "stopped"
         self._started = 0.0
         self._reloads = 0
-        self._instances: dict[str, Messaging] = {}
-        self._targets: dict[str, Target] = {}
         self._routes: dict[str, Route] = {}
-        self._requests: dict[str, RequestRoute] = {}
-        self._devices: dict[str, DeviceStates] = {}
-        self._status: Status | None = None
-        self._snapshots: SnapshotPublisher | None = None
+        self._instances = GatewayInstances(settings.name, {"services": self._services, **connecting}, self._note_state)
+        self._beside = GatewayServices(settings.name, self._instances, self._services, self.report)
         self._registration: ServiceRegistration | None = None
-        self._monitoring: MonitoringEndpoint | None = None
         self._control: ControlServer | None = None
         self._stop = Flag()
         #: whether a close publishes nothing more
@@ -121,17 +103,19 @@ class Gateway:
             self._started = clock.wall()
             self._state = "starting"
             try:
-                self._make_folders()
+                folder = LocalFolder(str(self.settings.data), option="data", private=True)
+                for each_folder in ("", ROUTES_FOLDER):
+                    folder.make(each_folder)  # waits for the disk: messages are acknowledged that are below it
                 # first: an address that is taken is told before anything is connected, and probes see "starting"
                 self._registration = register_reporter(self._services, self)
-                self._listen(self.settings)
+                self._beside.listen(self.settings)
                 for name, each in self.settings.instances.items():
-                    self._connect(name, each, self.settings.status)
+                    self._instances.connect(name, each, self.settings.status)
                 for route_name in self.settings.routes:
                     self._routes[route_name] = self._new_route(route_name, self.settings)
                 for route in self._routes.values():
                     route.start()
-                self._start_others(self.settings)
+                self._beside.start(self.settings)
                 self._control = ControlServer(self.settings.data, self._calls())
             except OSError as error:
                 self._close(0.0)
@@ -200,119 +184,30 @@ class Gateway:
     ) -> None:
         self.close()
 
-    def _make_folders(self) -> None:
-        """Create the data folder, and wait until the disk has it: messages are acknowledged that are below it."""
-        folder = LocalFolder(str(self.settings.data), option="data", private=True)
-        for name in ("", ROUTES_FOLDER):
-            folder.make(name)
-
-    def _connect(self, name: str, settings: InstanceSettings, status: StatusSettings | None) -> None:
-        settings.check_password_file()
-        for _, text in settings.refusals():
-            raise ConfigurationError(f"gateway '{self.name}': instances.{name}: {text}")
-        arguments = settings.keywords(f"{self.name}-{name}") | self._connecting
-        if status is not None and status.instance == name:
-            given = {key: value for key, value in arguments.items() if key not in PARAMETERS}
-            will = last_will(status, self.name, announced(unconnected(settings.url, given)))
-            arguments = {"will": will} | arguments
-        instance = messaging.connect(settings.url, services=self._services, **arguments)
-        self._instances[name] = instance
-        self._targets[name] = Target(instance, 1)
-        instance.connection_state.subscribe(lambda state: self._note_state(name, state))
-
     def _note_state(self, name: str, state: ConnectionState) -> None:
         """Have routes publish when their target is connected. On a worker thread."""
         if state.is_up:
             for route in [*self._routes.values()]:
                 if route.settings.target.instance == name:
                     route.note_target_back()
-        for devices in [*self._devices.values()]:
-            devices.note_state(name, is_up=state.is_up)
+        self._beside.note_state(name, state)
 
     def _new_route(self, name: str, settings: GatewaySettings) -> Route:
         return Route(
             name, settings.routes[name], self.name, settings.data / ROUTES_FOLDER / name, settings.max_hops,
-            self._instances, self._targets,
+            self._instances.connected, self._instances.targets,
         )  # fmt: skip
-
-    def _start_others(self, settings: GatewaySettings) -> None:
-        """Start the requests, states of devices and the status of ``settings`` that are not running."""
-        for name, request in settings.requests.items():
-            if request.enabled and name not in self._requests:
-                self._requests[name] = RequestRoute(name, request, self.name, settings.max_hops, self._instances)
-                self._requests[name].start()
-        for name, devices in settings.devices.items():
-            if name not in self._devices:
-                self._devices[name] = DeviceStates(name, devices, self.name, settings.max_hops, self._instances)
-                self._devices[name].start()
-        if settings.status is not None and self._status is None:
-            self._status = Status(settings.status, self._instances[settings.status.instance], self.report)
-            self._status.start()
-        monitor = settings.monitor
-        if monitor is not None and self._snapshots is None:
-            self._snapshots = SnapshotPublisher(
-                self._instances[monitor.instance], interval=monitor.interval, services=self._services,
-                process=self.name, channel=monitor.channel,
-            ).__enter__()  # fmt: skip
-
-    def _listen(self, settings: GatewaySettings) -> None:
-        """Listen at the address of ``settings``. Raises ``ConfigurationError``: it listens nowhere then."""
-        before, self._monitoring = self._monitoring, None
-        if before is not None:
-            before.close()
-        if settings.monitoring is None:
-            return
-        try:
-            host, port = listening_address(settings.monitoring)
-        except ValueError as error:
-            raise ConfigurationError(f"gateway '{self.name}': monitoring: {error}") from None
-        from messaging.observability.endpoint import MonitoringEndpoint  # not at import: few gateways need it
-
-        self._monitoring = MonitoringEndpoint(host, port, self._services).start()
-
-    def _stop_others(self, settings: GatewaySettings | None = None, gone: Collection[str] = ()) -> None:
-        """Stop requests, states of devices and the status, but those that are the same in ``settings``.
-
-        Args:
-            settings: ``None``: stop all.
-            gone: names of instances that are closed.
-        """
-        hops = None if settings is None else settings.max_hops
-
-        def is_kept(each: RequestRoute | DeviceStates, found: RequestSettings | DeviceStateSettings | None) -> bool:
-            used = {each.settings.source.instance, each.settings.target.instance}
-            return each.settings == found and each.max_hops == hops and used.isdisjoint(gone)
-
-        for name, request in [*self._requests.items()]:
-            if settings is None or not is_kept(request, settings.requests.get(name)):
-                self._requests.pop(name).close()
-        for name, devices in [*self._devices.items()]:
-            if settings is None or not is_kept(devices, settings.devices.get(name)):
-                self._devices.pop(name).close()
-        status = self._status
-        if status is not None and (
-            settings is None or status.settings != settings.status or status.settings.instance in gone
-        ):
-            status.close()
-            self._status = None
-        monitor = self.settings.monitor
-        if self._snapshots is not None and (
-            settings is None or monitor != settings.monitor or (monitor is not None and monitor.instance in gone)
-        ):
-            self._snapshots.close()
-            self._snapshots = None
 
     def _close(self, limit: float) -> None:
         """Release everything, in order. Under the lock."""
-        if self._monitoring is not None:
-            self._monitoring.close()
+        self._beside.stop_listening()
         if self._registration is not None:
             self._registration.unregister()
         if self._control is not None:
             self._control.close()
         for route in self._routes.values():
             route.pause_intake()
-        for request in self._requests.values():
+        for request in self._beside.requests.values():
             request.close()
         deadline = clock.monotonic() + limit
         waiting = Waiters()
@@ -330,9 +225,8 @@ class Gateway:
         left_over = sum(route.buffer.queue.depth for route in self._routes.values())
         if left_over:
             logger.info("gateway '%s': on the disk for the next run: %s", self.name, counted(left_over, "message"))
-        self._stop_others()
-        for instance in self._instances.values():
-            instance.close(_CLOSE_TIMEOUT)
+        self._beside.stop()
+        self._instances.close_all()
         for route in self._routes.values():
             route.close()
         self._state = "closed"
@@ -340,7 +234,8 @@ class Gateway:
     def _can_drain(self) -> bool:
         """Return whether a route with stored messages has a target that is connected."""
         return any(
-            not route.is_drained and (route.buffer.storing or self._targets[route.settings.target.instance].is_up)
+            not route.is_drained
+            and (route.buffer.storing or self._instances.targets[route.settings.target.instance].is_up)
             for route in self._routes.values()
         )
 
@@ -396,7 +291,7 @@ class Gateway:
             if name in settings.instances and (settings.instances[name] != each or name in moved)
         }  # fmt: skip
         gone = (set(old.instances) - set(settings.instances)) | replaced
-        self._stop_others(settings, gone)
+        self._beside.change(old, settings, gone)
         # routes of an instance that is replaced start anew; their buffers are closed and opened again
         affected = {
             name for name, route in self._routes.items()
@@ -405,11 +300,10 @@ class Gateway:
         for name in affected:
             self._routes.pop(name).remove()
         for name in gone:
-            self._targets.pop(name)
-            self._instances.pop(name).close(_CLOSE_TIMEOUT)
+            self._instances.close(name)
         for name, each in settings.instances.items():
-            if name not in self._instances:
-                self._connect(name, each, settings.status)
+            if name not in self._instances.connected:
+                self._instances.connect(name, each, settings.status)
         failure: MessagingError | None = None
         for name, each_route in settings.routes.items():
             try:
@@ -423,10 +317,10 @@ class Gateway:
                 logger.error("gateway '%s': route '%s' is not changed: %s", self.name, name, error)
                 failure = failure or error
         self.settings = settings
-        self._start_others(settings)
+        self._beside.start(settings)
         if settings.monitoring != old.monitoring:
             try:
-                self._listen(settings)
+                self._beside.listen(settings)
             except ConfigurationError as error:
                 logger.error("%s", error)
                 failure = failure or error
@@ -452,7 +346,7 @@ class Gateway:
     def _calls(self) -> Calls:
         return {
             "status": lambda _: (
-                dataclasses.asdict(self.report()) | {"problems": self.problems() + self._disconnected()}
+                dataclasses.asdict(self.report()) | {"problems": self.problems() + self._instances.disconnected()}
             ),
             "reload": self._reload_by_call,
             "replay": lambda given: self.route(given["route"]).replay(_selection(given), given.get("rate"))._asdict(),
@@ -474,8 +368,8 @@ class Gateway:
             started=self._started,
             reloads=self._reloads,
             routes=tuple(route.report() for route in [*self._routes.values()]),
-            requests=tuple(each.report() for each in [*self._requests.values()]),
-            devices=tuple(each.report() for each in [*self._devices.values()]),
+            requests=tuple(each.report() for each in [*self._beside.requests.values()]),
+            devices=tuple(each.report() for each in [*self._beside.devices.values()]),
         )
 
     def problems(self) -> list[str]:
@@ -483,14 +377,7 @@ class Gateway:
         found = [] if self._state == "running" else [f"the gateway is {self._state}"]
         for route in [*self._routes.values()]:
             found += route.problems()
-        for kind, parts in (("requests", self._requests), ("devices", self._devices)):
-            found += [f"{kind} '{each.name}': {each.problem}" for each in [*parts.values()] if each.problem is not None]
-        return found
-
-    def _disconnected(self) -> list[str]:
-        """Return the instances that are not connected, each with the cause: messages wait meanwhile."""
-        states = [(name, each.connection_state.value) for name, each in [*self._instances.items()]]
-        return [f"instance '{name}': {state}" for name, state in states if not state.is_up]
+        return found + self._beside.problems()
 
     @tolerant
     def __repr__(self) -> str:

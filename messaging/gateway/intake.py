@@ -1,4 +1,4 @@
-"""The intake of a route: subscribes to the source, applies the pipeline, and stores what comes out of it.
+"""The intake of a route: applies the pipeline to messages of the source, and stores what comes out of it.
 
 A message of the source is acknowledged when everything that was made of it is on the disk, when the pipeline has
 filtered it out, or when it is a dead letter. Until then its broker has it, and delivers it again after a crash.
@@ -18,13 +18,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.bounded import BoundedCache
-from messaging.connection import delays
-from messaging.errors import ArgumentError, ClosedError, JournalError, MessagingError
-from messaging.execution import Flag, Serial, clock, engine, workers
+from messaging.errors import ClosedError, JournalError, MessagingError
+from messaging.execution import Flag, Serial, clock, engine
 from messaging.gateway.destinations import Shape, passed_gateways
-from messaging.gateway.extensions import exclude_each_other, is_unacknowledged, of_route, with_prefetch
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft, is_redelivered
 from messaging.gateway.rings import MANY, WITHIN, RingWatch
+from messaging.gateway.source_subscription import PACKET_ID, SourceSubscription
 from messaging.gateway.stored import Stored
 from messaging.journal import Record
 from messaging.model import Features, MessageContext, stored_properties
@@ -32,9 +31,9 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from messaging import MessageStream, Messaging, Promise
+    from messaging import Messaging
     from messaging.gateway.buffer import Buffer
     from messaging.gateway.destinations import Destination, Destinations
     from messaging.gateway.pipeline import Outcome, Pipeline
@@ -46,15 +45,10 @@ logger = SafeLog(__name__)
 _STORING: Final = 10_000
 #: how long a source without acknowledgement is held up for the disk at a time, seconds
 _HOLD: Final = 30.0
-#: bounds of the pause before a subscription that failed is made again, seconds
-_SHORTEST_PAUSE: Final = 0.5
-_LONGEST_PAUSE: Final = 60.0
 #: pause before a dead letter is written again after a failure, seconds
 _RETRY: Final = 0.5
 #: channels whose captures and target are kept
 _CACHED: Final = 4096
-#: subscription option, and extension of received messages, of MQTT: what recognises a message without an id
-_PACKET_ID: Final = "packetId"
 
 
 class IntakeCounts:
@@ -181,7 +175,7 @@ class Rules:
         return self._destinations.find(channel, shape, values)
 
 
-class Intake:
+class RouteIntake:
     """Takes the messages of one route. Thread safe.
 
     Args:
@@ -189,22 +183,19 @@ class Intake:
         source: the instance that they come from.
         buffer: where they are stored.
         counts: are kept over a change of the source.
+
+    Attributes:
+        subscription: at the source.
     """
 
     def __init__(self, rules: Rules, source: Messaging, buffer: Buffer, counts: IntakeCounts) -> None:
         self.counts = counts
-        #: why the source sends nothing; ``None``: it does
-        self.problem: str | None = None
-        #: whether the broker has confirmed the subscription
-        self.is_subscribed = False
         self._rules = rules
         #: the rules that take the place of the present ones with the next message
         self._replacement: Rules | None = None
         self._source = source
         self._buffer = buffer
-        self._stream: MessageStream[Any] | None = None
         self._is_stopped = False
-        self._delays: Iterator[float] = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
         self._recognition = buffer.recognition
         rules.pipeline.members = buffer
         self._ring = None if Features.EXTENSION_HEADERS in source.features else RingWatch()
@@ -214,80 +205,14 @@ class Intake:
         self._is_pending = False
         self._timer: asyncio.TimerHandle | None = None
         self._serial = Serial(self._drain_inbox, lambda: self._is_pending)
+        self.subscription = SourceSubscription(
+            rules.name, rules.settings, source, self._enqueue if rules.has_timers else self._take
+        )
 
     @property
     def pipeline(self) -> Pipeline:
         """Return the pipeline of the present rules. From any thread; used by the worker of the intake only."""
         return self._rules.pipeline
-
-    # --- subscribing
-
-    def start(self) -> None:
-        """Subscribe, on a worker thread: it waits for the broker."""
-        if not self._is_stopped:
-            workers().submit(self._subscribe)
-
-    def _subscribe(self) -> None:
-        try:
-            self._stream = stream = self._open()
-            stream.ready.add_done_callback(self._note_ready)
-            stream.subscribe(self._enqueue if self._rules.has_timers else self._take, self._ended, None)
-            if self._is_stopped:
-                stream.close()
-        except ClosedError:
-            return
-        except MessagingError as error:
-            self._ended(error)
-
-    def _extensions(self) -> dict[str, Any]:
-        settings, features = self._rules.settings, self._source.features
-        extensions = with_prefetch(of_route(settings, features), settings.source.prefetch)
-        if _PACKET_ID in features:
-            extensions.setdefault(_PACKET_ID, True)
-        return extensions
-
-    def excludes(self, other: Intake) -> bool:
-        """Return whether the source refuses a subscription while it has that of ``other``."""
-        patterns = {ChannelPattern(each._rules.settings.source.channel).pattern for each in (self, other)}
-        return (
-            self._source is other._source
-            and len(patterns) == 1
-            and exclude_each_other(self._extensions(), other._extensions(), self._source.features)
-        )
-
-    def _open(self) -> MessageStream[Any]:
-        rules, source = self._rules, self._source
-        settings = rules.settings.source
-        extensions = self._extensions()
-        context = MessageContext(ChannelPattern(settings.channel).pattern, extensions=MappingProxyType(extensions))
-        subscribe = source.subscription.subscribe
-        if is_unacknowledged(extensions):
-            return subscribe(context)
-        try:
-            return subscribe(context, keep_subscription=True, acknowledge="manual")
-        except ArgumentError:
-            logger.warning(
-                "route '%s': the broker of '%s' keeps no messages of %r while the gateway is away; set a queue, or a "
-                "client_id and a session", rules.name, source.name, settings.channel,
-            )  # fmt: skip
-            return subscribe(context, acknowledge="manual")
-
-    def _note_ready(self, ready: Promise[None]) -> None:
-        if ready.exception(0) is None:
-            self.is_subscribed = True
-            self.problem = None
-            self._delays = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
-
-    def _ended(self, error: Exception) -> None:
-        """Subscribe again: the broker has refused or ended the subscription."""
-        if self._is_stopped:
-            return
-        self.is_subscribed = False
-        pause = next(self._delays)
-        logger.error("route '%s': %s; subscribing again in %.3g s", self._rules.name, error, pause)
-        self.problem = str(error)
-        running = engine()
-        running.call(clock.call_later, running.loop, pause, self.start)
 
     def replace(self, rules: Rules) -> None:
         """Handle messages by other rules from the next one on. The source must be the same, and ``has_timers``."""
@@ -306,14 +231,10 @@ class Intake:
 
     def pause(self) -> None:
         """Take no more messages. Those that are not stored stay with their broker."""
-        self._is_stopped = True
+        self._is_stopped = self.subscription.is_stopped = True
         if self._timer is not None:
             engine().call(self._timer.cancel)
         self._room.wake()
-
-    def unsubscribe(self) -> Promise[None] | None:
-        """End the subscription at the broker, after :meth:`pause`. Return the end of the stream if there is one."""
-        return None if self._stream is None else self._stream.close()
 
     # --- messages
 
@@ -400,7 +321,7 @@ class Intake:
 
     def _identify(self, message: Any, extensions: Mapping[str, Any]) -> str:
         """Return an id for a message that has none: the same as before, if its source delivers it again."""
-        packet = extensions.get(_PACKET_ID)
+        packet = extensions.get(PACKET_ID)
         if packet is None:
             return self._recognition.new_id()
         return self._recognition.identify(

@@ -10,7 +10,7 @@ from messaging.gateway.buffer import Buffer
 from messaging.gateway.dead_letters import TARGET, letters, replay
 from messaging.gateway.destinations import Destination, Destinations
 from messaging.gateway.drain import Drain
-from messaging.gateway.intake import Intake, IntakeCounts, Rules
+from messaging.gateway.intake import IntakeCounts, RouteIntake, Rules
 from messaging.gateway.pipeline import Pipeline
 from messaging.gateway.reports import BufferDTO, RouteDTO
 from messaging.gateway.stored import Stored
@@ -62,7 +62,7 @@ class Route:
         rules = self._rules(settings)
         self.buffer = Buffer(name, path, settings.buffer, self._wake)
         self._drain = self._new_drain(settings)
-        self._intake = Intake(rules, instances[settings.source.instance], self.buffer, self._counts)
+        self._intake = RouteIntake(rules, instances[settings.source.instance], self.buffer, self._counts)
 
     def _rules(self, settings: RouteSettings) -> Rules:
         target = self._instances[settings.target.instance]
@@ -118,7 +118,7 @@ class Route:
         if depth:
             logger.info("route '%s': publishing %s", self.name, counted(depth, "stored message"))
         self._drain.note_target_back()
-        self._intake.start()
+        self._intake.subscription.start()
 
     def note_target_back(self) -> None:
         """Publish: the target is connected. From any thread."""
@@ -167,29 +167,29 @@ class Route:
         if same_source and is_alike:
             self._intake.replace(rules)
             return
-        before, self._intake = self._intake, Intake(
+        before, self._intake = self._intake, RouteIntake(
             rules, self._instances[settings.source.instance], self.buffer, self._counts
         )  # fmt: skip
         after = self._intake
-        waits = after.excludes(before)
+        waits = after.subscription.excludes(before.subscription)
         if settings.enabled and not waits:
             # the new subscription is made before the old one ends: a message may come twice, and none is missed
-            after.start()
+            after.subscription.start()
         before.pause()
         # what is not acknowledged by then is given back, and would be stored twice
         self.buffer.wait_stored(STORE_TIMEOUT)
-        ended = before.unsubscribe()
+        ended = before.subscription.end()
         if settings.enabled and waits:
             if ended is None:
-                after.start()
+                after.subscription.start()
             else:
-                ended.add_done_callback(lambda _: after.start())
+                ended.add_done_callback(lambda _: after.subscription.start())
 
     def remove(self) -> None:
         """End the subscription of a route that is no longer configured; its buffer stays on the disk."""
         self._intake.pause()
         self.close()  # first: it stores, and acknowledges, what would be given back and stored twice
-        self._intake.unsubscribe()
+        self._intake.subscription.end()
 
     # --- dead letters
 
@@ -254,7 +254,7 @@ class Route:
             target=f"{settings.target.instance}:{settings.target.channel}",
             is_enabled=settings.enabled,
             is_source_up=self._is_up(settings.source.instance),
-            is_subscribed=self._intake.is_subscribed,
+            is_subscribed=self._intake.subscription.is_confirmed,
             is_target_up=self._is_up(settings.target.instance),
             received=counts.received,
             filtered=counts.filtered,
@@ -285,6 +285,6 @@ class Route:
         if not self.settings.enabled:
             return []
         held = self.buffer.journal.held
-        found = [self.buffer.problem, self._intake.problem]
+        found = [self.buffer.problem, self._intake.subscription.problem]
         found += [] if held is None else [f"the source is held back: {held}"]
         return [f"route '{self.name}': {each}" for each in found if each is not None]

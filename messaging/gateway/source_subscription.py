@@ -1,0 +1,121 @@
+"""The subscription of a route at its source: made again when the broker refuses or ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from messaging.connection import delays
+from messaging.errors import ArgumentError, ClosedError, MessagingError
+from messaging.execution import clock, engine, workers
+from messaging.gateway.extensions import exclude_each_other, is_unacknowledged, of_route, with_prefetch
+from messaging.gateway.pipeline import ChannelPattern
+from messaging.model import MessageContext
+from messaging.text import SafeLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from messaging import MessageStream, Messaging, Promise
+    from messaging.gateway.settings import RouteSettings
+
+logger = SafeLog(__name__)
+
+#: bounds of the pause before a subscription that failed is made again, seconds
+_SHORTEST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 60.0
+#: subscription option, and extension of received messages, of MQTT: what recognises a message without an id
+PACKET_ID: Final = "packetId"
+
+
+class SourceSubscription:
+    """Subscribes to the source of one route. Thread safe.
+
+    Args:
+        route: its name, for the log.
+        settings: of the route.
+        source: the instance that the messages come from.
+        take: gets each message, on a worker thread, one at a time.
+
+    Attributes:
+        problem: why the source sends nothing; ``None``: it does.
+        is_confirmed: whether the broker has confirmed the subscription.
+        is_stopped: whether no subscription is made any more.
+    """
+
+    def __init__(self, route: str, settings: RouteSettings, source: Messaging, take: Callable[[Any], object]) -> None:
+        self._route = route
+        self._settings = settings.source
+        self._source = source
+        self._take = take
+        extensions = with_prefetch(of_route(settings, source.features), settings.source.prefetch)
+        if PACKET_ID in source.features:
+            extensions.setdefault(PACKET_ID, True)
+        self._extensions = extensions
+        self._pattern = ChannelPattern(settings.source.channel).pattern
+        self.problem: str | None = None
+        self.is_confirmed = self.is_stopped = False
+        self._stream: MessageStream[Any] | None = None
+        self._delays: Iterator[float] = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+
+    def start(self) -> None:
+        """Subscribe, on a worker thread: it waits for the broker."""
+        if not self.is_stopped:
+            workers().submit(self._subscribe)
+
+    def _subscribe(self) -> None:
+        try:
+            self._stream = stream = self._open()
+            stream.ready.add_done_callback(self._note_ready)
+            stream.subscribe(self._take, self._ended, None)
+            if self.is_stopped:
+                stream.close()
+        except ClosedError:
+            return
+        except MessagingError as error:
+            self._ended(error)
+
+    def _open(self) -> MessageStream[Any]:
+        context = MessageContext(self._pattern, extensions=MappingProxyType(self._extensions))
+        subscribe = self._source.subscription.subscribe
+        if is_unacknowledged(self._extensions):
+            return subscribe(context)
+        try:
+            return subscribe(context, keep_subscription=True, acknowledge="manual")
+        except ArgumentError:
+            logger.warning(
+                "route '%s': the broker of '%s' keeps no messages of %r while the gateway is away; set a queue, or a "
+                "client_id and a session", self._route, self._source.name, self._settings.channel,
+            )  # fmt: skip
+            return subscribe(context, acknowledge="manual")
+
+    def _note_ready(self, ready: Promise[None]) -> None:
+        if ready.exception(0) is None:
+            self.is_confirmed = True
+            self.problem = None
+            self._delays = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+
+    def _ended(self, error: Exception) -> None:
+        """Subscribe again: the broker has refused or ended the subscription."""
+        if self.is_stopped:
+            return
+        self.is_confirmed = False
+        pause = next(self._delays)
+        logger.error("route '%s': %s; subscribing again in %.3g s", self._route, error, pause)
+        self.problem = str(error)
+        running = engine()
+        running.call(clock.call_later, running.loop, pause, self.start)
+
+    def excludes(self, other: SourceSubscription) -> bool:
+        """Return whether the source refuses a subscription while it has ``other``."""
+        return (
+            self._source is other._source
+            and self._pattern == other._pattern
+            and exclude_each_other(self._extensions, other._extensions, self._source.features)
+        )
+
+    def end(self) -> Promise[None] | None:
+        """End the subscription at the broker, and subscribe no more. Return the end of the stream if there is one."""
+        self.is_stopped = True
+        return None if self._stream is None else self._stream.close()
