@@ -61,14 +61,15 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """How rows are published and tried again.
+class RelayPolicy:
+    """How rows are claimed, published, tried again and kept.
 
     Attributes:
         confirm_timeout: seconds until the broker must have confirmed a message.
         in_flight_per_key: unconfirmed messages of a key at a time.
         max_attempts: refusals after which a row is dead.
         shortest, longest: bounds of the pause of a key after a refusal, seconds.
+        lease, poll_interval, retention: as of the relay, seconds.
     """
 
     confirm_timeout: float
@@ -76,6 +77,9 @@ class Policy:
     max_attempts: int
     shortest: float
     longest: float
+    lease: float
+    poll_interval: float
+    retention: float
 
     def retry_in(self, attempts: int) -> float | None:
         """Return the seconds until the next attempt after so many refusals, or ``None`` if there is none."""
@@ -88,7 +92,7 @@ class Policy:
 class Delivery:
     """Publishes rows through one instance. On one event loop."""
 
-    def __init__(self, instance: Messaging, policy: Policy) -> None:
+    def __init__(self, instance: Messaging, policy: RelayPolicy) -> None:
         self._instance = instance
         self._policy = policy
         #: whether the instance announces message ids

@@ -16,7 +16,7 @@ from messaging.instance import Messaging
 from messaging.model import check_text
 from messaging.outbox.sql.claims import Claims
 from messaging.outbox.sql.database import Database
-from messaging.outbox.sql.delivery import Policy
+from messaging.outbox.sql.delivery import RelayPolicy
 from messaging.outbox.sql.running import Run
 from messaging.outbox.sql.state import RunState
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables
@@ -129,16 +129,15 @@ class Relay:
         owner = f"{self.name}/{uuid4().hex[:8]}"  # two relays may have the same name
         self._tables = tables
         self._given = messaging
-        self._lease = _duration("lease", lease)
-        self._poll_interval = _duration("poll_interval", poll_interval)
-        self._confirm_timeout = _duration("confirm_timeout", confirm_timeout)
-        self._retention = seconds(retention, "retention")
-        if not 0 <= self._retention < _MOST_SECONDS:
+        if not 0 <= seconds(retention, "retention") < _MOST_SECONDS:
             raise ArgumentError("retention must be a number of seconds, 0 or more")
-        self._policy = Policy(self._confirm_timeout, in_flight_per_key, max_attempts, shortest, longest)
+        self._policy = policy = RelayPolicy(
+            _duration("confirm_timeout", confirm_timeout), in_flight_per_key, max_attempts, shortest, longest,
+            _duration("lease", lease), _duration("poll_interval", poll_interval), seconds(retention),
+        )  # fmt: skip
         self._claims = Claims(
-            tables, owner, lease=self._lease, batch=batch, batch_bytes=batch_bytes, longest_pause=longest,
-            keep_sent=self._retention > 0,
+            tables, owner, lease=policy.lease, batch=batch, batch_bytes=batch_bytes, longest_pause=longest,
+            keep_sent=policy.retention > 0,
         )  # fmt: skip
         self._database = Database(database, is_bounded=True)
         self._run: Run | None = None
@@ -236,7 +235,7 @@ class Relay:
     def _stop_thread(self, timeout: float | None) -> None:
         if (run := self._run) is None or self._thread_ended is None:
             return
-        patience = self._confirm_timeout + _GRACE if timeout is None else seconds(timeout)
+        patience = self._policy.confirm_timeout + _GRACE if timeout is None else seconds(timeout)
         run.call(run.stop)
         if not self._thread_ended.wait(patience):
             run.call(run.cancel)
@@ -295,10 +294,7 @@ class Relay:
             raise ClosedError(f"outbox relay '{self.name}': a relay starts once; make a new one")
         self._is_used = True
         state = RunState(self.name, self._count, until_idle=until_idle)
-        self._run = run = Run(
-            state, self._database, self._given, self._tables, self._claims, self._policy,
-            lease=self._lease, poll_interval=self._poll_interval, retention=self._retention,
-        )  # fmt: skip
+        self._run = run = Run(state, self._database, self._given, self._tables, self._claims, self._policy)
         return run
 
     def _count(self, **more: int) -> None:
@@ -334,7 +330,7 @@ class Relay:
         if (task := self._task) is None:
             await asyncio.to_thread(self._stop_thread, timeout)
             return
-        patience = self._confirm_timeout + _GRACE if timeout is None else seconds(timeout)
+        patience = self._policy.confirm_timeout + _GRACE if timeout is None else seconds(timeout)
         run.stop()
         done, _ = await clock.wait((task,), timeout=patience)
         if not done:

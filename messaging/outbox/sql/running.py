@@ -11,7 +11,7 @@ from messaging.execution import clock
 from messaging.instance import Messaging, connect
 from messaging.outbox.sql import wakeup
 from messaging.outbox.sql.administration import delete_sent_rows
-from messaging.outbox.sql.delivery import Delivery, Policy
+from messaging.outbox.sql.delivery import Delivery, RelayPolicy
 from messaging.outbox.sql.handling import Handling
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ class Run:
         messaging: URL of the broker, or an instance.
         tables: of the outbox.
         claims: the statements.
-        policy: of publishing.
-        lease, poll_interval, retention: as of the relay, seconds.
+        policy: of the relay.
     """
 
     def __init__(
@@ -52,11 +51,7 @@ class Run:
         messaging: str | Messaging,
         tables: OutboxTables,
         claims: Claims,
-        policy: Policy,
-        *,
-        lease: float,
-        poll_interval: float,
-        retention: float,
+        policy: RelayPolicy,
     ) -> None:
         self._state = state
         self._database = database
@@ -64,9 +59,6 @@ class Run:
         self._tables = tables
         self._claims = claims
         self._policy = policy
-        self._lease = lease
-        self._poll_interval = poll_interval
-        self._retention = retention
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -175,14 +167,14 @@ class Run:
 
     async def _relay(self, instance: Messaging) -> None:
         delivery = Delivery(instance, self._policy)
-        handling = Handling(self._state, self._database, self._claims, delivery, self._lease)
+        handling = Handling(self._state, self._database, self._claims, delivery, self._policy.lease)
         empty = 0
         try:
             while not self._state.is_stopping:
                 self._woken.clear()
                 if not await self._is_connected(instance):
                     continue
-                wait = self._poll_interval
+                wait = self._policy.poll_interval
                 try:
                     claim = await self._database.run(self._claims.claim)
                     if not claim.rows and not self._state.until_idle:
@@ -222,16 +214,16 @@ class Run:
         self._state.note_trouble(f"no connection to the broker: {state.cause or state.name}")
         if self._state.until_idle:
             raise DeadlineError(f"outbox relay '{self._state.name}': no connection to the broker")
-        await self._wait(self._poll_interval)
+        await self._wait(self._policy.poll_interval)
         return False
 
     async def _delete_sent(self) -> None:
         """Delete sent rows that are older than the retention."""
         now = clock.monotonic()
-        if not self._retention or now < self._delete_at:
+        if not self._policy.retention or now < self._delete_at:
             return
         deleted = await self._database.run(
-            lambda each: delete_sent_rows(each, self._tables, self._retention, _DELETE_LIMIT)
+            lambda each: delete_sent_rows(each, self._tables, self._policy.retention, _DELETE_LIMIT)
         )
         if deleted < _DELETE_LIMIT:
             self._delete_at = now + _DELETE_INTERVAL
