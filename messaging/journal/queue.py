@@ -115,22 +115,23 @@ class DurableQueue(Generic[Item]):
         """
         with self._lock:
             last = self._positions.ranges[-1]
-            ready, tail = last.ready, last.tail
-            room, room_bytes = self.room()
-            before, before_bytes, most = room, room_bytes, self._max_messages
+            ready, tail, kept = last.ready, last.tail, 0
+            held = self._entered - self._left
+            room_bytes = before = self._max_bytes - self._entered_bytes + self._left_bytes
             for item in items:
                 size = len(item.payload)
-                if item.offset != tail or ((room <= 0 or size > room_bytes) and room != most):
+                if item.offset != tail or (held and (held >= self._max_messages or size > room_bytes)):
                     break
                 ready.append(item)
                 tail += 1
-                room -= 1
+                held += 1
+                kept += 1
                 room_bytes -= size
             self.end = items[-1].offset + 1
             last.tail = tail
-            self._entered += before - room
-            self._entered_bytes += before_bytes - room_bytes
-        return before - room
+            self._entered += kept
+            self._entered_bytes += before - room_bytes
+        return kept
 
     # --- the consumer: taking
 
