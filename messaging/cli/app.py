@@ -13,7 +13,7 @@ from typer import Option
 
 from messaging.cli import options
 from messaging.cli.commands import Commands
-from messaging.cli.completion_scripts import SCRIPTS, check_shell, current_shell, install
+from messaging.cli.completion import SCRIPTS, check_shell, current_shell, install
 from messaging.cli.output import PROGRAM, ExitCode, ReaderGoneError, diagnostics, report, write
 from messaging.errors import ArgumentError, CodecError, ConfigurationError, MessagingError, UnsupportedFeatureError
 
@@ -47,20 +47,20 @@ app = options.group(
 )
 
 
-def _version(value: bool) -> None:
-    if value:
+def _version(context: typer.Context, value: bool) -> None:
+    if value and not context.resilient_parsing:
         write(f"{PROGRAM} {version('rx-messaging')}\n".encode())
         raise typer.Exit
 
 
-def _show_completion(shell: str | None) -> None:
-    if shell is not None:
+def _show_completion(context: typer.Context, shell: str | None) -> None:
+    if shell is not None and not context.resilient_parsing:
         write(SCRIPTS[check_shell(shell)].encode())
         raise typer.Exit
 
 
-def _install_completion(shell: str | None) -> None:
-    if shell is not None:
+def _install_completion(context: typer.Context, shell: str | None) -> None:
+    if shell is not None and not context.resilient_parsing:
         script, start = install(check_shell(shell))
         loaded = f", which {start} loads" if start is not None else ""
         logger.info("completion for %s is in %s%s: it works in new shells", shell, script, loaded)
@@ -79,6 +79,7 @@ def program(
             "--install-completion",
             metavar="[SHELL]",
             callback=_install_completion,
+            autocompletion=lambda: SCRIPTS,
             is_eager=True,
             show_default=False,
             help="Install completion for bash, zsh or fish; default: the shell that runs this.",
@@ -90,6 +91,7 @@ def program(
             "--show-completion",
             metavar="[SHELL]",
             callback=_show_completion,
+            autocompletion=lambda: SCRIPTS,
             is_eager=True,
             show_default=False,
             help="Write the completion script to stdout instead.",

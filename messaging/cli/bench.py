@@ -90,7 +90,13 @@ def bench(
     broker: Broker,
     plan: _Plan,
     mode: Annotated[
-        str, Argument(metavar="[both|pub|sub|request]", help="Direction to measure.", show_default=False)
+        str,
+        Argument(
+            metavar="[both|pub|sub|request]",
+            help="Direction to measure.",
+            show_default=False,
+            autocompletion=lambda: MODES,
+        ),
     ] = "both",
     json: Annotated[bool, Option("--json", help="Report as one JSON object.")] = False,
 ) -> int:

@@ -80,18 +80,22 @@ _ALIASES: Final[Mapping[str, str]] = {
 class Commands(TyperGroup):
     """The group of all commands. A command of another package never replaces one of this project."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # the base class's
-        """Return the names of the commands of this project, then of the commands of other packages that load."""
-        return [*OWN, *(name for name in found() if name not in OWN and self._loads(name))]
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands of this project, then of the commands of other packages that load.
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # the base class's
-        """Return the command for lists, or ``None``: a command of this project is a stub with name and help.
+        Shell completion loads none of them: it lists all.
+        """
+        others = (name for name in found() if name not in OWN)
+        return [*OWN, *(name for name in others if ctx.resilient_parsing or self._loads(name))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command for lists, or ``None``: a stub with name and help if it is not to be loaded.
 
         Raises:
             ConfigurationError: a command of another package does not load.
         """
-        if cmd_name in OWN:
-            return TyperCommand(cmd_name, help=OWN[cmd_name])
+        if cmd_name in OWN or ctx.resilient_parsing:
+            return TyperCommand(cmd_name, help=OWN.get(cmd_name))
         return self._load(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ARG002  # the base class's

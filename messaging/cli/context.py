@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from typer import Argument, Option
 
-from messaging.cli import context_file, options
+from messaging.cli import completion, context_file, options
 from messaging.cli.context_file import PREFIX, SavedContext
 from messaging.cli.output import ExitCode, dump, show, write
 from messaging.errors import ArgumentError
@@ -22,7 +22,9 @@ _LONGEST: Final = 65_536
 
 context = options.group("context")
 
-_Name = Annotated[str, Argument(metavar="NAME", show_default=False, help="Name of the context.")]
+_Name = Annotated[
+    str, Argument(metavar="NAME", show_default=False, autocompletion=completion.contexts, help="Name of the context.")
+]
 _Json = Annotated[bool, Option("--json", help="Write JSON on one line.")]
 
 
@@ -136,7 +138,12 @@ def _show_columns(rows: Mapping[str, str]) -> None:
 @context.command()
 @options.command
 def remove(
-    context_names: Annotated[list[str], Argument(metavar="NAME...", show_default=False, help="Names of the contexts.")],
+    context_names: Annotated[
+        list[str],
+        Argument(
+            metavar="NAME...", show_default=False, autocompletion=completion.contexts, help="Names of the contexts."
+        ),
+    ],
 ) -> int:
     """Remove saved contexts: all of them, or none if one is not saved."""
 

@@ -9,6 +9,7 @@ import enum
 import itertools
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,9 +51,16 @@ _Format = Annotated[
         "--format",
         "-F",
         metavar="FORMAT",
+        autocompletion=lambda: ("text", "json", "payload"),
         help="text (the default), json, payload, or a format of sub: %t topic, %p data, %P sender and time, …",
     ),
 ]
+
+
+def _qos_names() -> Iterable[str]:
+    from messaging.distributedeventing.qos import STANDARD
+
+    return STANDARD
 
 
 @events.callback()
@@ -157,7 +165,13 @@ def publish(
     reply_to: Annotated[str | None, Option("--reply-to", metavar="TOPIC", help="Topic for replies.")] = None,
     qos_names: Annotated[
         list[str] | None,
-        Option("--qos", "-q", metavar="NAME", help="Such as AT_LEAST_ONCE or PERSISTENT (RFC 214). Repeatable."),
+        Option(
+            "--qos",
+            "-q",
+            metavar="NAME",
+            autocompletion=_qos_names,
+            help="Such as AT_LEAST_ONCE or PERSISTENT (RFC 214). Repeatable.",
+        ),
     ] = None,
     notify: Annotated[
         bool, Option("--notify", help="Wait until every consumer is notified, and name the members.")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 
 from typer import Argument, Option, Typer
 
+from messaging.cli import completion
 from messaging.cli.output import set_verbosity
 from messaging.environment import URL_VARIABLE
 from messaging.errors import ArgumentError
@@ -34,12 +35,20 @@ Url = Annotated[
     Argument(
         metavar="URL",
         show_default=False,
+        autocompletion=completion.brokers,
         help=f"Broker URL, such as mqtt://localhost, or a saved context, @NAME; default: --url or ${URL_VARIABLE}.",
     ),
 ]
 UrlOption = Annotated[
     str | None,
-    Option("--url", "-u", metavar="URL", rich_help_panel=_COMMON, help="Broker URL, instead of the argument."),
+    Option(
+        "--url",
+        "-u",
+        metavar="URL",
+        autocompletion=completion.brokers,
+        rich_help_panel=_COMMON,
+        help="Broker URL, instead of the argument.",
+    ),
 ]
 ClientId = Annotated[
     str | None,
@@ -50,6 +59,7 @@ Settings = Annotated[
     Option(
         "--option",
         metavar="KEY=VALUE",
+        autocompletion=completion.settings,
         rich_help_panel=_COMMON,
         help="A setting, as in the query of the URL: version=3.1.1, cafile=ca.pem, timeout=5. Repeatable.",
     ),
@@ -81,7 +91,13 @@ Topics = Annotated[
 ]
 Qos = Annotated[
     str | None,
-    Option("--qos", "-q", metavar="0|1|2", help="Quality of service; default: that of the adapter."),
+    Option(
+        "--qos",
+        "-q",
+        metavar="0|1|2",
+        autocompletion=lambda: ("0", "1", "2"),
+        help="Quality of service; default: that of the adapter.",
+    ),
 ]
 Queue = Annotated[
     str | None, Option("--queue", metavar="NAME", help="Share the messages or requests of this queue with others.")
@@ -95,6 +111,7 @@ Extensions = Annotated[
         "--extension",
         "-x",
         metavar="KEY=VALUE",
+        autocompletion=completion.extensions,
         help="An extension, such as timeToLive=5 (pub) or deadLetterChannel=dead (sub). "
         "VALUE is JSON, otherwise text. Repeatable.",
     ),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 from typer import Option
 
 import messaging
-from messaging.cli import options
+from messaging.cli import completion, options
 from messaging.errors import ArgumentError, PayloadTooLargeError
 
 if TYPE_CHECKING:
@@ -32,12 +32,23 @@ class Outgoing:
     stdin: Annotated[bool, Option("--stdin", "-s", help="Send all of stdin as one message.")] = False
     null: Annotated[bool, Option("--null", "-n", help="Send an empty message.")] = False
     qos: options.Qos = None
-    content_type: Annotated[str | None, Option("--content-type", metavar="TYPE", help="Such as application/json.")] = (
-        None
-    )
+    content_type: Annotated[
+        str | None,
+        Option(
+            "--content-type",
+            metavar="TYPE",
+            autocompletion=completion.content_types,
+            help="Such as application/json.",
+        ),
+    ] = None
     encoding: Annotated[
         str | None,
-        Option("--encoding", metavar="NAME", help="Content encoding: gzip or zstd compress the payload."),
+        Option(
+            "--encoding",
+            metavar="NAME",
+            autocompletion=lambda: ("gzip", "zstd"),
+            help="Content encoding: gzip or zstd compress the payload.",
+        ),
     ] = None
     routing_key: options.RoutingKey = None
     correlation_id: Annotated[str | None, Option("--correlation-id", metavar="ID", help="Correlation id.")] = None

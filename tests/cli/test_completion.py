@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from messaging.cli.completion_scripts import SCRIPTS
+from messaging.cli.completion import SCRIPTS
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.conftest import Run
