@@ -46,6 +46,7 @@ def monitor(
 
     Example: messaging monitor mqtt://localhost
     """
+    from messaging.observability.monitor.access import Admission
     from messaging.observability.monitor.server import Monitor
 
     host, separator, port = listen.rpartition(":")
@@ -54,8 +55,8 @@ def monitor(
     with (
         broker.connect("monitor") as m,
         Monitor(
-            m, host=host.strip("[]"), port=int(port), token_file=token_file, allowed_hosts=allowed_host or (),
-            channel=channel, mask=mask or (),
+            m, host=host.strip("[]"), port=int(port), channel=channel, mask=mask or (),
+            admission=Admission(token_file=token_file, allowed_hosts=allowed_host or ()),
         ) as page,
     ):  # fmt: skip
         write(f"{page.url}\n".encode())

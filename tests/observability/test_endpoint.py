@@ -20,8 +20,8 @@ import messaging
 from messaging.errors import ArgumentError, ClosedError, ConfigurationError
 from messaging.execution import engine
 from messaging.gateway import Gateway
-from messaging.observability import endpoint as endpoint_module
-from messaging.observability.endpoint import MonitoringEndpoint
+from messaging.observability import web
+from messaging.observability.endpoint import MAX_CONNECTIONS, MonitoringEndpoint
 from messaging.observability.health import check_health, check_readiness
 from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
@@ -165,12 +165,9 @@ def test_junk_ends_its_connection_only(sent: bytes, endpoint: MonitoringEndpoint
 
 
 def test_clients_that_send_nothing_do_not_lock_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_module, "_DEADLINE", 0.3)
+    monkeypatch.setattr(web, "PATIENCE", 0.3)
     with MonitoringEndpoint(port=0, services=ServiceRegistry()) as endpoint:
-        clients = [
-            socket.create_connection(("127.0.0.1", endpoint.port), PATIENCE)
-            for _ in range(endpoint_module.MAX_CONNECTIONS)
-        ]
+        clients = [socket.create_connection(("127.0.0.1", endpoint.port), PATIENCE) for _ in range(MAX_CONNECTIONS)]
         try:
             eventually(lambda: b"200 OK" in raw(endpoint.port, b"GET /healthz HTTP/1.0\r\n\r\n"))
         finally:
@@ -231,4 +228,4 @@ def test_a_gateway_serves_the_endpoint_of_its_configuration(tmp_path: Path) -> N
             get(port, "/readyz")
     with pytest.raises(urllib.error.URLError):
         get(other, "/readyz")
-    assert not [each for each in threading.enumerate() if each.name == "messaging-monitoring" and each.is_alive()]
+    assert not [each for each in threading.enumerate() if each.name == "messaging-http" and each.is_alive()]

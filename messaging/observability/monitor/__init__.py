@@ -1,4 +1,4 @@
-"""The monitor: a live page of instances, streams, buffers, event buses, journals and gateways. Needs extra ``monitor``.
+"""The monitor: a live page of instances, streams, buffers, event buses, journals and gateways.
 
 ::
 
@@ -12,11 +12,10 @@
     rates       increases of counters
     views       how reports are shown
     viewers     what each viewer has still to be sent
-    connections HTTP connections, bounded in time
     inspector   shows messages of a channel
     access      tokens, and the rules for hosts and origins
 
-``SnapshotPublisher`` needs no extra. ``docs/monitor.md`` is for users.
+``docs/monitor.md`` is for users.
 """
 
 from messaging.observability.monitor.publisher import SnapshotPublisher

@@ -6,12 +6,17 @@ import hashlib
 import hmac
 import ipaddress
 import os
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from messaging.errors import ArgumentError, ConfigurationError
+from messaging.observability.web import is_loopback
+
+if TYPE_CHECKING:
+    from messaging.observability.web import Request
 
 #: environment variables with the token, and with the name of a file that holds it
 TOKEN_VARIABLE: Final = "MESSAGING_MONITOR_TOKEN"  # noqa: S105  # the name of a variable
@@ -22,24 +27,20 @@ _MAX_TOKEN: Final = 512
 _MAX_HOSTS: Final = 100
 
 #: sent with every response
-HEADERS: Final[tuple[tuple[bytes, bytes], ...]] = (
-    (
-        b"content-security-policy",
-        (
-            b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-            b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
-            b"trusted-types 'none'"
-        ),
+HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+        "trusted-types 'none'"
     ),
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
-    (b"cache-control", b"no-store"),
-    (b"connection", b"close"),
-)
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-store",
+}
 
 
 class Token:
@@ -57,6 +58,22 @@ class Token:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Who may open the page of a monitor.
+
+    Attributes:
+        token: that viewers need, 16 characters or more; ``None``: see ``token_file``.
+        token_file: file with the token; ``None``: the variables MESSAGING_MONITOR_TOKEN and
+            MESSAGING_MONITOR_TOKEN_FILE.
+        allowed_hosts: further names that the page may be opened by.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    token_file: str | os.PathLike[str] | None = None
+    allowed_hosts: Iterable[str] = ()
 
 
 def find_token(token: str | None, token_file: str | os.PathLike[str] | None) -> Token | None:
@@ -91,16 +108,6 @@ def find_token(token: str | None, token_file: str | os.PathLike[str] | None) -> 
         token = None  # not for the variables of a traceback
         raise ArgumentError(f"a token must have {_MIN_TOKEN} to {_MAX_TOKEN} characters of visible ASCII, no spaces")
     return Token(token)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches ``host``. Names are not looked up: only ``localhost`` is known."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_address(host: str) -> bool:
@@ -179,6 +186,24 @@ class Access:
         scheme, _, given = (authorization or "").partition(" ")
         return self._token.matches(given.strip()) and scheme.lower() == "bearer"
 
+    def problem(self, request: Request) -> tuple[int, str] | None:
+        """Return status and text of the refusal of a request, or ``None`` if the rules allow it."""
+        headers = request.headers
+        host = headers.get("Host", "")
+        if not self.allows_host(host):
+            return 421, "unknown host: open the page by an address, or allow the name of the host"
+        if request.query:
+            return 400, "no query is expected; a token belongs into the Authorization header"
+        if request.method not in ("GET", "HEAD", "POST"):
+            return 405, "method not allowed"
+        is_data = request.path.startswith("/api/")
+        is_ours = self.allows_origin(headers.get("Origin"), host, headers.get("Sec-Fetch-Site"))
+        if (request.method == "POST" or is_data) and not is_ours:
+            return 403, "a page of another site asks"
+        if is_data and not self.allows(headers.get("Authorization")):
+            return 401, "a token is needed"
+        return None
+
 
 def _host_of(header: str) -> str | None:
     """Return the host of a Host header in lower case, without its port; ``None`` if it is none."""
@@ -190,65 +215,3 @@ def _host_of(header: str) -> str | None:
     except ValueError:
         return None
     return parts.hostname
-
-
-Scope = MutableMapping[str, Any]
-
-
-class Guard:
-    """Applies the rules to every request, before the application; adds the headers of every response. ASGI.
-
-    Args:
-        app: the application.
-        access: the rules.
-        refused: counts refused requests, by reason.
-    """
-
-    def __init__(self, app: Any, access: Access, refused: Callable[[str], object]) -> None:
-        self._app = app
-        self._access = access
-        self._refused = refused
-
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """See ASGI."""
-
-        async def confined(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                own = {name for name, _ in HEADERS}
-                message["headers"] = [each for each in message.get("headers", ()) if each[0] not in own] + [*HEADERS]
-            await send(message)
-
-        if scope["type"] != "http":
-            return
-        problem = self._problem(scope)
-        if problem is None:
-            await self._app(scope, receive, confined)
-            return
-        status, text = problem
-        self._refused(text)
-        headers = [(b"content-type", b"text/plain; charset=utf-8")]
-        if status == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
-        await confined({"type": "http.response.start", "status": status, "headers": headers})
-        await confined({"type": "http.response.body", "body": f"{text}\n".encode()})
-
-    def _problem(self, scope: Scope) -> tuple[int, str] | None:
-        headers: Mapping[bytes, bytes] = dict(scope["headers"])
-
-        def header(name: bytes) -> str | None:
-            value = headers.get(name)
-            return None if value is None else value.decode("latin-1")
-
-        host = header(b"host") or ""
-        if not self._access.allows_host(host):
-            return 421, "unknown host: open the page by an address, or allow the name of the host"
-        if scope["query_string"]:
-            return 400, "no query is expected; a token belongs into the Authorization header"
-        if scope["method"] not in ("GET", "HEAD", "POST"):
-            return 405, "method not allowed"
-        site, is_data = header(b"sec-fetch-site"), scope["path"].startswith("/api/")
-        if (scope["method"] == "POST" or is_data) and not self._access.allows_origin(header(b"origin"), host, site):
-            return 403, "a page of another site asks"
-        if is_data and not self._access.allows(header(b"authorization")):
-            return 401, "a token is needed"
-        return None

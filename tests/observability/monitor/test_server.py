@@ -18,12 +18,12 @@ import messaging
 from messaging import Message
 from messaging.errors import ArgumentError, ClosedError, ConfigurationError
 from messaging.gateway import Gateway
-from messaging.observability.monitor import SnapshotPublisher, server
-from messaging.observability.monitor.access import TOKEN_VARIABLE
-from messaging.observability.monitor.connections import TimedProtocol
+from messaging.observability import web
+from messaging.observability.monitor import SnapshotPublisher
+from messaging.observability.monitor.access import TOKEN_VARIABLE, Admission
 from messaging.observability.monitor.inspector import MAX_INSPECTIONS
 from messaging.observability.monitor.server import Monitor
-from messaging.observability.monitor.viewers import MAX_VIEWERS, Viewers
+from messaging.observability.monitor.viewers import MAX_VIEWERS
 from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto
@@ -173,7 +173,7 @@ def test_other_addresses_need_a_token(
         Monitor(services=services, host="0.0.0.0", port=0)
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
-    with Monitor(services=services, host="0.0.0.0", port=0, token_file=file) as monitor:
+    with Monitor(services=services, host="0.0.0.0", port=0, admission=Admission(token_file=file)) as monitor:
         assert ask(monitor, "/")[0] == 200, "the page has the field for the token"
         status, headers, _ = ask(monitor, "/api/snapshot")
         assert (status, headers["www-authenticate"]) == (401, "Bearer")
@@ -285,8 +285,9 @@ def test_a_port_that_is_taken_is_a_configuration_error(services: ServiceRegistry
 
 @table(
     "arguments",
-    [{"m": 3}, {"services": 3}, {"port": -1}, {"port": True}, {"interval": 0}, {"host": ""}, {"token": "short"},
-     {"channel": 3}, {"mask": [""]}, {"allowed_hosts": "a"}],
+    [{"m": 3}, {"services": 3}, {"port": -1}, {"port": True}, {"interval": 0}, {"host": ""}, {"admission": 3},
+     {"admission": Admission(token="short")}, {"channel": 3}, {"mask": [""]},
+     {"admission": Admission(allowed_hosts="a")}],
 )  # fmt: skip
 def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
@@ -345,7 +346,7 @@ def test_viewers_that_left_make_room(services: ServiceRegistry) -> None:
 
 
 def test_a_viewer_that_takes_nothing_is_dropped(services: ServiceRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "Viewers", lambda: Viewers(slow_seconds=0.2))
+    monkeypatch.setattr(web, "PATIENCE", 0.2)
     for number in range(20):
         many = [f"{number:0300}"] * 50
         register_reporter(services, PartReporter("large", f"x{number}", lambda many=many: {"many": many}))  # type: ignore[misc]
@@ -364,7 +365,7 @@ def test_a_viewer_that_takes_nothing_is_dropped(services: ServiceRegistry, monke
 
 def test_a_client_without_a_request_is_disconnected(services: ServiceRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     with Monitor(services=services, port=0, interval=0.1) as monitor, events(monitor) as followed:
-        monkeypatch.setattr(TimedProtocol, "patience", 0.2)
+        monkeypatch.setattr(web, "PATIENCE", 0.2)
         for request in (b"", b"GET /api/snapshot HTTP/1.1\r\nHost: loc"):
             with socket.create_connection(("127.0.0.1", monitor.port), PATIENCE) as idle:
                 idle.sendall(request)
