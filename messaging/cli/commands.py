@@ -150,6 +150,7 @@ def load_own(name: str) -> Any:
         app.command(name)(target)
     command = typer.main.get_command(app)
     command.name = name
+    command.help = command.help or OWN[name]
     _align(command)
     return command
 

@@ -144,10 +144,16 @@ def split(broker: Broker, words: list[str]) -> tuple[Broker, list[str]]:
     return replace(broker, url=None), [first, *words]
 
 
-def exactly(words: list[str], names: str, count: int) -> list[str]:
-    """Return ``words`` if they are ``count`` arguments after the URL, which ``names`` names for the error."""
-    if len(words) < count:
+def following(broker: Broker, words: list[str] | None, names: str) -> tuple[Broker, list[str]]:
+    """Return the broker, and the arguments that follow it, one for each of ``names``; see :func:`split`.
+
+    Raises:
+        ArgumentError: there are more arguments, or fewer.
+    """
+    broker, found = split(broker, words or [])
+    count = len(names.split())
+    if len(found) < count:
         raise ArgumentError(f"arguments are missing: URL {names}")
-    if len(words) > count:
-        raise ArgumentError(f"one argument more than URL {names}: {words[count]!r}")
-    return words
+    if len(found) > count:
+        raise ArgumentError(f"one argument more than URL {names}: {found[count]!r}")
+    return broker, found

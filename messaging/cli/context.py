@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from messaging.cli import completion, context_file, options
 from messaging.cli.context_file import PREFIX, SavedContext
-from messaging.cli.output import ExitCode, dump, show, write
+from messaging.cli.output import ExitCode, dump, show_pairs, write
 from messaging.errors import ArgumentError
 
 logger = logging.getLogger(__name__)
@@ -20,21 +20,14 @@ logger = logging.getLogger(__name__)
 #: most characters of a password that is read from stdin
 _LONGEST: Final = 65_536
 
-context = options.group("context")
+context = options.Family("context")
 
 _Name = Annotated[
     str, Argument(metavar="NAME", show_default=False, autocompletion=completion.contexts, help="Name of the context.")
 ]
-_Json = Annotated[bool, Option("--json", help="Write JSON on one line.")]
-
-
-@context.callback()
-def main() -> None:
-    """Save brokers under names: @NAME then stands for the broker's URL and settings in every command."""
 
 
 @context.command()
-@options.command
 def add(
     context_name: _Name,
     url: Annotated[str, Argument(metavar="URL", show_default=False, help="Broker URL.")],
@@ -103,26 +96,24 @@ def _checked(text: str, settings: Mapping[str, str]) -> SavedContext:
 
 
 @context.command("list")
-@options.command
-def list_contexts(json: _Json = False) -> int:
+def list_contexts(json: options.Json = False) -> int:
     """List the saved contexts, without passwords."""
-    known = sorted(context_file.load().items())
+    known = dict(sorted(context_file.load().items()))
     if json:
-        write(dump([_shown(each) for _, each in known]))
+        write(dump([*map(_shown, known.values())]))
     elif known:
-        _show_columns({name: each.shown_url for name, each in known})
+        show_pairs({name: each.shown_url for name, each in known.items()})
     return ExitCode.OK
 
 
 @context.command("show")
-@options.command
-def show_context(context_name: _Name, json: _Json = False) -> int:
+def show_context(context_name: _Name, json: options.Json = False) -> int:
     """Show a saved context, without passwords."""
     saved = context_file.get(context_name)
     if json:
         write(dump(_shown(saved)))
     else:
-        _show_columns({"url": saved.shown_url, **saved.shown_settings})
+        show_pairs({"url": saved.shown_url, **saved.shown_settings})
     return ExitCode.OK
 
 
@@ -130,13 +121,7 @@ def _shown(saved: SavedContext) -> dict[str, object]:
     return {"name": saved.name, "url": saved.shown_url, "settings": saved.shown_settings}
 
 
-def _show_columns(rows: Mapping[str, str]) -> None:
-    width = max(map(len, rows))
-    show(*(f"{key:{width}}  {value}" for key, value in rows.items()))
-
-
 @context.command()
-@options.command
 def remove(
     context_names: Annotated[
         list[str],

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-events = options.group("events")
+events = options.Family("events")
 
 
 class EventType(enum.StrEnum):
@@ -44,7 +44,6 @@ _Filters = Annotated[
     Argument(metavar="FILTER", show_default=False, help="Topic filters, such as orders/**; default: every topic."),
 ]
 _Json = Annotated[bool, Option("--json", help="Write each event as a JSON object on one line.")]
-_JsonList = Annotated[bool, Option("--json", help="Write JSON on one line.")]
 _Format = Annotated[
     str | None,
     Option(
@@ -63,13 +62,7 @@ def _qos_names() -> Iterable[str]:
     return STANDARD
 
 
-@events.callback()
-def main() -> None:
-    """Follow, publish and look up the events of an event network, and read past events."""
-
-
 @events.command()
-@options.command
 def watch(
     broker: Broker,
     network: NetworkOptions,
@@ -146,7 +139,6 @@ def _write_events(watcher: Watcher, form: Form, count: int | None, timeout: floa
 
 
 @events.command()
-@options.command
 def publish(
     broker: Broker,
     network: NetworkOptions,
@@ -207,8 +199,7 @@ def publish(
 
 
 @events.command()
-@options.command
-def topics(broker: Broker, network: NetworkOptions, json: _JsonList = False) -> int:
+def topics(broker: Broker, network: NetworkOptions, json: options.Json = False) -> int:
     """List the topics and topic filters of all members, with their publishers and consumers.
 
     Members list a topic after they published to it for the first time. Hidden topics are left out.
@@ -221,11 +212,10 @@ def topics(broker: Broker, network: NetworkOptions, json: _JsonList = False) -> 
 
 
 @events.command()
-@options.command
 def members(
     broker: Broker,
     network: NetworkOptions,
-    json: _JsonList = False,
+    json: options.Json = False,
     watch: Annotated[
         bool, Option("--watch", help="Write a line for each change of a member, until interrupted.")
     ] = False,
@@ -240,7 +230,6 @@ def members(
 
 
 @events.command()
-@options.command
 def history(
     path: Annotated[
         str, Argument(metavar="PATH", show_default=False, help="Folder with the durable history of a typed event bus.")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.cli.formats import UnformattableError, compiled
+from messaging.cli.output import printable
 from messaging.errors import ArgumentError, MessagingError
 from messaging.eventdata import WireEvent, time_of, write_json
 from messaging.model import Features, Message, MessageContext
@@ -134,13 +135,7 @@ def _text_line(line: EventLine) -> bytes:
         words.append(f"[session {event.session or '-'} failed: {event.error.type}: {event.error.message}]")
     else:
         words.append(f"[session {event.session or '-'} closed]")
-    return ("  ".join(map(_printable, words)) + "\n").encode()
-
-
-def _printable(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return ("  ".join(map(printable, words)) + "\n").encode()
 
 
 def _message(line: EventLine) -> Message:

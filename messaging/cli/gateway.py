@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-gateway = options.group("gateway")
-dead_letters = options.group("dead-letters")
+gateway = options.Family("gateway")
+dead_letters = options.Family(
+    "dead-letters", help="List, show, replay and drop the messages that a route could not handle."
+)
 gateway.add_typer(dead_letters)
 
 #: most characters of a reason in a table
@@ -46,7 +48,6 @@ _File = Annotated[
 _Place = Annotated[
     Path, Argument(metavar="FILE", show_default=False, help="Configuration of the gateway, or its data folder.")
 ]
-_Json = Annotated[bool, Option("--json", help="Write JSON on one line.")]
 _Routes = Annotated[
     list[str] | None,
     Option("--route", "-r", metavar="NAME", show_default=False, help="Of this route. Repeatable; default: all."),
@@ -64,13 +65,7 @@ _Ids = Annotated[
 _All = Annotated[bool, Option("--all", help="Of all dead letters: needed without --id and --where.")]
 
 
-@gateway.callback()
-def main() -> None:
-    """Run store-and-forward routes between brokers from one file, and look after them."""
-
-
 @gateway.command()
-@options.command
 def run(
     file: _File,
     log_format: Annotated[
@@ -98,8 +93,7 @@ def run(
 
 
 @gateway.command()
-@options.command
-def check(file: _File, json: _Json = False) -> int:
+def check(file: _File, json: options.Json = False) -> int:
     """Check a configuration without running it: one line for each problem, with line, key, and what would be right.
 
     Exit code 1: it has errors. Warnings do not count.
@@ -124,8 +118,7 @@ def check(file: _File, json: _Json = False) -> int:
 
 
 @gateway.command("plan")
-@options.command
-def show_plan(file: _File, json: _Json = False) -> int:
+def show_plan(file: _File, json: options.Json = False) -> int:
     """Show what goes where: each route with its source, steps, buffer and target.
 
     Example: messaging gateway plan gateway.toml
@@ -149,7 +142,6 @@ def show_plan(file: _File, json: _Json = False) -> int:
 
 
 @gateway.command("schema")
-@options.command
 def show_schema() -> int:
     """Write the JSON schema of configurations, for editors.
 
@@ -162,8 +154,7 @@ def show_schema() -> int:
 
 
 @gateway.command()
-@options.command
-def status(file: _Place, json: _Json = False) -> int:
+def status(file: _Place, json: options.Json = False) -> int:
     """Show the state of a running gateway on this machine. Exit code 1: it has a problem, or none runs.
 
     An instance that is not connected is a problem, named with its cause; /readyz of the gateway says the same.
@@ -198,7 +189,6 @@ def _state(route: Mapping[str, Any]) -> str:
 
 
 @gateway.command()
-@options.command
 def reload(file: _Place) -> int:
     """Have a running gateway read its configuration again, as SIGHUP does, and wait until it has.
 
@@ -213,13 +203,7 @@ def reload(file: _Place) -> int:
 # --- dead letters
 
 
-@dead_letters.callback()
-def dead_letters_main() -> None:
-    """List, show, replay and drop the messages that a route could not handle."""
-
-
 @dead_letters.command("list")
-@options.command
 def list_letters(
     file: _Place, route: _Routes = None, where: _Where = None,
     limit: Annotated[int, Option("--limit", "-n", metavar="N", min=1, help="At most N of each route.")] = 100,
@@ -246,7 +230,6 @@ def list_letters(
 
 
 @dead_letters.command()
-@options.command
 def show(
     file: _Place,
     route: Annotated[str, Option("--route", "-r", metavar="NAME", show_default=False, help="Name of the route.")],
@@ -265,7 +248,6 @@ def show(
 
 
 @dead_letters.command()
-@options.command
 def replay(
     file: _Place, route: _Routes = None, id: _Ids = None, where: _Where = None, all: _All = False,  # noqa: A002
     rate: Annotated[
@@ -293,7 +275,6 @@ def replay(
 
 
 @dead_letters.command()
-@options.command
 def drop(
     file: _Place, route: _Routes = None, id: _Ids = None, where: _Where = None, all: _All = False,  # noqa: A002
 ) -> int:  # fmt: skip

@@ -13,7 +13,17 @@ from typing import Annotated, Any, Final
 from typer import Argument, Option
 
 from messaging.cli import options
-from messaging.cli.output import ExitCode, ReaderGoneError, dump, is_reader_gone, payload_fields, show, write
+from messaging.cli.output import (
+    ExitCode,
+    ReaderGoneError,
+    dump,
+    is_reader_gone,
+    payload_fields,
+    printable,
+    show_outcome,
+    show_pairs,
+    write,
+)
 from messaging.errors import ArgumentError, MessagingError
 from messaging.journal import DeadLetter, Journal, JournalView, Record, outline, verify
 from messaging.journal import repair as repair_identity
@@ -28,7 +38,7 @@ _ROUNDS: Final = 3
 #: most characters of a payload in a line for people
 _SHOWN: Final = 200
 
-journal = options.group("journal")
+journal = options.Family("journal")
 
 _Directory = Annotated[
     Path, Argument(metavar="DIRECTORY", show_default=False, help="Folder of the journal, with its journal.json.")
@@ -43,13 +53,7 @@ _Channel = Annotated[
 ]
 
 
-@journal.callback()
-def main() -> None:
-    """Show, read, verify, repair, export, trim and purge a journal of messages on disk."""
-
-
 @journal.command()
-@options.command
 def info(directory: _Directory, json: _Json = False) -> int:
     """Show offsets, sizes, cursors and known damage of a journal; also of a Spark query. Reads no records.
 
@@ -70,18 +74,17 @@ def info(directory: _Directory, json: _Json = False) -> int:
         rows[name] = f"{each['begin']} to {each['end']}"
     for name, position in found.get("cursors", {}).items():
         behind = found["partitions"][0]["end"] - position
-        rows[f"cursor {_printable(name)}"] = f"{position}, {max(0, behind)} behind"
+        rows[f"cursor {printable(name)}"] = f"{position}, {max(0, behind)} behind"
     for name in ("dropped", "dead_letters"):
         if name in found:
             rows[name.replace("_", " ")] = str(found[name])
     for each in found["damage"]:
         rows[f"damage at {each['first']}"] = _range(each)
-    _columns(rows)
+    show_pairs(rows)
     return ExitCode.OK
 
 
 @journal.command()
-@options.command
 def read(
     directory: _Directory,
     start: _From = None,
@@ -123,7 +126,6 @@ def read(
 
 
 @journal.command("verify")
-@options.command
 def verify_journal(directory: _Directory, json: _Json = False) -> int:
     """Read every byte and report damage; also of the journal of a Spark query. Changes nothing.
 
@@ -153,7 +155,6 @@ def verify_journal(directory: _Directory, json: _Json = False) -> int:
 
 
 @journal.command()
-@options.command
 def repair(directory: _Directory, json: _Json = False) -> int:
     """Restore a damaged journal.json, so that the journal opens again; also that of a Spark query.
 
@@ -162,15 +163,10 @@ def repair(directory: _Directory, json: _Json = False) -> int:
     Example: messaging journal repair /var/lib/plant/outbox
     """
     done = repair_identity(directory)
-    if json:
-        write(dump({"path": str(directory), "done": done}))
-    else:
-        logger.info("journal %s: %s", directory, done)
-    return ExitCode.OK
+    return show_outcome({"path": str(directory), "done": done}, "journal {path}: {done}", json=json)
 
 
 @journal.command()
-@options.command
 def export(
     directory: _Directory,
     start: _From = None,
@@ -198,7 +194,6 @@ def export(
 
 
 @journal.command()
-@options.command
 def trim(
     directory: _Directory,
     before: Annotated[
@@ -222,10 +217,7 @@ def trim(
         at = before if before is not None else _position(opened, str(cursor))
         begin, kept = opened.begin, opened.cursors()
         found = {"deleted": opened.trim(at) - begin, "begin": opened.begin, "end": opened.end}
-    if json:
-        write(dump(found))
-    else:
-        logger.info("deleted %d records; %d to %d are there", found["deleted"], found["begin"], found["end"])
+    show_outcome(found, "deleted {deleted} records; {begin} to {end} are there", json=json)
     slowest = min(kept, key=lambda name: kept[name], default=None)
     if slowest is not None and kept[slowest] < at:
         logger.warning("cursor %r keeps the records from %d on", slowest, kept[slowest])
@@ -233,7 +225,6 @@ def trim(
 
 
 @journal.command()
-@options.command
 def purge(directory: _Directory, json: _Json = False) -> int:
     """Delete all records of a journal that no process has open, acknowledged or not. Cursors move to the end.
 
@@ -242,11 +233,7 @@ def purge(directory: _Directory, json: _Json = False) -> int:
     Journal.view(directory).close()  # nothing is created
     with Journal.open(directory) as opened:
         found = {"deleted": opened.purge(), "begin": opened.begin, "end": opened.end}
-    if json:
-        write(dump(found))
-    else:
-        logger.info("deleted %d records; the next one has the offset %d", found["deleted"], found["end"])
-    return ExitCode.OK
+    return show_outcome(found, "deleted {deleted} records; the next one has the offset {end}", json=json)
 
 
 # --- records
@@ -336,13 +323,9 @@ def _line(record: Record, more: str = "") -> bytes:
         payload = record.payload.decode()
     except UnicodeDecodeError:
         payload = f"({len(record.payload)} bytes)"
-    shown = _printable(payload[:_SHOWN]) + ("…" if len(payload) > _SHOWN else "")
-    text = f"{record.offset}  {_time(record.timestamp)}  {_printable(record.channel)}  {shown}{_printable(more)}"
+    shown = printable(payload[:_SHOWN]) + ("…" if len(payload) > _SHOWN else "")
+    text = f"{record.offset}  {_time(record.timestamp)}  {printable(record.channel)}  {shown}{printable(more)}"
     return f"{text}\n".encode()
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 # --- output
@@ -353,8 +336,3 @@ def _range(damage: dict[str, Any]) -> str:
     records = f"{lost} records are lost, offsets {damage['first']} to {damage['until'] - 1}"
     place = f"bytes {damage['position']} to {damage['end']}"
     return f"{place}, {records if lost else 'no stored record is lost'}"
-
-
-def _columns(rows: dict[str, str]) -> None:
-    width = max(map(len, rows))
-    show(*(f"{key:{width}}  {value}" for key, value in rows.items()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from messaging.cli import options
 from messaging.cli.connecting import Broker, split
@@ -17,19 +17,13 @@ from messaging.errors import ArgumentError
 if TYPE_CHECKING:
     from messaging.leases import LeaseInfo
 
-leases = options.group("leases")
+leases = options.Family("leases")
 
 #: how long to wait for the answers of all objects, seconds
 WAIT = 1.0
 
 
-@leases.callback()
-def main() -> None:
-    """Show the leases that generators, agents, mailboxes and other objects at a broker have granted."""
-
-
 @leases.command("list")
-@options.command
 def list_leases(
     broker: Broker,
     channel: Annotated[
@@ -39,7 +33,7 @@ def list_leases(
     timeout: Annotated[
         float | None, options.timeout_option("How long to wait for answers; default: 1, of one object 10.")
     ] = None,
-    json: Annotated[bool, Option("--json", help="Write JSON on one line.")] = False,
+    json: options.Json = False,
 ) -> int:
     """List the leases of all objects at a broker, or of one: id, what is leased, the time that is left.
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from typer import Argument, Option
 
 from messaging.cli import options
-from messaging.cli.connecting import Broker, exactly, identity, split, warn_of_memory
-from messaging.cli.output import ExitCode, dump, show_table, wait_while_read, write
+from messaging.cli.connecting import Broker, following, identity, warn_of_memory
+from messaging.cli.output import ExitCode, dump, show_list, wait_while_read, write
 from messaging.cli.signals import sigterm_stops
 from messaging.errors import (
     ArgumentError,
@@ -42,7 +42,7 @@ _ANSWER: Final = 4.0
 _PATIENCE: Final = 60.0
 _DELAY: Final = 0.2
 
-mailbox = options.group("mailbox")
+mailbox = options.Family("mailbox")
 
 
 class Keep(enum.StrEnum):
@@ -65,7 +65,10 @@ _Words = Annotated[
     list[str] | None,
     Argument(metavar="CHANNEL", show_default=False, help="Channel of the mailbox."),
 ]
-_Json = Annotated[bool, Option("--json", help="Write JSON on one line.")]
+_ChannelAndId = Annotated[
+    list[str] | None,
+    Argument(metavar="CHANNEL ID", show_default=False, help="Channel of the mailbox, and id of the registration."),
+]
 _MaxEvents = Annotated[
     int | None, Option("--max-events", metavar="N", min=1, help="Events of one registration; default: unlimited.")
 ]
@@ -82,13 +85,7 @@ _Full = Annotated[
 ]
 
 
-@mailbox.callback()
-def main() -> None:
-    """Store remote events for devices that sleep, and take them out."""
-
-
 @mailbox.command()
-@options.command
 def run(
     broker: Broker,
     words: Annotated[
@@ -117,9 +114,7 @@ def run(
     from messaging.remoteevent import EventMailbox, MailboxServer
     from messaging.remoteevent.mailbox.mailbox import MAX_BYTES
 
-    broker, found = split(broker, words or [])
-    channel, path = exactly(found, "CHANNEL PATH", 2)
-    _check_channel(channel)
+    broker, (channel, path) = _following(broker, words, "CHANNEL PATH")
     if not path:
         raise ArgumentError("PATH must be the path of a folder, not empty")
     _check_seconds("--max-duration", max_duration)
@@ -131,21 +126,13 @@ def run(
         )  # fmt: skip
         with box, MailboxServer(m, channel, box) as server:
             server.ready.result()
-            _wait(m, channel, len(box), path)
+            logger.info("mailbox %s at %s: %d registrations in %s", channel, identity(m), len(box), path)
+            warn_of_memory(m)
+            wait_while_read(threading.Event())  # until the program is interrupted
     return ExitCode.OK
 
 
-def _wait(m: Messaging, channel: str, count: int, path: str) -> None:
-    """Wait until the program is interrupted."""
-    logger.info("mailbox %s at %s: %d registrations in %s", channel, identity(m), count, path)
-    warn_of_memory(m)
-    never = threading.Event()
-    while True:
-        wait_while_read(never)
-
-
 @mailbox.command()
-@options.command
 def register(
     broker: Broker,
     words: _Words = None,
@@ -157,7 +144,7 @@ def register(
     ] = Keep.ALL,
     max_events: _MaxEvents = None,
     full: _Full = None,
-    json: _Json = False,
+    json: options.Json = False,
 ) -> int:
     """Register an owner of events, and write the id of the registration.
 
@@ -165,9 +152,7 @@ def register(
 
     Example: messaging mailbox register mqtt://localhost mailboxes/field --duration 604800
     """
-    broker, found = split(broker, words or [])
-    (channel,) = exactly(found, "CHANNEL", 1)
-    _check_channel(channel)
+    broker, (channel,) = _following(broker, words, "CHANNEL")
     _check_seconds("--duration", duration)
     with broker.connect("mailbox-register") as m:
         promise = _mailbox(m, channel).register(
@@ -184,36 +169,29 @@ def register(
 
 
 @mailbox.command("list")
-@options.command
-def list_registrations(broker: Broker, words: _Words = None, json: _Json = False) -> int:
+def list_registrations(broker: Broker, words: _Words = None, json: options.Json = False) -> int:
     """List the registrations of a mailbox: id, stored events, what is kept, target, the time that is left.
 
     Example: messaging mailbox list mqtt://localhost mailboxes/field
     """
-    broker, found = split(broker, words or [])
-    (channel,) = exactly(found, "CHANNEL", 1)
-    _check_channel(channel)
+    broker, (channel,) = _following(broker, words, "CHANNEL")
     with broker.connect("mailbox-list") as m:
         infos = _mailbox(m, channel).registrations().result()
-    if json:
-        write(dump([_fields(each) for each in infos]))
-    elif infos:
-        rows = [
-            [each.id, str(each.stored), str(each.dropped), each.keep, each.target or "-", _left(each.remaining)]
-            for each in infos
-        ]
-        show_table(["id", "stored", "dropped", "keep", "target", "left"], rows)
-    return ExitCode.OK
+    columns: dict[str, Callable[[Any], str]] = {
+        "id": lambda each: each.id,
+        "stored": lambda each: str(each.stored),
+        "dropped": lambda each: str(each.dropped),
+        "keep": lambda each: each.keep,
+        "target": lambda each: each.target or "-",
+        "left": lambda each: _left(each.remaining),
+    }
+    return show_list(infos, columns, _fields, json=json)
 
 
 @mailbox.command()
-@options.command
 def drain(
     broker: Broker,
-    words: Annotated[
-        list[str] | None,
-        Argument(metavar="CHANNEL ID", show_default=False, help="Channel of the mailbox, and id of the registration."),
-    ] = None,
+    words: _ChannelAndId = None,
     count: Annotated[int | None, options.count_option("End after N events.")] = None,
     timeout: Annotated[
         float | None, options.timeout_option("Wait that long for further events; default: take the stored ones.")
@@ -229,9 +207,7 @@ def drain(
     """
     from messaging.remoteevent.layout import encode_event
 
-    broker, found = split(broker, words or [])
-    channel, registration_id = exactly(found, "CHANNEL ID", 2)
-    _check_channel(channel)
+    broker, (channel, registration_id) = _following(broker, words, "CHANNEL ID")
     options.check_timeout(timeout)
     with broker.connect("mailbox-drain") as m:
         registration = _mailbox(m, channel).registration(registration_id)
@@ -254,21 +230,15 @@ def drain(
 
 
 @mailbox.command()
-@options.command
 def cancel(
     broker: Broker,
-    words: Annotated[
-        list[str] | None,
-        Argument(metavar="CHANNEL ID", show_default=False, help="Channel of the mailbox, and id of the registration."),
-    ] = None,
+    words: _ChannelAndId = None,
 ) -> int:
     """End a registration: its events are deleted, and their senders are told that it is gone.
 
     Example: messaging mailbox cancel mqtt://localhost mailboxes/field 6f1c0a
     """
-    broker, found = split(broker, words or [])
-    channel, registration_id = exactly(found, "CHANNEL ID", 2)
-    _check_channel(channel)
+    broker, (channel, registration_id) = _following(broker, words, "CHANNEL ID")
     with broker.connect("mailbox-cancel") as m:
         _mailbox(m, channel).registration(registration_id).lease.cancel().result()
     return ExitCode.OK
@@ -328,10 +298,13 @@ def _repeated(request: Callable[[], T]) -> T:
 # --- arguments and output
 
 
-def _check_channel(channel: str) -> None:
+def _following(broker: Broker, words: list[str] | None, names: str) -> tuple[Broker, list[str]]:
+    """Return the broker, and the arguments that follow it, of which the first is a channel."""
     from messaging.model import check_name
 
-    check_name(channel)
+    broker, found = following(broker, words, names)
+    check_name(found[0])
+    return broker, found
 
 
 def _check_seconds(option: str, value: float) -> None:

@@ -8,7 +8,7 @@ import inspect
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final
 
 from typer import Argument, Option, Typer
@@ -74,6 +74,7 @@ Debug = Annotated[
         "--debug", "-d", callback=_verbosity(logging.DEBUG), rich_help_panel=_COMMON, help="Write all logs to stderr."
     ),
 ]
+Json = Annotated[bool, Option("--json", help="Write JSON on one line.")]
 NoNewline = Annotated[bool, Option("--no-newline", "-N", help="Write no newline after a payload.")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Write the channel and a space before the payload.")]
 Format = Annotated[
@@ -118,6 +119,15 @@ Extensions = Annotated[
 ]
 
 
+#: help is plain: importing rich takes as long as all the rest of a help text. Tracebacks are, too: rich shows the
+#: values of variables, such as passwords
+_PLAIN: Final[Mapping[str, Any]] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+}
+
+
 def count_option(text: str) -> Any:
     """Return the option ``--count`` with ``text`` as its help."""
     return Option("--count", "-C", metavar="N", min=1, help=text)
@@ -131,10 +141,27 @@ def timeout_option(text: str) -> Any:
 def group(name: str | None = None, **more: Any) -> Typer:
     """Return a group of commands; ``more`` are further arguments of ``Typer``.
 
-    Its help is plain: importing rich takes as long as all the rest of a help text. Tracebacks are, too: rich shows the
-    values of variables, such as passwords.
+    See :class:`Family` for a group whose commands take the options that all have.
     """
-    return Typer(name=name, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, **more)
+    return Typer(name=name, **_PLAIN, **more)
+
+
+class Family(Typer):
+    """A group of commands that belong together. Each of them gets ``--quiet`` and ``--debug``, see :func:`command`.
+
+    Args:
+        name: of the group.
+        help: of the group; by default the sentence of :data:`messaging.cli.commands.OWN`.
+    """
+
+    def __init__(self, name: str, help: str | None = None) -> None:  # noqa: A002  # the base class's name
+        # with a callback it is a group even if it has one command
+        super().__init__(name=name, help=help, callback=lambda: None, **_PLAIN)
+
+    def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:
+        """Return a decorator that makes a function a command of the group."""
+        register = super().command(name, **more)
+        return lambda function: register(command(function))
 
 
 def command(function: Callable[..., int]) -> Callable[..., int]:

@@ -13,19 +13,19 @@ from typer import Argument, Option
 
 from messaging.cli import options
 from messaging.cli.connecting import Broker, identity, warn_of_memory
-from messaging.cli.output import LOOK, ExitCode, dump, show, write
+from messaging.cli.output import LOOK, ExitCode, dump, show, show_pairs, write
 from messaging.errors import ArgumentError, MessagingError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from messaging.outbox.sql import DeadRow, OutboxTables, Relay
+    from messaging.outbox.sql import DeadRow, OutboxTables
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-outbox = options.group("outbox")
+outbox = options.Family("outbox")
 
 _PANEL = "Database"
 #: sent rows that ``cleanup`` deletes in one transaction
@@ -107,13 +107,7 @@ _Ids = Annotated[list[int] | None, Argument(metavar="[ID]...", show_default=Fals
 _All = Annotated[bool, Option("--all", help="All dead rows.")]
 
 
-@outbox.callback()
-def main() -> None:
-    """Relay a transactional outbox: publish the messages that committed transactions left in a database."""
-
-
 @outbox.command()
-@options.command
 def relay(
     broker: Broker,
     database: DatabaseOptions,
@@ -167,26 +161,15 @@ def relay(
             else:
                 with running:
                     logger.info("relaying %s to %s", tables.outbox.fullname, identity(m))
-                    _wait(running)
+                    while not running.wait(LOOK):  # it raises if the relay ended by itself
+                        pass
         finally:
             counters = running.counters
             logger.info("published %d messages, %d rows are dead", counters.published, counters.dead)
     return ExitCode.OK
 
 
-def _wait(running: Relay) -> None:
-    """Wait for the end of a relay.
-
-    Raises:
-        KeyboardInterrupt: SIGINT or SIGTERM.
-        MessagingError: the relay ended by itself.
-    """
-    while not running.wait(LOOK):
-        pass
-
-
 @outbox.command()
-@options.command
 def status(
     database: DatabaseOptions,
     json: _Json = False,
@@ -214,9 +197,7 @@ def status(
     if json:
         write(dump(fields))
     else:
-        width = max(map(len, fields))
-        shown = {name: ", ".join(value) if isinstance(value, tuple) else value for name, value in fields.items()}
-        show(*(f"{name:{width}}  {'-' if value in (None, '') else value}" for name, value in shown.items()))
+        show_pairs({name: ", ".join(value) if isinstance(value, tuple) else value for name, value in fields.items()})
     return ExitCode.OK
 
 
@@ -230,7 +211,6 @@ def _line(row: DeadRow) -> str:
 
 
 @outbox.command()
-@options.command
 def retry(database: DatabaseOptions, ids: _Ids = None, every: _All = False) -> int:
     """Have dead rows published again, after their cause was removed.
 
@@ -238,13 +218,10 @@ def retry(database: DatabaseOptions, ids: _Ids = None, every: _All = False) -> i
     """
     from messaging.outbox.sql import retry_dead
 
-    wanted = _wanted(ids, every)
-    found = database.run(lambda connection, tables: retry_dead(connection, wanted, tables))
-    return _settled("to be published again", found, wanted)
+    return _settle(database, retry_dead, ids, every, "to be published again")
 
 
 @outbox.command()
-@options.command
 def discard(database: DatabaseOptions, ids: _Ids = None, every: _All = False) -> int:
     """Delete dead rows.
 
@@ -252,19 +229,18 @@ def discard(database: DatabaseOptions, ids: _Ids = None, every: _All = False) ->
     """
     from messaging.outbox.sql import discard_dead
 
-    wanted = _wanted(ids, every)
-    found = database.run(lambda connection, tables: discard_dead(connection, wanted, tables))
-    return _settled("deleted", found, wanted)
+    return _settle(database, discard_dead, ids, every, "deleted")
 
 
-def _wanted(ids: list[int] | None, every: bool) -> list[int] | None:
+def _settle(
+    database: DatabaseOptions, settle: Callable[..., int], ids: list[int] | None, every: bool, outcome: str
+) -> ExitCode:
+    """Settle dead rows by ``settle``, all or those with ``ids``; report how many."""
     if bool(ids) == every:
         raise ArgumentError("name the dead rows by their ids, or all of them by --all")
-    return None if every else ids
-
-
-def _settled(what: str, found: int, wanted: list[int] | None) -> int:
-    logger.info("%d dead rows are %s", found, what)
+    wanted = None if every else ids
+    found = database.run(lambda connection, tables: settle(connection, wanted, tables))
+    logger.info("%d dead rows are %s", found, outcome)
     missing = 0 if wanted is None else len({*wanted}) - found
     if missing:
         raise MessagingError(f"{missing} of the ids name no dead row; `messaging outbox status --dead` lists them")
@@ -272,7 +248,6 @@ def _settled(what: str, found: int, wanted: list[int] | None) -> int:
 
 
 @outbox.command()
-@options.command
 def cleanup(
     database: DatabaseOptions,
     sent: Annotated[
@@ -308,7 +283,6 @@ def cleanup(
 
 
 @outbox.command("create-tables")
-@options.command
 def create_tables_command(
     database: DatabaseOptions,
     sql: Annotated[

@@ -17,9 +17,9 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 from messaging.errors import MessagingError
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from messaging.model import Message
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PROGRAM: Final = "messaging"
 
@@ -131,6 +133,39 @@ def show_table(columns: list[str], rows: list[list[str]]) -> None:
     show(table)
 
 
+def show_pairs(pairs: Mapping[str, object]) -> None:
+    """Write names and values to stdout, aligned; ``-`` for a value that is missing."""
+    width = max(map(len, pairs))
+    show(*(f"{name:{width}}  {'-' if value in (None, '') else value}" for name, value in pairs.items()))
+
+
+def show_list(
+    items: Sequence[T], columns: Mapping[str, Callable[[T], str]], fields: Callable[[T], Any], *, json: bool
+) -> ExitCode:
+    """Write a list to stdout.
+
+    Args:
+        items: what is listed; an empty list has no table.
+        columns: title of a column -> returns the text of an item in it.
+        fields: returns an item for JSON.
+        json: write JSON on one line.
+    """
+    if json:
+        write(dump([fields(each) for each in items]))
+    elif items:
+        show_table([*columns], [[text_of(each) for text_of in columns.values()] for each in items])
+    return ExitCode.OK
+
+
+def show_outcome(found: Mapping[str, Any], text: str, *, json: bool) -> ExitCode:
+    """Report what a command has done: as JSON on stdout, or as ``text`` on stderr, with fields as ``{name}``."""
+    if json:
+        write(dump(found))
+    else:
+        logger.info("%s", text.format_map(found))
+    return ExitCode.OK
+
+
 def dump(value: Any) -> bytes:
     """Return ``value`` as JSON on one line. Objects without a JSON form are written as text.
 
@@ -204,10 +239,14 @@ def redacted(text: str) -> str:
     return _SECRET.sub(r"\1***", _USER_INFO.sub("***@", text))
 
 
+def printable(text: str) -> str:
+    """Return ``text`` with its control characters escaped."""
+    return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 def one_line(text: object) -> str:
     """Return ``text`` for a terminal and a log: on one line, without control characters and secrets."""
-    words = " ".join(str(text).split())
-    return redacted("".join(char if char.isprintable() else ascii(char)[1:-1] for char in words))
+    return redacted(printable(" ".join(str(text).split())))
 
 
 def report(error: object) -> None:

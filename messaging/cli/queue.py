@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from messaging.cli import options
-from messaging.cli.connecting import Broker, exactly, identity, split, warn_of_memory
-from messaging.cli.output import ExitCode, dump, write
+from messaging.cli.connecting import Broker, following, identity, warn_of_memory
+from messaging.cli.output import ExitCode, show_outcome, write
 
 if TYPE_CHECKING:
     from messaging import Messaging
 
 logger = logging.getLogger(__name__)
 
-queue = options.group("queue")
+queue = options.Family(
+    "queue",
+    help="Declare, peek at, purge and delete queues at a broker that has them, such as RabbitMQ. MQTT has none.",
+)
 
 #: most messages of one peek, as in ``Queues.peek``
 _MAX_PEEK = 1000
@@ -26,16 +29,9 @@ _MAX_PEEK = 1000
 _Words = Annotated[
     list[str] | None, Argument(metavar="NAME", show_default=False, help="Name of the queue, as in sub --queue.")
 ]
-_Json = Annotated[bool, Option("--json", help="Write JSON on one line.")]
-
-
-@queue.callback()
-def main() -> None:
-    """Declare, peek at, purge and delete queues at a broker that has them, such as RabbitMQ. MQTT has none."""
 
 
 @queue.command()
-@options.command
 def declare(
     broker: Broker,
     words: _Words = None,
@@ -67,7 +63,6 @@ def declare(
 
 
 @queue.command()
-@options.command
 def peek(
     broker: Broker,
     words: _Words = None,
@@ -102,25 +97,25 @@ def peek(
 
 
 @queue.command()
-@options.command
-def purge(broker: Broker, words: _Words = None, json: _Json = False) -> int:
+def purge(broker: Broker, words: _Words = None, json: options.Json = False) -> int:
     """Remove all messages of a queue, except for those that a consumer has.
 
     Example: messaging queue purge amqp://localhost work
     """
     with _connected(broker, words) as (m, name):
         removed = m.queues.purge(name).result()
-    return _told("removed", name, removed, "removed %d messages from queue %r", json=json)
+    return show_outcome(
+        {"queue": name, "removed": removed}, "removed {removed} messages from queue {queue!r}", json=json
+    )
 
 
 @queue.command()
-@options.command
 def delete(
     broker: Broker,
     words: _Words = None,
     if_empty: Annotated[bool, Option("--if-empty", help="Refuse a queue with messages.")] = False,
     if_unused: Annotated[bool, Option("--if-unused", help="Refuse a queue with consumers.")] = False,
-    json: _Json = False,
+    json: options.Json = False,
 ) -> int:
     """Delete a queue with its messages. Its consumers are cancelled.
 
@@ -128,7 +123,9 @@ def delete(
     """
     with _connected(broker, words) as (m, name):
         deleted = m.queues.delete(name, if_empty=if_empty, if_unused=if_unused).result()
-    return _told("deleted", name, deleted, "deleted %d messages with queue %r", json=json)
+    return show_outcome(
+        {"queue": name, "deleted": deleted}, "deleted {deleted} messages with queue {queue!r}", json=json
+    )
 
 
 @contextlib.contextmanager
@@ -136,17 +133,8 @@ def _connected(broker: Broker, words: list[str] | None) -> Iterator[tuple[Messag
     """Connect to the broker; return the instance, and the name of the queue."""
     from messaging.instance import check_queue  # importing it is slow, and help and completion do not need it
 
-    broker, found = split(broker, words or [])
-    (name,) = exactly(found, "NAME", 1)
+    broker, (name,) = following(broker, words, "NAME")
     check_queue(name)
     with broker.connect("queue") as m:
         warn_of_memory(m)
         yield m, name
-
-
-def _told(what: str, name: str, count: int, text: str, *, json: bool) -> int:
-    if json:
-        write(dump({"queue": name, what: count}))
-    else:
-        logger.info(text, count, name)
-    return ExitCode.OK
