@@ -17,13 +17,13 @@ from typer import Argument, Option
 
 from messaging.cli import options
 from messaging.cli.connecting import Broker, identity, split, warn_of_memory
-from messaging.cli.events_options import Grammar, NetworkOptions
+from messaging.cli.options import Grammar, NetworkOptions
 from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, is_reader_gone, write
 from messaging.errors import ArgumentError
 
 if TYPE_CHECKING:
     from messaging.cli.events_lines import Form
-    from messaging.cli.events_watch import Watcher
+    from messaging.cli.events_network import Watcher
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +86,7 @@ def watch(
     Example: messaging events watch mqtt://localhost 'orders/**' --type all --json
     """
     from messaging.cli.events_lines import form_of
-    from messaging.cli.events_member import announce, grammar_of, joined, settings_of
-    from messaging.cli.events_watch import Watcher
+    from messaging.cli.events_network import Watcher, announce, grammar_of, joined, settings_of
 
     broker, topics = split(broker, filters or [])
     topics = topics or [network.everything]
@@ -174,7 +173,7 @@ def publish(
 
     Example: messaging events publish mqtt://localhost orders/placed '{"id": 7}' --notify
     """
-    from messaging.cli.events_member import grammar_of
+    from messaging.cli.events_network import grammar_of
     from messaging.cli.events_publish import NOTIFYING, check_qos, data_of, publish_event, read_payload
     from messaging.eventdata import WireEvent
 
@@ -206,7 +205,7 @@ def topics(broker: Broker, network: NetworkOptions, json: options.Json = False) 
 
     Example: messaging events topics mqtt://localhost
     """
-    from messaging.cli.events_members import show_topics
+    from messaging.cli.events_network import show_topics
 
     return show_topics(broker, network, json=json)
 
@@ -224,7 +223,7 @@ def members(
 
     Example: messaging events members mqtt://localhost --watch
     """
-    from messaging.cli.events_members import show_members, watch_members
+    from messaging.cli.events_network import show_members, watch_members
 
     return (watch_members if watch else show_members)(broker, network, json=json)
 
@@ -259,9 +258,8 @@ def history(
 
     Example: messaging events history /var/lib/shop/history 'orders/*' --since 2025-10-09T08:00:00Z --json
     """
-    from messaging.cli.events_history import past_events, since_of
-    from messaging.cli.events_lines import form_of
-    from messaging.cli.events_member import grammar_of
+    from messaging.cli.events_lines import form_of, past_events, since_of
+    from messaging.cli.events_network import grammar_of
     from messaging.cli.formats import UnformattableError
 
     form = form_of(format_, json=json)

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.cli.events_member import Observer, grammar_of, joined, settings_of
-from messaging.cli.events_options import Grammar
+from messaging.cli.events_network import MemberObserver, grammar_of, joined, settings_of
+from messaging.cli.options import Grammar, NetworkOptions
 from messaging.cli.output import ExitCode, report
 from messaging.distributedeventing.qos import STANDARD, QosReader, supported_by
 from messaging.errors import ArgumentError, DecodeError, NullEventError, PartialNotificationError, PayloadTooLargeError
@@ -20,7 +20,6 @@ from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
     from messaging.cli.connecting import Broker
-    from messaging.cli.events_options import NetworkOptions
     from messaging.eventnetwork.membership import Member
 
 logger = logging.getLogger(__name__)
@@ -153,7 +152,7 @@ def publish_event(
     settings_of(network)  # a wrong one is an error before anything is connected
     with broker.connect("events-publish") as m:
         wanted = QosReader(m.name, supported_by(m)).read(qos)
-        with joined(m, network, Observer()) as node:
+        with joined(m, network, MemberObserver()) as node:
             event.time = time.time_ns() // 1_000
             event.origin = str(framework_uuid())
             notification = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import inspect
 import json
@@ -20,6 +21,8 @@ from messaging.errors import ArgumentError
 
 #: the panel of ``--help`` for the options that every command has
 _COMMON: Final = "Connection and diagnostics"
+#: and of those of an event network
+_NETWORK: Final = "Event network"
 
 
 def _verbosity(level: int) -> Callable[[bool], None]:
@@ -117,6 +120,49 @@ Extensions = Annotated[
         "VALUE is JSON, otherwise text. Repeatable.",
     ),
 ]
+
+
+class Grammar(enum.StrEnum):
+    """The grammar of topics and topic filters."""
+
+    #: RFC 214: ``orders/placed``, ``orders/*``, ``orders/**``
+    DISTRIBUTED = "distributed"
+    #: Typed Event 1.1: ``orders/placed``, ``orders/+``, ``orders/*``
+    TYPED = "typed"
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkOptions:
+    """The options that name an event network at a broker."""
+
+    prefix: Annotated[
+        str | None,
+        Option("--prefix", metavar="CHANNEL", rich_help_panel=_NETWORK, help="First levels of its channels: topics."),
+    ] = None
+    heartbeat: Annotated[
+        float | None,
+        Option(
+            "--heartbeat",
+            metavar="SECONDS",
+            rich_help_panel=_NETWORK,
+            help="Others count this process as lost after twice this time without a sign of life; default: 5.",
+        ),
+    ] = None
+    grammar: Annotated[
+        Grammar,
+        Option(
+            "--grammar",
+            metavar="distributed|typed",
+            rich_help_panel=_NETWORK,
+            show_default=False,
+            help="Grammar of topics: of RFC 214 (the default), or of Typed Event.",
+        ),
+    ] = Grammar.DISTRIBUTED
+
+    @property
+    def everything(self) -> str:
+        """Return the topic filter that matches every public topic."""
+        return "*" if self.grammar is Grammar.TYPED else "**"
 
 
 #: help is plain: importing rich takes as long as all the rest of a help text. Tracebacks are, too: rich shows the
