@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer._click.shell_completion import CompletionItem, ShellComplete, split_arg_string
 
-from messaging.cli.user_folders import base_directory
+from messaging.cli.context_file import PREFIX, base_directory, get, load
 from messaging.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -203,7 +203,6 @@ def brokers() -> Iterator[Candidate]:
     from importlib.metadata import entry_points
 
     from messaging.adapter import ENTRY_POINT_GROUP
-    from messaging.cli.context_file import PREFIX
 
     for scheme in sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)}):
         yield f"{scheme}://", ""
@@ -213,8 +212,6 @@ def brokers() -> Iterator[Candidate]:
 
 def contexts() -> Iterator[Candidate]:
     """Yield the name and the URL of each saved context."""
-    from messaging.cli.context_file import load
-
     return ((name, each.shown_url) for name, each in sorted(load().items()))
 
 
@@ -249,7 +246,6 @@ def settings(context: typer.Context) -> Iterator[Candidate]:
 
 def _adapter(context: typer.Context) -> type[Adapter] | None:
     """Return the adapter of the broker in the command line or the environment, or ``None`` without a broker."""
-    from messaging.cli.context_file import PREFIX, get
     from messaging.environment import URL_VARIABLE
     from messaging.instance import find_adapter
 

@@ -7,21 +7,16 @@ and no concurrent change is lost.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import logging
 import os
 import re
 import stat
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from messaging.cli.user_folders import base_directory
 from messaging.errors import ConfigurationError
 from messaging.text import did_you_mean
 
@@ -33,9 +28,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VERSION: Final = 1
 #: most bytes of the file
 _LARGEST: Final = 1_000_000
-#: how long to wait for the lock, and how often to try, seconds
+#: how long to wait for the lock, seconds
 _PATIENCE: Final = 10.0
-_POLL: Final = 0.02
 
 
 class SavedContext(NamedTuple):
@@ -64,6 +58,12 @@ class SavedContext(NamedTuple):
         from messaging.model import is_secret_option
 
         return {key: "***" if is_secret_option(key) else value for key, value in sorted(self.settings.items())}
+
+
+def base_directory(variable: str, default: Path) -> Path:
+    """Return a base directory of the user. The XDG specification demands that relative paths are ignored."""
+    given = os.environ.get(variable, "")
+    return Path(given) if given.startswith("/") else default
 
 
 def path() -> Path:
@@ -147,49 +147,22 @@ def change(function: Callable[[dict[str, SavedContext]], None]) -> Path:
     Raises:
         ConfigurationError: the file is malformed or cannot be written, or another process holds the lock for 10 s.
     """
+    from messaging.journal.folders import LocalFolder, lock_file  # not at import: help and completion must be fast
+
     file = path()
+    lock = file.with_suffix(".lock")
+    refused = ConfigurationError(f"saved contexts: another process has held {lock} for {_PATIENCE:g} s")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(file.with_suffix(".lock")):
+        with lock_file(lock, _PATIENCE, refused):
             known = load()
             function(known)
-            _replace(file.resolve(), known)
+            contexts = {
+                name: {"url": each.url, "settings": dict(each.settings)} for name, each in sorted(known.items())
+            }
+            text = json.dumps({"version": _VERSION, "contexts": contexts}, indent=2) + "\n"
+            target = file.resolve()
+            LocalFolder(str(target.parent)).write(target.name, [text.encode()])
     except OSError as error:
         raise ConfigurationError(f"saved contexts: cannot write {file}: {error.strerror}") from error
     return file
-
-
-@contextlib.contextmanager
-def _locked(lock: Path) -> Iterator[None]:
-    deadline = time.monotonic() + _PATIENCE
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ConfigurationError(
-                        f"saved contexts: another process has held {lock} for {_PATIENCE:g} s"
-                    ) from None
-                time.sleep(_POLL)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _replace(file: Path, known: Mapping[str, SavedContext]) -> None:
-    contexts = {name: {"url": each.url, "settings": dict(each.settings)} for name, each in sorted(known.items())}
-    text = json.dumps({"version": _VERSION, "contexts": contexts}, indent=2) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".contexts-")  # readable by its owner alone
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as target:
-            target.write(text)
-            target.flush()
-            os.fsync(target.fileno())
-        Path(temporary).replace(file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
