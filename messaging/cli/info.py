@@ -1,28 +1,34 @@
 """``messaging info``: the features and the state of an instance, the states of a connection, or the installation."""
 
+from __future__ import annotations
+
 import asyncio
 import dataclasses
 import os
 import platform
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from typer import Option
 
 from messaging.adapter import ENTRY_POINT_GROUP
 from messaging.cli import options
-from messaging.cli.connecting import Broker
+from messaging.cli.connecting import Broker  # noqa: TC001  # read at run time by options.command
 from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, dump, is_reader_gone, show, write
 from messaging.codecs import codec_for, content_types
-from messaging.connection import ConnectionState
 from messaging.environment import URL_VARIABLE
 from messaging.errors import ArgumentError, BrokerError, MessagingError
 from messaging.instance import Messaging, find_adapter
 from messaging.model import Features, parse_url
 from messaging.model.settings import load_settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from messaging.connection import ConnectionState
 
 _PACKAGES: Final = (
     "rx-messaging",
@@ -70,12 +76,10 @@ def info(
     if json:
         write(dump(found))
         return ExitCode.OK
-    from messaging.cli import info_tables  # rich takes as long to import as many commands to run
-
     if is_installation:
-        show(*info_tables.installation(found))
+        show(*_installation_tables(found))
     else:
-        show(info_tables.features(found, _kinds()) if features else info_tables.state(found))
+        show(_features_table(found, _kinds()) if features else _state_table(found))
     return ExitCode.OK
 
 
@@ -173,3 +177,59 @@ def _status(create: Callable[[str], object], name: str) -> str:
     except Exception as error:  # noqa: BLE001  # a broken package must not hide the others
         return f"broken: {type(error).__name__}: {error}"
     return "ok"
+
+
+# --- tables; rich takes as long to import as many commands to run
+
+
+def _installation_tables(found: Mapping[str, Any]) -> list[Table]:
+    """Return the tables of the installation."""
+    rows = {
+        "versions": {name: version or "not installed" for name, version in found["versions"].items()},
+        "adapters": {
+            f"{scheme}://": "{status} ({adapter})".format(**each) for scheme, each in found["adapters"].items()
+        },
+        "codecs": found["codecs"],
+    }
+    return [_table(title, each.items()) for title, each in rows.items()]
+
+
+def _state_table(found: Mapping[str, Any]) -> Table:
+    """Return the table of the state of an instance."""
+    return _table("", _flat(found))
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield nested data as rows of name and value, without service properties, which repeat parts of the DTO."""
+    for name, each in value.items():
+        if isinstance(each, Mapping):
+            if name != "service":
+                yield from _flat(each, f"{prefix}{name}.")
+        elif isinstance(each, (list, tuple)):
+            yield prefix + name, ", ".join(map(str, each)) or "-"
+        else:
+            yield prefix + name, "-" if each is None else str(each)
+
+
+def _table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    if title:
+        table.add_row(Text(title, style="bold"), "")
+    for name, value in rows:
+        table.add_row(Text(("  " if title else "") + name), Text(value))
+    return table
+
+
+def _features_table(found: Mapping[str, bool], kinds: Mapping[str, str]) -> Table:
+    """Return the table of announced features."""
+    from rich.table import Table
+
+    table = Table("feature", "kind", "announced", box=None, pad_edge=False, header_style="bold")
+    for name, announced in found.items():
+        table.add_row(name, kinds.get(name, "adapter's own"), "yes" if announced else "no")
+    return table
