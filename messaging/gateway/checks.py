@@ -1,10 +1,17 @@
 """Checks of the settings of a gateway beyond the types of their values: what refers to what, and what brokers can do.
 
+Each rule is a function that yields the problems it finds, at keys below the part that it checks. The tuples
+:data:`PART_RULES`, :data:`ROUTE_RULES`, :data:`REQUEST_RULES`, :data:`DEVICE_RULES` and :data:`GATEWAY_RULES` list the
+rules in the order in which they are applied.
+
 No broker is asked, and nothing is written: an adapter tells what it can do before it is connected.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, MessagingError, check_instance
@@ -20,10 +27,10 @@ from messaging.gateway.extensions import (
     of_target,
     refusals,
 )
-from messaging.gateway.instance_checks import Broker, check_folder, check_instances
+from messaging.gateway.instance_checks import UnconnectedInstance, check_folder, check_instances
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Pipeline
 from messaging.gateway.pipeline.steps import SPARKPLUG_NAMES, condition, template_names, transform
-from messaging.gateway.problems import KeyPath, Problem, Problems
+from messaging.gateway.problems import Finding, KeyPath, Problem, Problems, error, warning
 from messaging.gateway.settings import GatewaySettings, listening_address
 from messaging.model import ANY_LEVELS, Features, overlap, parse_url, publish_options, subscribe_options
 from messaging.model.context import check_printable
@@ -31,15 +38,8 @@ from messaging.observability.monitor.publisher import checked_channel, checked_i
 from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
-    from messaging.gateway.settings import (
-        DeviceStateSettings,
-        RequestSettings,
-        RouteSettings,
-        SourceSettings,
-        TargetSettings,
-    )
 
 #: names that templates have beside the captures
 _GIVEN: Final = frozenset({"channel", "gateway"})
@@ -67,7 +67,14 @@ def check_into(
         problems: where they are recorded.
         from_environment: the values that have a variable of the environment in them.
     """
-    _Checks(settings, problems, from_environment).run()
+    checked = _Checked(settings, check_instances(settings, problems, from_environment))
+    for part in checked.parts:
+        for rule in (*PART_RULES, *_RULES_OF_KIND[part.kind]):
+            problems.add_all(rule(part), part.path)
+    for each in GATEWAY_RULES:
+        problems.add_all(each(checked))
+    check_folder(problems, ("data",), settings.data)
+    problems.add_all(_unused_instances(checked))
 
 
 class _Flow(NamedTuple):
@@ -80,425 +87,482 @@ class _Flow(NamedTuple):
     channels: str
 
 
-class _Checks:
-    def __init__(
-        self, settings: GatewaySettings, problems: Problems, from_environment: Collection[KeyPath]
-    ) -> None:  # fmt: skip
-        self._settings = settings
-        self._problems = problems
-        self._brokers = check_instances(settings, problems, from_environment)
-        self._flows: list[_Flow] = []
+@dataclass
+class _Checked:
+    """Settings, and what is known of their instances."""
 
-    def run(self) -> None:
-        settings, problems = self._settings, self._problems
-        for name, route in settings.routes.items():
-            self._check_route(name, route)
-        for name, request in settings.requests.items():
-            self._check_request(name, request)
-        for name, devices in settings.devices.items():
-            self._check_devices(name, devices)
-        self._check_queues()
-        self._check_subscriptions()
-        self._check_prefetch()
-        self._check_loops()
-        self._check_status()
-        self._check_monitor()
-        self._check_monitoring()
-        check_folder(problems, ("data",), settings.data)
-        parts: list[RouteSettings | RequestSettings | DeviceStateSettings] = [
-            *settings.routes.values(), *settings.requests.values(), *settings.devices.values(),
-        ]  # fmt: skip
-        if not parts:
-            problems.warning((), "there are no routes, requests and devices: the gateway has nothing to do")
-        used = {each for part in parts for each in (part.source.instance, part.target.instance)}
-        used |= {each.instance for each in (settings.status, settings.monitor) if each is not None}
-        if not used <= settings.instances.keys():
-            return  # one of the names is misspelt
-        for name in settings.instances:
-            if name not in used and parts:
-                problems.warning(("instances", name), "no route, request or status uses this instance")
+    settings: GatewaySettings
+    #: of those without errors, by name
+    instances: dict[str, UnconnectedInstance]
+    parts: list[_Part] = field(init=False)
 
-    # --- instances
+    def __post_init__(self) -> None:
+        self.parts = [
+            _Part(self, kind, name, each)
+            for kind in _RULES_OF_KIND
+            for name, each in getattr(self.settings, kind).items()
+        ]
 
-    def _broker(self, path: KeyPath, name: str) -> Broker | None:
-        """Return what is known of an instance; record that there is none of that name."""
-        instances = self._settings.instances
+    @cached_property
+    def flows(self) -> list[_Flow]:
+        """The flows of messages of the parts that run."""
+        return [
+            _Flow(
+                part.path,
+                part.settings.source.instance,
+                part.pattern.pattern,
+                part.settings.target.instance,
+                _channels(part.template, part.pattern),
+            )
+            for part in self.parts
+            if part.is_enabled and part.pattern is not None and part.template is not None
+        ]
+
+    def unknown_instance(self, name: str, *path: str) -> Iterator[Finding]:
+        """Find that there is no instance of a name."""
+        instances = self.settings.instances
         if name not in instances:
             hint = did_you_mean(name, instances) or f"there are {', '.join(instances)}"
-            self._problems.error((*path, "instance"), f"there is no instance {name!r}; {hint}")
-        return self._brokers.get(name)
+            yield error((*path, "instance"), f"there is no instance {name!r}; {hint}")
 
-    # --- sources and targets
 
-    def _check_source(self, path: KeyPath, source: SourceSettings) -> ChannelPattern | None:
-        problems = self._problems
-        broker = self._broker(path, source.instance)
+@dataclass
+class _Part:
+    """A route, a route of requests, or devices.
+
+    Attributes:
+        kind: the table of the configuration: ``routes``, ``requests`` or ``devices``.
+    """
+
+    checked: _Checked
+    kind: str
+    name: str
+    settings: Any
+
+    @property
+    def path(self) -> KeyPath:
+        """Where it stands."""
+        return self.kind, self.name
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether it runs."""
+        return getattr(self.settings, "enabled", True)
+
+    @property
+    def source(self) -> UnconnectedInstance | None:
+        """The instance of the source; ``None`` if it is unknown, or has errors."""
+        return self.checked.instances.get(self.settings.source.instance)
+
+    @property
+    def target(self) -> UnconnectedInstance | None:
+        """The instance of the target; ``None`` if it is unknown, or has errors."""
+        return self.checked.instances.get(self.settings.target.instance)
+
+    @property
+    def sides(self) -> Iterator[tuple[str, Any, UnconnectedInstance]]:
+        """Key, settings and instance of source and target, where the instance is known."""
+        for where, side, instance in (
+            ("from", self.settings.source, self.source), ("to", self.settings.target, self.target)
+        ):  # fmt: skip
+            if instance is not None:
+                yield where, side, instance
+
+    @cached_property
+    def pattern(self) -> ChannelPattern | None:
+        """The channels of the source; ``None`` if they are malformed."""
         try:
-            pattern = ChannelPattern(source.channel)
-        except ArgumentError as error:
-            problems.error((*path, "channel"), str(error))
+            return ChannelPattern(self.settings.source.channel)
+        except ArgumentError:
             return None
-        if broker is None:
-            return pattern
-        features = broker.capabilities.features
-        for key, extension in SOURCE_KEYS.items():
-            if getattr(source, key) is not None and extension not in features:
-                problems.error((*path, key), self._lacking(source.instance, broker, extension))
-        self._check_extensions(path, source, broker, publishing=False)
-        extensions = of_source(source, features)
-        if "prefetch" in source.model_fields_set:
-            extensions[Features.EXTENSION_PREFETCH] = source.prefetch
-        try:
-            subscribe_options(
-                {key: value for key, value in extensions.items() if key in features},
-                broker.capabilities,
-                broker.adapter.settings,
-            )
-        except MessagingError as error:
-            problems.error(self._extension_path(path, source.extensions, error), str(error))
-        return pattern
 
-    def _check_target(
-        self,
-        path: KeyPath,
-        target: TargetSettings,
-        pattern: ChannelPattern | None,
-        added: frozenset[str] = frozenset(),
-    ) -> ChannelTemplate | None:
-        problems = self._problems
-        broker = self._broker(path, target.instance)
-        names = None if pattern is None else pattern.names | _GIVEN | added
-        template: ChannelTemplate | None = None
+    @cached_property
+    def template(self) -> ChannelTemplate | None:
+        """The channel of the target; ``None`` if it is malformed."""
         try:
-            template = ChannelTemplate(target.channel)
-        except ArgumentError as error:
-            problems.error((*path, "channel"), str(error))
-        else:
-            self._check_names((*path, "channel"), template.names, names)
-        for key, text in target.headers.items():
-            self._check_names((*path, "headers", key), template_names(text), names)
-            if key == PASSED_HEADER:
-                problems.error((*path, "headers", key), "the gateway sets this header itself: loops are found by it")
-        if broker is None:
-            return template
-        features = broker.capabilities.features
-        for key, extension in TARGET_KEYS.items():
-            is_set = getattr(target, key) not in (None, "never", {})
-            if is_set and extension not in features:
-                problems.error((*path, key), self._lacking(target.instance, broker, extension))
-        if target.content_type is not None:
-            if Features.MESSAGE_PROPERTIES not in features:
-                properties = self._lacking(target.instance, broker, Features.MESSAGE_PROPERTIES)
-                problems.error((*path, "content_type"), properties)
-            try:
-                check_printable("content_type", target.content_type)
-            except MessagingError as error:
-                problems.error((*path, "content_type"), str(error))
-        self._check_extensions(path, target, broker, publishing=True)
-        extensions = of_target(target, features)
-        if target.headers:
-            extensions[Features.EXTENSION_HEADERS] = dict(target.headers)
-        try:
-            publish_options({key: value for key, value in extensions.items() if key in features}, broker.capabilities)
-        except MessagingError as error:
-            problems.error(self._extension_path(path, target.extensions, error), str(error))
-        return template
+            return ChannelTemplate(self.settings.target.channel)
+        except ArgumentError:
+            return None
 
-    def _check_names(self, path: KeyPath, wanted: Iterable[str], names: frozenset[str] | None) -> None:
-        """Record the captures that a template needs and the pattern of the source does not have."""
-        if names is None:
+    def unknown_names(self, wanted: Iterable[str], *path: str) -> Iterator[Finding]:
+        """Find the captures that a template needs and the pattern of the source does not have."""
+        if self.pattern is None:
             return
+        captures = self.pattern.names
+        names = captures | _GIVEN
+        if any(each.sparkplug for each in getattr(self.settings, "transform", ())):
+            names |= SPARKPLUG_NAMES
         for name in sorted(set(wanted) - names):
             hint = did_you_mean(name, names) or "the pattern of the source has " + (
                 ", ".join(f"{{{each}}}" for each in sorted(names - _GIVEN)) or "no captures"
             )
-            self._problems.error(path, f"there is no capture {{{name}}}; {hint}")
+            yield error(path, f"there is no capture {{{name}}}; {hint}")
 
-    def _check_extensions(
-        self, path: KeyPath, side: SourceSettings | TargetSettings, broker: Broker, *, publishing: bool
-    ) -> None:
-        """Record the extensions that the gateway refuses, and those that the instance does not have."""
-        refused = dict(refusals(side, broker.capabilities, publishing=publishing))
+
+# --- sources and targets
+
+
+def _instances(part: _Part) -> Iterator[Finding]:
+    yield from part.checked.unknown_instance(part.settings.source.instance, "from")
+    yield from part.checked.unknown_instance(part.settings.target.instance, "to")
+
+
+def _source_channel(part: _Part) -> Iterator[Finding]:
+    try:
+        ChannelPattern(part.settings.source.channel)
+    except ArgumentError as wrong:
+        yield error(("from", "channel"), str(wrong))
+
+
+def _target_channel(part: _Part) -> Iterator[Finding]:
+    try:
+        template = ChannelTemplate(part.settings.target.channel)
+    except ArgumentError as wrong:
+        yield error(("to", "channel"), str(wrong))
+    else:
+        yield from part.unknown_names(template.names, "to", "channel")
+
+
+def _headers(part: _Part) -> Iterator[Finding]:
+    for key, text in part.settings.target.headers.items():
+        yield from part.unknown_names(template_names(text), "to", "headers", key)
+        if key == PASSED_HEADER:
+            yield error(("to", "headers", key), "the gateway sets this header itself: loops are found by it")
+
+
+def _features(part: _Part) -> Iterator[Finding]:
+    for where, side, instance in part.sides:
+        for key, extension in (SOURCE_KEYS if where == "from" else TARGET_KEYS).items():
+            is_set = getattr(side, key) not in (None, "never", {})
+            if is_set and extension not in instance.capabilities.features:
+                yield error((where, key), _lacking(side.instance, instance, extension))
+
+
+def _content_type(part: _Part) -> Iterator[Finding]:
+    target, instance = part.settings.target, part.target
+    if instance is None or target.content_type is None:
+        return
+    if Features.MESSAGE_PROPERTIES not in instance.capabilities.features:
+        yield error(("to", "content_type"), _lacking(target.instance, instance, Features.MESSAGE_PROPERTIES))
+    try:
+        check_printable("content_type", target.content_type)
+    except MessagingError as wrong:
+        yield error(("to", "content_type"), str(wrong))
+
+
+def _extensions(part: _Part) -> Iterator[Finding]:
+    """Find the extensions that the gateway refuses, and those that the instance does not have."""
+    for where, side, instance in part.sides:
+        refused = dict(refusals(side, instance.capabilities, publishing=where == "to"))
         for key in side.extensions:
             text = refused.get(key)
-            if text is None and key not in broker.capabilities.features:
-                text = self._lacking(side.instance, broker, key)
+            if text is None and key not in instance.capabilities.features:
+                text = _lacking(side.instance, instance, key)
             if text is not None:
-                self._problems.error((*path, "extensions", key), text)
+                yield error((where, "extensions", key), text)
 
-    @staticmethod
-    def _extension_path(path: KeyPath, extensions: Mapping[str, Any], error: MessagingError) -> KeyPath:
-        # of a feature such as ``qos=2``, the extension
-        key = str(getattr(error, "key", "") or getattr(error, "feature", "")).partition("=")[0]
-        if key in extensions:
-            return (*path, "extensions", key)
-        own = {extension: key for keys in (SOURCE_KEYS, TARGET_KEYS) for key, extension in keys.items()}
-        own[Features.EXTENSION_PREFETCH] = "prefetch"
-        return (*path, own[key]) if key in own else (*path, "channel")
 
-    @staticmethod
-    def _lacking(instance: str, broker: Broker, feature: str) -> str:
-        capabilities = broker.capabilities
-        way_out = capabilities.ways_out.get(feature) or did_you_mean(feature, broker.features)
-        if not way_out and feature == Features.REPLY_TO:
-            way_out = capabilities.ways_out.get(Features.MESSAGE_PROPERTIES, "")
-        text = f"the instance '{instance}' ({', '.join(capabilities.protocols)}) has no feature {feature!r}"
-        return f"{text}; {way_out}" if way_out else text
-
-    # --- routes
-
-    def _check_route(self, name: str, route: RouteSettings) -> None:
-        path, problems = ("routes", name), self._problems
-        pattern = self._check_source((*path, "from"), route.source)
-        added = SPARKPLUG_NAMES if any(each.sparkplug for each in route.transform) else frozenset()
-        template = self._check_target((*path, "to"), route.target, pattern, added)
-        if pattern is not None and template is not None and route.enabled:
-            self._flows.append(
-                _Flow(path, route.source.instance, pattern.pattern, route.target.instance, _channels(template, pattern))
-            )
-        if route.key is not None:
-            self._check_names(
-                (*path, "key"), template_names(route.key), None if pattern is None else pattern.names | _GIVEN | added
-            )
-            if route.deadband is None and route.sample is None:
-                problems.warning((*path, "key"), "has no effect without deadband or sample")
-        target = self._brokers.get(route.target.instance)
-        properties = Features.MESSAGE_PROPERTIES
-        if route.compress is not None and target is not None and properties not in target.capabilities.features:
-            problems.error((*path, "compress"), self._lacking(route.target.instance, target, properties))
-        self._check_steps(name, route, is_parsed=template is not None)
-        buffer = (*path, "buffer")
-        source = self._brokers.get(route.source.instance)
-        if route.target.retain == "keep" and source is not None and RETAIN_AS_PUBLISHED not in source.features:
-            problems.warning(
-                (*path, "to", "retain"),
-                f"the instance '{route.source.instance}' ({', '.join(source.capabilities.protocols)}) does not tell "
-                "which messages are retained, but for those from before the subscription; use MQTT 5 or 'always'",
-            )
-        if is_unacknowledged(of_target(route.target, frozenset())):
-            problems.warning(
-                (*path, "to", "qos" if route.target.qos is not None else "extensions"),
-                "messages of QoS 0 are deleted when they are sent: a loss of the connection loses those on their way",
-            )
-        if is_unacknowledged(of_source(route.source, frozenset())) and route.buffer.full == "block":
-            problems.warning(
-                (*buffer, "full"), "messages of QoS 0 cannot be held back: they are dropped when the buffer is full"
-            )
-        if route.buffer.order == "newest_first" and route.buffer.full == "drop_newest":
-            problems.warning(
-                (*buffer, "order"), "newest_first with full = 'drop_newest' drops the live messages; use 'drop_oldest'"
-            )
-        if route.buffer.fsync != "always":
-            problems.warning(
-                (*buffer, "fsync"), "a loss of power loses messages that were acknowledged; 'always' loses none"
-            )
-        if route.batch is not None and route.batch.max_bytes > route.buffer.max_bytes:
-            problems.error((*path, "batch", "max_bytes"), "a batch must fit into the buffer: buffer.max_bytes is less")
-
-    def _check_steps(self, name: str, route: RouteSettings, *, is_parsed: bool) -> None:
-        path, problems = ("routes", name), self._problems
-        is_right = is_parsed
-        if route.where is not None:
-            try:
-                condition(route.where)
-            except MessagingError as error:
-                problems.error((*path, "where"), str(error))
-                is_right = False
-        for number, step in enumerate(route.transform):
-            where = f"routes.{name}.transform[{number}]"
-            (kind,) = step.model_fields_set
-            try:
-                transform(step, where)
-            except MessagingError as error:
-                problems.error((*path, "transform", number, kind), str(error).removeprefix(f"{where}.{kind}: "))
-                is_right = False
-        if not is_right:
-            return
+def _options(part: _Part) -> Iterator[Finding]:
+    """Find what a subscription or a publication would refuse."""
+    for where, side, instance in part.sides:
+        features = instance.capabilities.features
+        if where == "from":
+            extensions = of_source(side, features)
+            if "prefetch" in side.model_fields_set:
+                extensions[Features.EXTENSION_PREFETCH] = side.prefetch
+        else:
+            extensions = of_target(side, features)
+            if side.headers:
+                extensions[Features.EXTENSION_HEADERS] = dict(side.headers)
+        given = {key: value for key, value in extensions.items() if key in features}
         try:
-            Pipeline.compile(route, gateway=self._settings.name, name=name)
-        except MessagingError as error:
-            text = str(error).removeprefix(f"routes.{name}: ").removeprefix(f"routes.{name}.")
-            if text.startswith(("from.channel: ", "to.channel: ", "key: ")):  # recorded already
-                return
-            key = next((each for each in ("deadband", "sample", "batch", "compress", "key") if each in text), None)
-            if key is None and route.compress is not None and "zstd" in text:
-                key = "compress"
-            problems.error(path if key is None else (*path, key), text)
+            if where == "from":
+                subscribe_options(given, instance.capabilities, instance.adapter.settings)
+            else:
+                publish_options(given, instance.capabilities)
+        except MessagingError as wrong:
+            yield error((where, *_key_of(wrong, side.extensions)), str(wrong))
 
-    def _check_request(self, name: str, request: RequestSettings) -> None:
-        path = ("requests", name)
-        pattern = self._check_source((*path, "from"), request.source)
-        template = self._check_target((*path, "to"), request.target, pattern)
-        if pattern is not None and template is not None and request.enabled:
-            self._flows.append(
-                _Flow(
-                    path,
-                    request.source.instance,
-                    pattern.pattern,
-                    request.target.instance,
-                    _channels(template, pattern),
-                )
-            )
-        feature = Features.REPLY_TO_MANY_PUBLISH if request.many else Features.REPLY_TO
-        for side, instance in (("from", request.source.instance), ("to", request.target.instance)):
-            broker = self._brokers.get(instance)
-            if broker is not None and feature not in broker.features:
-                self._problems.error((*path, side, "instance"), self._lacking(instance, broker, feature))
 
-    def _check_devices(self, name: str, devices: DeviceStateSettings) -> None:
-        path = ("devices", name)
-        pattern = self._check_source((*path, "from"), devices.source)
-        template = self._check_target((*path, "to"), devices.target, pattern)
-        if pattern is not None and template is not None:
-            self._flows.append(
-                _Flow(
-                    path,
-                    devices.source.instance,
-                    pattern.pattern,
-                    devices.target.instance,
-                    _channels(template, pattern),
-                )
-            )
-        self._check_names(
-            (*path, "offline"), template_names(devices.offline), None if pattern is None else pattern.names | _GIVEN
+def _key_of(wrong: MessagingError, extensions: Mapping[str, Any]) -> KeyPath:
+    """Return the key of a source or target that an error means."""
+    # of a feature such as ``qos=2``, the extension
+    key = str(getattr(wrong, "key", "") or getattr(wrong, "feature", "")).partition("=")[0]
+    if key in extensions:
+        return "extensions", key
+    own = {extension: key for keys in (SOURCE_KEYS, TARGET_KEYS) for key, extension in keys.items()}
+    own[Features.EXTENSION_PREFETCH] = "prefetch"
+    return (own.get(key, "channel"),)
+
+
+def _lacking(name: str, instance: UnconnectedInstance, feature: str) -> str:
+    capabilities = instance.capabilities
+    way_out = capabilities.ways_out.get(feature) or did_you_mean(feature, instance.features)
+    if not way_out and feature == Features.REPLY_TO:
+        way_out = capabilities.ways_out.get(Features.MESSAGE_PROPERTIES, "")
+    text = f"the instance '{name}' ({', '.join(capabilities.protocols)}) has no feature {feature!r}"
+    return f"{text}; {way_out}" if way_out else text
+
+
+# --- routes
+
+
+def _key(part: _Part) -> Iterator[Finding]:
+    route = part.settings
+    if route.key is not None:
+        yield from part.unknown_names(template_names(route.key), "key")
+        if route.deadband is None and route.sample is None:
+            yield warning(("key",), "has no effect without deadband or sample")
+
+
+def _compress(part: _Part) -> Iterator[Finding]:
+    target, properties = part.target, Features.MESSAGE_PROPERTIES
+    if part.settings.compress is not None and target is not None and properties not in target.capabilities.features:
+        yield error(("compress",), _lacking(part.settings.target.instance, target, properties))
+
+
+def _steps(part: _Part) -> Iterator[Finding]:
+    """Find steps that are malformed; if none is, what does not fit together."""
+    route, where = part.settings, f"routes.{part.name}"
+    is_right = part.template is not None
+    if route.where is not None:
+        try:
+            condition(route.where)
+        except MessagingError as wrong:
+            yield error(("where",), str(wrong))
+            is_right = False
+    for number, step in enumerate(route.transform):
+        at = f"{where}.transform[{number}]"
+        (kind,) = step.model_fields_set
+        try:
+            transform(step, at)
+        except MessagingError as wrong:
+            yield error(("transform", number, kind), str(wrong).removeprefix(f"{at}.{kind}: "))
+            is_right = False
+    if not is_right:
+        return
+    try:
+        Pipeline.compile(route, gateway=part.checked.settings.name, name=part.name)
+    except MessagingError as wrong:
+        text = str(wrong).removeprefix(f"{where}: ").removeprefix(f"{where}.")
+        if text.startswith(("from.channel: ", "to.channel: ", "key: ")):  # found already
+            return
+        key = next((each for each in ("deadband", "sample", "batch", "compress", "key") if each in text), None)
+        if key is None and route.compress is not None and "zstd" in text:
+            key = "compress"
+        yield error(() if key is None else (key,), text)
+
+
+def _retain(part: _Part) -> Iterator[Finding]:
+    source = part.source
+    if part.settings.target.retain == "keep" and source is not None and RETAIN_AS_PUBLISHED not in source.features:
+        yield warning(
+            ("to", "retain"),
+            f"the instance '{part.settings.source.instance}' ({', '.join(source.capabilities.protocols)}) does not "
+            "tell which messages are retained, but for those from before the subscription; use MQTT 5 or 'always'",
         )
 
-    # --- all together
 
-    def _check_queues(self) -> None:
-        seen: dict[tuple[str, str], str] = {}
-        for kind in ("routes", "requests"):
-            for name, each in getattr(self._settings, kind).items():
-                if each.source.queue is None or not each.enabled:
-                    continue
-                key = (each.source.instance, each.source.queue)
-                if key in seen:
-                    self._problems.warning(
-                        (kind, name, "from", "queue"),
-                        f"{seen[key]} takes from the same queue: each message goes to one of them only",
-                    )
-                seen.setdefault(key, f"{kind}.{name}")
+def _unconfirmed_target(part: _Part) -> Iterator[Finding]:
+    target = part.settings.target
+    if is_unacknowledged(of_target(target, frozenset())):
+        yield warning(
+            ("to", "qos" if target.qos is not None else "extensions"),
+            "messages of QoS 0 are deleted when they are sent: a loss of the connection loses those on their way",
+        )
 
-    def _check_subscriptions(self) -> None:
-        """Record parts of which the source refuses one for ever, because of the options of another."""
-        seen: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
-        for kind, name, source, extensions in self._subscribed():
-            try:
-                pattern = ChannelPattern(source.channel).pattern
-            except ArgumentError:
-                continue  # recorded already
-            others = seen.setdefault((source.instance, pattern), [])
-            features = self._brokers[source.instance].features
-            first = next((each for each, its in others if exclude_each_other(its, extensions, features)), None)
-            if first is not None:
-                self._problems.error(
-                    (kind, name, "from", "channel"),
-                    f"{first} and {kind}.{name} both subscribe to {pattern!r} at the instance '{source.instance}', "
-                    "which refuses one of them: MQTT 5 has one subscription for each channel of an instance, with one "
-                    "value of retainAsPublished, which retain = 'keep' sets, and of noLocal, and one consumer with "
-                    "retainAsPublished. Give one of them another instance for the same broker, or make them one",
-                )
-            others.append((f"{kind}.{name}", extensions))
 
-    def _subscribed(self) -> Iterator[tuple[str, str, SourceSettings, Mapping[str, Any]]]:
-        """Yield kind, name, source and extensions of the parts that run, where the instance is known."""
-        settings, brokers = self._settings, self._brokers
-        for name, route in settings.routes.items():
-            if route.enabled and route.source.instance in brokers:
-                yield "routes", name, route.source, of_route(route, brokers[route.source.instance].features)
-        for kind in ("requests", "devices"):
-            for name, each in getattr(settings, kind).items():
-                if getattr(each, "enabled", True) and each.source.instance in brokers:
-                    yield kind, name, each.source, of_source(each.source, brokers[each.source.instance].features)
+def _unconfirmed_source(part: _Part) -> Iterator[Finding]:
+    if is_unacknowledged(of_source(part.settings.source, frozenset())) and part.settings.buffer.full == "block":
+        yield warning(
+            ("buffer", "full"), "messages of QoS 0 cannot be held back: they are dropped when the buffer is full"
+        )
 
-    def _check_prefetch(self) -> None:
-        """Warn of bounds of an instance that its routes and devices replace by their own."""
-        sources = {each.source.instance for each in self._settings.routes.values()}
-        sources |= {each.source.instance for each in self._settings.devices.values()}
-        for name in sources & self._brokers.keys():
-            instance = self._settings.instances[name]
-            for option in ("prefetch", "buffer_size"):
-                if option in instance.model_fields_set or option in parse_url(instance.url).options:
-                    self._problems.warning(
-                        ("instances", name, option if option in instance.model_fields_set else "url"),
-                        f"{option!r} has no effect on routes and devices: their key 'prefetch' of 'from' is used",
-                    )
 
-    def _check_loops(self) -> None:
-        """Record circles of routes: what one publishes is the source of the next."""
-        flows = [each for each in self._flows if each.source in self._brokers and each.target in self._brokers]
-        follows = {each.path: [other for other in flows if self._feeds(each, other)] for each in flows}
-        reported: set[frozenset[KeyPath]] = set()
-        for start in flows:
-            circle = _circle(start, follows)
-            if circle is None or frozenset(each.path for each in circle) in reported:
-                continue
-            reported.add(frozenset(each.path for each in circle))
-            names = " -> ".join(f"{each.path[0]}.{each.path[1]}" for each in [*circle, circle[0]])
-            carries = all(
-                Features.EXTENSION_HEADERS in self._brokers[each.target].capabilities.features for each in circle
+def _buffer(part: _Part) -> Iterator[Finding]:
+    buffer, batch = part.settings.buffer, part.settings.batch
+    if buffer.order == "newest_first" and buffer.full == "drop_newest":
+        yield warning(
+            ("buffer", "order"), "newest_first with full = 'drop_newest' drops the live messages; use 'drop_oldest'"
+        )
+    if buffer.fsync != "always":
+        yield warning(("buffer", "fsync"), "a loss of power loses messages that were acknowledged; 'always' loses none")
+    if batch is not None and batch.max_bytes > buffer.max_bytes:
+        yield error(("batch", "max_bytes"), "a batch must fit into the buffer: buffer.max_bytes is less")
+
+
+# --- requests and devices
+
+
+def _replies(part: _Part) -> Iterator[Finding]:
+    feature = Features.REPLY_TO_MANY_PUBLISH if part.settings.many else Features.REPLY_TO
+    for where, side, instance in part.sides:
+        if feature not in instance.features:
+            yield error((where, "instance"), _lacking(side.instance, instance, feature))
+
+
+def _offline(part: _Part) -> Iterator[Finding]:
+    yield from part.unknown_names(template_names(part.settings.offline), "offline")
+
+
+# --- all together
+
+
+def _shared_queues(checked: _Checked) -> Iterator[Finding]:
+    seen: dict[tuple[str, str], str] = {}
+    for part in checked.parts:
+        source = part.settings.source
+        if part.kind == "devices" or source.queue is None or not part.is_enabled:
+            continue
+        first = seen.setdefault((source.instance, source.queue), f"{part.kind}.{part.name}")
+        if first != f"{part.kind}.{part.name}":
+            yield warning(
+                (*part.path, "from", "queue"),
+                f"{first} takes from the same queue: each message goes to one of them only",
             )
-            if carries:
-                self._problems.warning(
-                    (*start.path, "to", "channel"),
-                    f"messages go in a circle: {names}; they are dropped when they return to this gateway",
-                )
-            else:
-                self._problems.error(
-                    (*start.path, "to", "channel"),
-                    f"messages go in a circle: {names}; a broker in it carries no headers by which they are "
-                    "recognised. Publish to a channel that the pattern of the source does not match",
+
+
+def _exclusive_subscriptions(checked: _Checked) -> Iterator[Finding]:
+    """Find parts of which the source refuses one for ever, because of the options of another."""
+    seen: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
+    for part in checked.parts:
+        if part.source is None or part.pattern is None or not part.is_enabled:
+            continue
+        name, pattern, instance = f"{part.kind}.{part.name}", part.pattern.pattern, part.settings.source.instance
+        features = part.source.features
+        is_route = part.kind == "routes"
+        extensions = of_route(part.settings, features) if is_route else of_source(part.settings.source, features)
+        others = seen.setdefault((instance, pattern), [])
+        first = next((each for each, its in others if exclude_each_other(its, extensions, features)), None)
+        if first is not None:
+            yield error(
+                (*part.path, "from", "channel"),
+                f"{first} and {name} both subscribe to {pattern!r} at the instance '{instance}', "
+                "which refuses one of them: MQTT 5 has one subscription for each channel of an instance, with one "
+                "value of retainAsPublished, which retain = 'keep' sets, and of noLocal, and one consumer with "
+                "retainAsPublished. Give one of them another instance for the same broker, or make them one",
+            )
+        others.append((name, extensions))
+
+
+def _prefetch(checked: _Checked) -> Iterator[Finding]:
+    """Find bounds of an instance that its routes and devices replace by their own."""
+    sources = {part.settings.source.instance for part in checked.parts if part.kind != "requests"}
+    for name in sources & checked.instances.keys():
+        instance = checked.settings.instances[name]
+        for option in ("prefetch", "buffer_size"):
+            if option in instance.model_fields_set or option in parse_url(instance.url).options:
+                yield warning(
+                    ("instances", name, option if option in instance.model_fields_set else "url"),
+                    f"{option!r} has no effect on routes and devices: their key 'prefetch' of 'from' is used",
                 )
 
-    def _feeds(self, first: _Flow, second: _Flow) -> bool:
-        is_same = self._brokers[first.target].place == self._brokers[second.source].place
+
+def _loops(checked: _Checked) -> Iterator[Finding]:
+    """Find circles of routes: what one publishes is the source of the next."""
+    known = checked.instances
+    flows = [each for each in checked.flows if each.source in known and each.target in known]
+
+    def feeds(first: _Flow, second: _Flow) -> bool:
+        is_same = known[first.target].place == known[second.source].place
         return is_same and overlap(first.channels, second.pattern)
 
-    def _check_status(self) -> None:
-        status = self._settings.status
-        if status is None:
-            return
-        path = ("status",)
-        broker = self._broker(path, status.instance)
-        try:
-            template = ChannelTemplate(status.channel)
-        except ArgumentError as error:
-            self._problems.error((*path, "channel"), str(error))
-            return
-        wrong = sorted(template.names - {"gateway"})
-        if wrong:
-            self._problems.error((*path, "channel"), f"there is no value {{{wrong[0]}}} here; there is {{gateway}}")
-            return
-        channel = template.render({"gateway": self._settings.name})
-        for flow in self._flows:
-            other = self._brokers.get(flow.source)
-            if broker is not None and other is not None and other.place == broker.place and overlap(
-                channel, flow.pattern
-            ):  # fmt: skip
-                self._problems.warning(
-                    (*path, "channel"), f"{flow.path[0]}.{flow.path[1]} takes the messages of this channel, too"
-                )
+    follows = {each.path: [other for other in flows if feeds(each, other)] for each in flows}
+    reported: set[frozenset[KeyPath]] = set()
+    for start in flows:
+        circle = _circle(start, follows)
+        if circle is None or frozenset(each.path for each in circle) in reported:
+            continue
+        reported.add(frozenset(each.path for each in circle))
+        names = " -> ".join(f"{each.path[0]}.{each.path[1]}" for each in [*circle, circle[0]])
+        path = (*start.path, "to", "channel")
+        if all(Features.EXTENSION_HEADERS in known[each.target].capabilities.features for each in circle):
+            yield warning(path, f"messages go in a circle: {names}; they are dropped when they return to this gateway")
+        else:
+            yield error(
+                path,
+                f"messages go in a circle: {names}; a broker in it carries no headers by which they are "
+                "recognised. Publish to a channel that the pattern of the source does not match",
+            )
 
-    def _check_monitor(self) -> None:
-        monitor = self._settings.monitor
-        if monitor is None:
-            return
-        self._broker(("monitor",), monitor.instance)
-        try:
-            checked_channel(monitor.channel, self._settings.name)
-        except ArgumentError as error:
-            self._problems.error(("monitor", "channel"), str(error))
-        try:
-            checked_interval(monitor.interval)
-        except ArgumentError as error:
-            self._problems.error(("monitor", "interval"), str(error))
 
-    def _check_monitoring(self) -> None:
-        if self._settings.monitoring is not None:
-            try:
-                listening_address(self._settings.monitoring)
-            except ValueError as error:
-                self._problems.error(("monitoring",), str(error))
+def _status(checked: _Checked) -> Iterator[Finding]:
+    status = checked.settings.status
+    if status is None:
+        return
+    yield from checked.unknown_instance(status.instance, "status")
+    try:
+        template = ChannelTemplate(status.channel)
+    except ArgumentError as wrong:
+        yield error(("status", "channel"), str(wrong))
+        return
+    unknown = sorted(template.names - {"gateway"})
+    if unknown:
+        yield error(("status", "channel"), f"there is no value {{{unknown[0]}}} here; there is {{gateway}}")
+        return
+    channel = template.render({"gateway": checked.settings.name})
+    own = checked.instances.get(status.instance)
+    for flow in checked.flows:
+        other = checked.instances.get(flow.source)
+        is_same = own is not None and other is not None and other.place == own.place
+        if is_same and overlap(channel, flow.pattern):
+            yield warning(
+                ("status", "channel"), f"{flow.path[0]}.{flow.path[1]} takes the messages of this channel, too"
+            )
+
+
+def _monitor(checked: _Checked) -> Iterator[Finding]:
+    monitor = checked.settings.monitor
+    if monitor is None:
+        return
+    yield from checked.unknown_instance(monitor.instance, "monitor")
+    try:
+        checked_channel(monitor.channel, checked.settings.name)
+    except ArgumentError as wrong:
+        yield error(("monitor", "channel"), str(wrong))
+    try:
+        checked_interval(monitor.interval)
+    except ArgumentError as wrong:
+        yield error(("monitor", "interval"), str(wrong))
+
+
+def _monitoring(checked: _Checked) -> Iterator[Finding]:
+    if checked.settings.monitoring is not None:
+        try:
+            listening_address(checked.settings.monitoring)
+        except ValueError as wrong:
+            yield error(("monitoring",), str(wrong))
+
+
+def _unused_instances(checked: _Checked) -> Iterator[Finding]:
+    settings = checked.settings
+    if not checked.parts:
+        yield warning((), "there are no routes, requests and devices: the gateway has nothing to do")
+        return
+    sides = [side for part in checked.parts for side in (part.settings.source, part.settings.target)]
+    used = {each.instance for each in (*sides, settings.status, settings.monitor) if each is not None}
+    if used <= settings.instances.keys():  # otherwise one of the names is misspelt
+        for name in settings.instances:
+            if name not in used:
+                yield warning(("instances", name), "no route, request or status uses this instance")
+
+
+_PartRule = Callable[[_Part], Iterator[Finding]]
+
+#: of every source and target
+PART_RULES: Final[tuple[_PartRule, ...]] = (
+    _instances, _source_channel, _target_channel, _headers, _features, _content_type, _extensions, _options,
+)  # fmt: skip
+ROUTE_RULES: Final[tuple[_PartRule, ...]] = (
+    _key, _compress, _steps, _retain, _unconfirmed_target, _unconfirmed_source, _buffer,
+)  # fmt: skip
+REQUEST_RULES: Final[tuple[_PartRule, ...]] = (_replies,)
+DEVICE_RULES: Final[tuple[_PartRule, ...]] = (_offline,)
+#: of the whole, after its parts
+GATEWAY_RULES: Final[tuple[Callable[[_Checked], Iterator[Finding]], ...]] = (
+    _shared_queues, _exclusive_subscriptions, _prefetch, _loops, _status, _monitor, _monitoring,
+)  # fmt: skip
+_RULES_OF_KIND: Final = {"routes": ROUTE_RULES, "requests": REQUEST_RULES, "devices": DEVICE_RULES}
 
 
 def _channels(template: ChannelTemplate, source: ChannelPattern) -> str:

@@ -25,7 +25,7 @@ from messaging.bounded import BoundedCache
 from messaging.errors import ConfigurationError, MissingExtraError, check_path
 from messaging.gateway.checks import check_into
 from messaging.gateway.positions import toml_positions
-from messaging.gateway.problems import KeyPath, Position, Positions, Problem, Problems
+from messaging.gateway.problems import KeyPath, Positions, Problem, Problems, TextPosition
 from messaging.gateway.settings import PATH_OPTIONS, GatewaySettings
 from messaging.text import did_you_mean
 
@@ -153,12 +153,12 @@ def _parse_toml(text: str, problems: Problems) -> tuple[dict[str, Any] | None, P
         place = _TOML_PLACE.search(str(error))
         what = str(error)[: place.start()] if place is not None else str(error)
         if place is None or place.group(1) is None:
-            position = Position(text.count("\n") + 1, 1)
+            position = TextPosition(text.count("\n") + 1, 1)
         else:
-            position = Position(int(place.group(1)), int(place.group(2)))
+            position = TextPosition(int(place.group(1)), int(place.group(2)))
         problems.at(position, f"this is no TOML: {what}")
     except RecursionError:
-        problems.at(Position(1, 1), "arrays or tables are nested too deep")
+        problems.at(TextPosition(1, 1), "arrays or tables are nested too deep")
     return None, {}
 
 
@@ -167,7 +167,7 @@ def _parse_yaml(text: str, problems: Problems) -> tuple[dict[str, Any] | None, P
         import yaml
     except ImportError:
         raise MissingExtraError("yaml", "a configuration in YAML") from None
-    positions: dict[KeyPath, Position] = {}
+    positions: dict[KeyPath, TextPosition] = {}
     try:
         loader = yaml.SafeLoader(text)
         try:
@@ -182,36 +182,36 @@ def _parse_yaml(text: str, problems: Problems) -> tuple[dict[str, Any] | None, P
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        position = Position(1, 1) if mark is None else Position(mark.line + 1, mark.column + 1)
+        position = TextPosition(1, 1) if mark is None else TextPosition(mark.line + 1, mark.column + 1)
         problems.at(position, f"this is no YAML: {error.problem or error.context}")
         return None, {}
     except yaml.YAMLError as error:
-        problems.at(Position(1, 1), f"this is no YAML: {error}".splitlines()[0])
+        problems.at(TextPosition(1, 1), f"this is no YAML: {error}".splitlines()[0])
         return None, {}
     except RecursionError:
-        problems.at(Position(1, 1), "values are nested too deep")
+        problems.at(TextPosition(1, 1), "values are nested too deep")
         return None, {}
     except ValueError as error:  # of a date that does not exist, say
-        problems.at(Position(1, 1), f"a value is not valid YAML: {error}")
+        problems.at(TextPosition(1, 1), f"a value is not valid YAML: {error}")
         return None, {}
     if not isinstance(document, dict):
-        problems.at(Position(1, 1), "the document must be a mapping with the keys name, data, instances and routes")
+        problems.at(TextPosition(1, 1), "the document must be a mapping with the keys name, data, instances and routes")
         return None, {}
     return document, positions
 
 
 def _note_yaml(
-    node: Any, path: KeyPath, positions: dict[KeyPath, Position], problems: Problems, count: list[int]
+    node: Any, path: KeyPath, positions: dict[KeyPath, TextPosition], problems: Problems, count: list[int]
 ) -> None:
     """Note where keys and elements stand; record keys that are no texts, and keys that are there twice."""
     count[0] += 1
     if count[0] > _MAX_VALUES:
-        problems.at(Position(1, 1), f"the document has more than {_MAX_VALUES} values")
+        problems.at(TextPosition(1, 1), f"the document has more than {_MAX_VALUES} values")
         raise RecursionError
     if node.id == "mapping":
         seen: set[str] = set()
         for key, value in node.value:
-            position = Position(key.start_mark.line + 1, key.start_mark.column + 1)
+            position = TextPosition(key.start_mark.line + 1, key.start_mark.column + 1)
             if key.id != "scalar" or key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
                 problems.at(position, "a key must be a text: put it in quotes")
                 continue
@@ -224,7 +224,7 @@ def _note_yaml(
     elif node.id == "sequence":
         for number, value in enumerate(node.value):
             element = (*path, number)
-            positions[element] = Position(value.start_mark.line + 1, value.start_mark.column + 1)
+            positions[element] = TextPosition(value.start_mark.line + 1, value.start_mark.column + 1)
             _note_yaml(value, element, positions, problems, count)
 
 

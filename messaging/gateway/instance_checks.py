@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import SecretStr
 
 from messaging.errors import InvalidOptionError, MessagingError
+from messaging.gateway.problems import error, warning
 from messaging.gateway.settings import FOLDER_OPTIONS, PATH_OPTIONS
 from messaging.instance import find_adapter
 from messaging.model import parse_url
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from messaging.adapter import Adapter
-    from messaging.gateway.problems import KeyPath, Problems
+    from messaging.gateway.problems import Finding, KeyPath, Problems
     from messaging.gateway.settings import GatewaySettings, InstanceSettings
     from messaging.model import BrokerUrl, Capabilities
     from messaging.model.settings import Settings
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _SECRET_HEADERS: Final = frozenset({"authorization", "cookie"})
 
 
-class Broker(NamedTuple):
+class UnconnectedInstance(NamedTuple):
     """What is known of an instance without connecting it."""
 
     adapter: Adapter
@@ -42,121 +43,117 @@ class Broker(NamedTuple):
 
 def check_instances(
     settings: GatewaySettings, problems: Problems, from_environment: Collection[KeyPath]
-) -> dict[str, Broker]:
+) -> dict[str, UnconnectedInstance]:
     """Record the problems of instances; return what is known of those without errors, by name."""
-    checks = _InstanceChecks(settings, problems, from_environment)
-    for name, instance in settings.instances.items():
-        checks.check(name, instance)
-    checks.check_names()
-    checks.check_client_ids()
-    return checks.brokers
-
-
-class _InstanceChecks:
-    def __init__(self, settings: GatewaySettings, problems: Problems, from_environment: Collection[KeyPath]) -> None:
-        self._settings = settings
-        self._problems = problems
-        self._from_environment = from_environment
-        self.brokers: dict[str, Broker] = {}
-
-    def check(self, name: str, instance: InstanceSettings) -> None:
-        path, problems = ("instances", name), self._problems
-        if instance.password_file is not None and instance.credential is not None:
-            problems.error((*path, "credential"), "password_file and credential exclude each other: give one of them")
-            return
-        extra = dict(instance.model_extra or {})
-        refusals = [*instance.refusals()]
-        for key, text in refusals:
-            problems.error((*path, key), text)
-        if refusals:
-            return
-        # a credential is a file that systemd makes for the run
-        source, file = ("password_file", instance.password_file) if instance.credential is None else (
-            "credential", Path(instance.credential)
-        )  # fmt: skip
-        given = instance.model_copy(update={"password_file": file, "credential": None})
-        try:
-            url = parse_url(instance.url)
-            adapter = unconnected(instance.url, given.keywords(f"{self._settings.name}-{name}"))
-        except InvalidOptionError as error:
-            key = error.option if error.option in extra else "url"
-            if error.option in PASSWORD_SOURCES and key == "url" and file is not None:
-                key = source
-            problems.error((*path, key), str(error).replace("'password_file'", repr(source)))
-            return
-        except MessagingError as error:
-            problems.error((*path, "url"), str(error))
-            return
-        self._check_paths(path, instance, adapter.settings)
-        self._check_secrets(path, extra, url, type(adapter.settings))
+    known: dict[str, UnconnectedInstance] = {}
+    for name, given in settings.instances.items():
+        path = ("instances", name)
+        refused = [*_refused_keys(given)]
+        problems.add_all(refused, path)
+        if refused:
+            continue
+        url, adapter, wrong = _made(given, f"{settings.name}-{name}")
+        if url is None or adapter is None:
+            problems.add_all(wrong, path)
+            continue
+        _check_paths(problems, path, given, adapter.settings)
+        variables = {each[2] for each in from_environment if each[:2] == path and len(each) > 2}
+        problems.add_all(_plain_secrets(given, url, type(adapter.settings), variables), path)
         place = (url.scheme.rstrip("s"), tuple(host.key() for host in url.hosts), url.path)
-        self.brokers[name] = Broker(adapter, adapter.capabilities, announced(adapter), place)
+        known[name] = UnconnectedInstance(adapter, adapter.capabilities, announced(adapter), place)
+    problems.add_all(_equal_names(settings, known), ("instances",))
+    problems.add_all(_equal_client_ids(settings, known), ("instances",))
+    return known
 
-    def _check_paths(self, path: KeyPath, instance: InstanceSettings, settings: object) -> None:
-        """Record files that are missing, and folders that are missing or cannot be made."""
-        for option in PATH_OPTIONS:
-            value = getattr(settings, option, None)
-            key = option if option in instance.model_fields_set else "url"
-            if value is None or (option == "password_file" and instance.credential is not None):
-                continue
-            if option in FOLDER_OPTIONS:
-                check_folder(self._problems, (*path, key), value)
-            else:
-                is_folder = option == "capath"
-                # first the access: asking for the kind raises where a name is too long
-                is_readable = os.access(value, os.R_OK | (os.X_OK if is_folder else 0))
-                if not (is_readable and (value.is_dir() if is_folder else value.is_file())):
-                    what = "folder" if is_folder else "file"
-                    self._problems.error((*path, key), f"{option}: cannot read the {what} {value!s:.200}")
 
-    def _check_secrets(self, path: KeyPath, extra: Mapping[str, Any], url: BrokerUrl, kind: type[Settings]) -> None:
-        """Warn of secrets that the file itself holds."""
-        found = [] if url.password is None else [("url", "password")]
-        found += [("url", option) for option, value in url.options.items() if _is_plain_secret(kind, option, value)]
-        found += [(option, option) for option, value in extra.items() if _is_plain_secret(kind, option, value)]
-        for key, option in found:
-            place = (*path, key)
-            if any(each[: len(place)] == place for each in self._from_environment):
-                continue
-            what, way_out = "secret", ""
-            if option == "password":
-                what, way_out = option, "password_file, credential, or "
-            self._problems.warning(place, f"the file holds a {what}: use {way_out}${{NAME}} of the environment")
+def _refused_keys(given: InstanceSettings) -> Iterator[Finding]:
+    if given.password_file is not None and given.credential is not None:
+        yield error(("credential",), "password_file and credential exclude each other: give one of them")
+        return
+    for key, text in given.refusals():
+        yield error((key,), text)
+
+
+def _made(given: InstanceSettings, name: str) -> tuple[BrokerUrl | None, Adapter | None, list[Finding]]:
+    """Return URL and adapter of an instance, or what is wrong."""
+    # a credential is a file that systemd makes for the run
+    source, file = ("password_file", given.password_file) if given.credential is None else (
+        "credential", Path(given.credential)
+    )  # fmt: skip
+    plain = given.model_copy(update={"password_file": file, "credential": None})
+    try:
+        return parse_url(given.url), unconnected(given.url, plain.keywords(name)), []
+    except InvalidOptionError as wrong:
+        key = wrong.option if wrong.option in (given.model_extra or {}) else "url"
+        if wrong.option in PASSWORD_SOURCES and key == "url" and file is not None:
+            key = source
+        return None, None, [error((key,), str(wrong).replace("'password_file'", repr(source)))]
+    except MessagingError as wrong:
+        return None, None, [error(("url",), str(wrong))]
+
+
+def _check_paths(problems: Problems, path: KeyPath, given: InstanceSettings, settings: object) -> None:
+    """Record files that are missing, and folders that are missing or cannot be made."""
+    for option in PATH_OPTIONS:
+        value = getattr(settings, option, None)
+        key = option if option in given.model_fields_set else "url"
+        if value is None or (option == "password_file" and given.credential is not None):
+            continue
+        if option in FOLDER_OPTIONS:
+            check_folder(problems, (*path, key), value)
+        else:
+            is_folder = option == "capath"
+            # first the access: asking for the kind raises where a name is too long
+            is_readable = os.access(value, os.R_OK | (os.X_OK if is_folder else 0))
+            if not (is_readable and (value.is_dir() if is_folder else value.is_file())):
+                what = "folder" if is_folder else "file"
+                problems.error((*path, key), f"{option}: cannot read the {what} {value!s:.200}")
+
+
+def _plain_secrets(
+    given: InstanceSettings, url: BrokerUrl, kind: type[Settings], variables: Collection[str | int]
+) -> Iterator[Finding]:
+    """Find a secret that the file itself holds: the first one."""
+    found = [] if url.password is None else [("url", "password")]
+    found += [("url", option) for option, value in url.options.items() if _is_plain_secret(kind, option, value)]
+    extra = given.model_extra or {}
+    found += [(option, option) for option, value in extra.items() if _is_plain_secret(kind, option, value)]
+    for key, option in found:
+        if key not in variables:
+            what, way_out = ("password", "password_file, credential, or ") if option == "password" else ("secret", "")
+            yield warning((key,), f"the file holds a {what}: use {way_out}${{NAME}} of the environment")
             return
 
-    def check_names(self) -> None:
-        seen: dict[str, str] = {}
-        for name, broker in self.brokers.items():
-            given = broker.adapter.settings.name or ""
-            if given in seen:
-                key = "name" if "name" in self._settings.instances[name].model_fields_set else "url"
-                self._problems.error(
-                    ("instances", name, key),
-                    f"the instances '{seen[given]}' and '{name}' have the same name; give each its own",
-                )
-            seen.setdefault(given, name)
 
-    def check_client_ids(self) -> None:
-        """Record client ids that are there twice. With ``keep_session`` the name is one, unless another is given."""
-        seen: dict[Any, str] = {}
-        # first those that are their names: the problem is reported where a client id is given
-        for name, broker in sorted(self.brokers.items(), key=lambda item: not _is_named_client(item[1])):
-            client_id = broker.adapter.settings.client_id
-            if not client_id:
-                continue
-            key = (broker.place, client_id)
-            first = seen.setdefault(key, name)
-            if first != name and not _is_named_client(broker):  # equal names are a problem of their own
-                is_extra = "client_id" in self._settings.instances[name].model_fields_set
-                self._problems.error(
-                    ("instances", name, "client_id" if is_extra else "url"),
-                    f"the instances '{first}' and '{name}' have the same client_id at one broker, which "
-                    "disconnects one for the other; give each its own, or leave it out",
-                )
+def _equal_names(settings: GatewaySettings, known: Mapping[str, UnconnectedInstance]) -> Iterator[Finding]:
+    seen: dict[str, str] = {}
+    for name, instance in known.items():
+        first = seen.setdefault(instance.adapter.settings.name or "", name)
+        if first != name:
+            key = "name" if "name" in settings.instances[name].model_fields_set else "url"
+            yield error((name, key), f"the instances '{first}' and '{name}' have the same name; give each its own")
 
 
-def _is_named_client(broker: Broker) -> bool:
-    return broker.adapter.settings.client_id == broker.adapter.settings.name
+def _equal_client_ids(settings: GatewaySettings, known: Mapping[str, UnconnectedInstance]) -> Iterator[Finding]:
+    """Find client ids that are there twice. With ``keep_session`` the name is one, unless another is given."""
+    seen: dict[Any, str] = {}
+    # first those that are their names: the problem is reported where a client id is given
+    for name, instance in sorted(known.items(), key=lambda item: not _is_named_client(item[1])):
+        client_id = instance.adapter.settings.client_id
+        if not client_id:
+            continue
+        first = seen.setdefault((instance.place, client_id), name)
+        if first != name and not _is_named_client(instance):  # equal names are a problem of their own
+            is_extra = "client_id" in settings.instances[name].model_fields_set
+            yield error(
+                (name, "client_id" if is_extra else "url"),
+                f"the instances '{first}' and '{name}' have the same client_id at one broker, which "
+                "disconnects one for the other; give each its own, or leave it out",
+            )
+
+
+def _is_named_client(instance: UnconnectedInstance) -> bool:
+    return instance.adapter.settings.client_id == instance.adapter.settings.name
 
 
 def unconnected(url: str, keywords: Mapping[str, Any]) -> Adapter:

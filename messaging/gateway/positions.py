@@ -11,7 +11,7 @@ import tomllib
 from bisect import bisect_right
 from typing import Final
 
-from messaging.gateway.problems import KeyPath, Position
+from messaging.gateway.problems import KeyPath, TextPosition
 
 _BLANK: Final = re.compile(r"[ \t]*")
 #: white space, newlines and comments: what may stand between the elements of an array
@@ -29,7 +29,7 @@ _TEXTS: Final = {
 }
 
 
-def toml_positions(text: str) -> dict[KeyPath, Position]:
+def toml_positions(text: str) -> dict[KeyPath, TextPosition]:
     """Return where each key and each element of an array of a TOML document stands.
 
     A table that several headers and dotted keys mention stands at its own header, or else where it is mentioned first.
@@ -46,7 +46,7 @@ class _Scanner:
     """Walks over a document once."""
 
     def __init__(self, text: str) -> None:
-        self.found: dict[KeyPath, Position] = {}
+        self.found: dict[KeyPath, TextPosition] = {}
         self._text = text
         self._at = 0
         self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
@@ -173,6 +173,6 @@ class _Scanner:
         if match is not None:
             self._at = match.end()
 
-    def _position(self, offset: int) -> Position:
+    def _position(self, offset: int) -> TextPosition:
         line = bisect_right(self._lines, offset)
-        return Position(line, offset - self._lines[line - 1] + 1)
+        return TextPosition(line, offset - self._lines[line - 1] + 1)

@@ -6,11 +6,10 @@ import enum
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final, NamedTuple
 
 from messaging.errors import GatewaySettingsError, check_instance
-from messaging.text import tolerant
 
 #: the place of a value in a document: keys of tables, and indexes of arrays from 0
 KeyPath = tuple[str | int, ...]
@@ -27,30 +26,15 @@ class Severity(enum.StrEnum):
     WARNING = "warning"
 
 
-class Position:
+class TextPosition(NamedTuple):
     """A place in a text. Line and column count from 1; the column counts characters."""
 
-    __slots__ = ("column", "line")
-
-    def __init__(self, line: int, column: int) -> None:
-        self.line = line
-        self.column = column
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Position):
-            return NotImplemented
-        return (self.line, self.column) == (other.line, other.column)
-
-    def __hash__(self) -> int:
-        return hash((self.line, self.column))
-
-    @tolerant
-    def __repr__(self) -> str:
-        return f"Position({self.line}, {self.column})"
+    line: int
+    column: int
 
 
 #: where the keys of a document stand
-Positions = Mapping[KeyPath, Position]
+Positions = Mapping[KeyPath, TextPosition]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +67,25 @@ class Problem:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes, for JSON."""
-        return {
-            "severity": self.severity.value,
-            "file": self.file,
-            "line": self.line,
-            "column": self.column,
-            "key": self.key,
-            "text": self.text,
-        }
+        return asdict(self)
+
+
+class Finding(NamedTuple):
+    """What a rule finds at a key. See :func:`error` and :func:`warning`."""
+
+    severity: Severity
+    path: KeyPath
+    text: str
+
+
+def error(path: KeyPath, text: str) -> Finding:
+    """Return an error at a key."""
+    return Finding(Severity.ERROR, path, text)
+
+
+def warning(path: KeyPath, text: str) -> Finding:
+    """Return a warning at a key."""
+    return Finding(Severity.WARNING, path, text)
 
 
 class Problems:
@@ -106,34 +101,25 @@ class Problems:
         self._positions = {} if positions is None else positions
         self._found: dict[tuple[str, str], Problem] = {}
 
-    def error(self, path: Iterable[str | int], text: str) -> None:
+    def error(self, path: KeyPath, text: str) -> None:
         """Record an error at a key."""
-        self._add(Severity.ERROR, tuple(path), text)
+        self.add_all((error(path, text),))
 
-    def warning(self, path: Iterable[str | int], text: str) -> None:
-        """Record a warning at a key."""
-        self._add(Severity.WARNING, tuple(path), text)
+    def add_all(self, findings: Iterable[Finding], part: KeyPath = ()) -> None:
+        """Record what a rule finds; its keys are below ``part``."""
+        for severity, below, text in findings:
+            path = (*part, *below)
+            # errors of filters show the place in a second line
+            self._add(severity, nearest_position(self._positions, path), shown_path(path), text.splitlines()[0])
 
-    def at(self, position: Position, text: str, key: str = "") -> None:
+    def at(self, position: TextPosition, text: str, key: str = "") -> None:
         """Record an error at a position."""
-        problem = Problem(file=self.file, line=position.line, column=position.column, key=key, text=text)
-        self._found.setdefault((key, text), problem)
+        self._add(Severity.ERROR, position, key, text)
 
-    def _add(self, severity: Severity, path: KeyPath, text: str) -> None:
-        position = nearest_position(self._positions, path)
-        key = shown_path(path)
-        text = text.splitlines()[0]  # errors of filters show the place in a second line
-        self._found.setdefault(
-            (key, text),
-            Problem(
-                severity=severity,
-                file=self.file,
-                line=None if position is None else position.line,
-                column=None if position is None else position.column,
-                key=key,
-                text=text,
-            ),
-        )
+    def _add(self, severity: Severity, position: TextPosition | None, key: str, text: str) -> None:
+        line, column = (None, None) if position is None else position
+        found = Problem(severity=severity, file=self.file, line=line, column=column, key=key, text=text)
+        self._found.setdefault((key, text), found)
 
     @property
     def found(self) -> list[Problem]:
@@ -156,7 +142,7 @@ def has_errors(problems: Iterable[Problem]) -> bool:
     return any(each.severity is Severity.ERROR for each in problems)
 
 
-def nearest_position(positions: Positions, path: KeyPath) -> Position | None:
+def nearest_position(positions: Positions, path: KeyPath) -> TextPosition | None:
     """Return where a key stands; where it has no position of its own, that of the nearest key around it.
 
     A document that is not empty has a line 1, which stands for the whole of it.
@@ -165,7 +151,7 @@ def nearest_position(positions: Positions, path: KeyPath) -> Position | None:
         found = positions.get(path[:length])
         if found is not None:
             return found
-    return Position(1, 1) if positions else None
+    return TextPosition(1, 1) if positions else None
 
 
 def shown_path(path: Iterable[str | int]) -> str:

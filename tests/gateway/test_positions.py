@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.gateway.positions import toml_positions
-from messaging.gateway.problems import KeyPath, Position
+from messaging.gateway.problems import KeyPath, TextPosition
 from messaging.testing.tables import table
 
 DOCUMENT = """\
@@ -74,7 +74,7 @@ def test_short_documents(text: str) -> None:
 
 
 def test_lines_with_both_kinds_of_ends_count_once() -> None:
-    assert toml_positions("a = 1\r\nb = '''\r\nx'''\nc = 2")["c",] == Position(4, 1)
+    assert toml_positions("a = 1\r\nb = '''\r\nx'''\nc = 2")["c",] == TextPosition(4, 1)
 
 
 # --- any document
