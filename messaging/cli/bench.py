@@ -16,7 +16,7 @@ from typer import Argument, Option
 from messaging.cli import options
 from messaging.cli.bench_account import LEAST_SIZE, MOST_MESSAGES, Latencies, Tally
 from messaging.cli.bench_load import Gate, Load
-from messaging.cli.connecting import Broker, identity, warn_of_memory
+from messaging.cli.connecting import BrokerOptions, identity, warn_of_memory
 from messaging.cli.output import ExitCode, dump, report, show, write
 from messaging.errors import ArgumentError
 from messaging.instance import Messaging
@@ -87,7 +87,7 @@ class _Plan:
 
 @options.command
 def bench(
-    broker: Broker,
+    broker: BrokerOptions,
     plan: _Plan,
     mode: Annotated[
         str,

@@ -26,7 +26,7 @@ _CORE_LOGGER: Final = logging.getLogger("messaging.connection")
 
 
 @dataclass(frozen=True)
-class Broker:
+class BrokerOptions:
     """The options that name a broker and its settings."""
 
     url: options.Url = None
@@ -127,7 +127,7 @@ def warn_of_memory(m: Messaging) -> None:
         logger.warning("%s is a broker inside this process: no other process reaches it; use mqtt:// or amqp://", url)
 
 
-def split(broker: Broker, words: list[str]) -> tuple[Broker, list[str]]:
+def split(broker: BrokerOptions, words: list[str]) -> tuple[BrokerOptions, list[str]]:
     """Return the broker, and the arguments that follow it.
 
     The first argument is the broker, unless ``--url`` or the environment names it and the argument is no URL.
@@ -144,7 +144,7 @@ def split(broker: Broker, words: list[str]) -> tuple[Broker, list[str]]:
     return replace(broker, url=None), [first, *words]
 
 
-def following(broker: Broker, words: list[str] | None, names: str) -> tuple[Broker, list[str]]:
+def following(broker: BrokerOptions, words: list[str] | None, names: str) -> tuple[BrokerOptions, list[str]]:
     """Return the broker, and the arguments that follow it, one for each of ``names``; see :func:`split`.
 
     Raises:

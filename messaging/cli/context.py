@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 #: most characters of a password that is read from stdin
 _LONGEST: Final = 65_536
 
-context = options.Family("context")
+context = options.CommandGroup("context")
 
 _Name = Annotated[
     str, Argument(metavar="NAME", show_default=False, autocompletion=completion.contexts, help="Name of the context.")

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from messaging.cli import options
-from messaging.cli.connecting import Broker
+from messaging.cli.connecting import BrokerOptions
 from messaging.cli.output import ExitCode, one_line, show
 from messaging.errors import MessagingError
 from messaging.instance import Messaging
@@ -32,7 +32,7 @@ _QUEUE: Final = "messaging-demo"
 _JOBS: Final = "demo/jobs"
 
 
-class Reading(BaseModel):
+class SensorReading(BaseModel):
     """The measurement of a sensor."""
 
     sensor: str
@@ -90,13 +90,13 @@ def readings(stage: Stage) -> None:
     """Typed readings of three rooms; one subscriber for all, one for the laboratory."""
     m = stage.m
     sent = [
-        (room, Reading(sensor=f"{room}-{number}", celsius=warmth + number / 2))
+        (room, SensorReading(sensor=f"{room}-{number}", celsius=warmth + number / 2))
         for number in (1, 2, 3)
         for room, warmth in (("hall", 19.0), ("lab", 21.0), ("roof", 4.5))
     ]
     with (
-        m.subscribe(stage.channel("+/temperature"), Reading, **stage.reliable) as building,
-        m.subscribe(stage.channel("lab/#"), Reading, **stage.reliable) as laboratory,
+        m.subscribe(stage.channel("+/temperature"), SensorReading, **stage.reliable) as building,
+        m.subscribe(stage.channel("lab/#"), SensorReading, **stage.reliable) as laboratory,
     ):
         promises = [m.publish(stage.channel(f"{room}/temperature"), each, **stage.reliable) for room, each in sent]
         for promise in promises:
@@ -105,7 +105,7 @@ def readings(stage: Stage) -> None:
         arrived = []
         for _ in sent:
             message = building.receive(PATIENCE)
-            reading: Reading = message.value()
+            reading: SensorReading = message.value()
             arrived.append(reading)
             stage.say(f"{message.context.channel}: {reading.sensor} measures {reading.celsius:.1f} °C")
         in_laboratory = [laboratory.receive(PATIENCE).value() for _ in range(3)]
@@ -202,7 +202,7 @@ def acknowledge_filter(stage: Stage) -> None:
         # every received message has such a context
         verdicts.append(cast("AcknowledgeMessageContext", message.context).acknowledge_state.name)
 
-    builder = m.acknowledge_context_builder().filter_acknowledge(lambda each: each.value(Reading).celsius < 60)
+    builder = m.acknowledge_context_builder().filter_acknowledge(lambda each: each.value(SensorReading).celsius < 60)
     context = (
         builder.post_acknowledge(note)
         .message_context_builder()
@@ -213,12 +213,14 @@ def acknowledge_filter(stage: Stage) -> None:
     )
     warmth = (48.0, 950.0, 49.5, 50.0, 1200.0, 51.5)
     with (
-        m.subscribe(stage.channel("implausible"), Reading, **stage.reliable) as dead_letters,
+        m.subscribe(stage.channel("implausible"), SensorReading, **stage.reliable) as dead_letters,
         m.subscription.subscribe(context) as boiler,
     ):
         for celsius in warmth:
-            m.publish(stage.channel("boiler"), Reading(sensor="boiler", celsius=celsius), **stage.reliable).result()
-        plausible = [boiler.receive(PATIENCE).value(Reading).celsius for _ in range(4)]
+            m.publish(
+                stage.channel("boiler"), SensorReading(sensor="boiler", celsius=celsius), **stage.reliable
+            ).result()
+        plausible = [boiler.receive(PATIENCE).value(SensorReading).celsius for _ in range(4)]
         implausible = [dead_letters.receive(PATIENCE).value().celsius for _ in range(2)]
         stage.say(f"in the stream: {plausible}; dead-lettered: {implausible}")
         stage.say(f"states in the post-acknowledge callback: {' '.join(verdicts)}")
@@ -260,7 +262,7 @@ def events(stage: Stage) -> None:
         bus.on("readings/+", handler=alarms.append, type=Alarm, filter="(celsius>=60)")
         bus.on_unhandled(handler=lambda topic, _: rest.append(topic))
         for sensor, celsius in (("boiler", 58.0), ("boiler", 71.5), ("attic", 21.0), ("oven", 180.0)):
-            bus.deliver(Reading(sensor=sensor, celsius=celsius), f"readings/{sensor}")
+            bus.deliver(SensorReading(sensor=sensor, celsius=celsius), f"readings/{sensor}")
         bus.on("readings/*", handler=lambda reading: caught_up.append(reading["celsius"]), history=3)
         bus.flush().result(PATIENCE)
         stage.say(f"alarms: {', '.join(f'{each.sensor} {each.celsius}' for each in alarms)}")
@@ -303,7 +305,7 @@ ACTS: Final = (
 
 
 @options.command
-def demo(broker: Broker) -> int:
+def demo(broker: BrokerOptions) -> int:
     """Take a short tour of the toolkit, on a broker inside this process or on the one at URL.
 
     $MESSAGING_URL is ignored: the demo publishes only to a broker that the command line names. Ends by itself after a

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from messaging.cli import options
-from messaging.cli.connecting import Broker, identity, split, warn_of_memory
+from messaging.cli.connecting import BrokerOptions, identity, split, warn_of_memory
 from messaging.cli.options import Grammar, NetworkOptions
 from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, is_reader_gone, write
 from messaging.errors import ArgumentError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-events = options.Family("events")
+events = options.CommandGroup("events")
 
 
 class EventType(enum.StrEnum):
@@ -64,7 +64,7 @@ def _qos_names() -> Iterable[str]:
 
 @events.command()
 def watch(
-    broker: Broker,
+    broker: BrokerOptions,
     network: NetworkOptions,
     filters: _Filters = None,
     type_: Annotated[
@@ -139,7 +139,7 @@ def _write_events(watcher: Watcher, form: Form, count: int | None, timeout: floa
 
 @events.command()
 def publish(
-    broker: Broker,
+    broker: BrokerOptions,
     network: NetworkOptions,
     topic: Annotated[
         str | None, Argument(metavar="TOPIC", show_default=False, help="Topic, without wildcards.")
@@ -198,7 +198,7 @@ def publish(
 
 
 @events.command()
-def topics(broker: Broker, network: NetworkOptions, json: options.Json = False) -> int:
+def topics(broker: BrokerOptions, network: NetworkOptions, json: options.Json = False) -> int:
     """List the topics and topic filters of all members, with their publishers and consumers.
 
     Members list a topic after they published to it for the first time. Hidden topics are left out.
@@ -212,7 +212,7 @@ def topics(broker: Broker, network: NetworkOptions, json: options.Json = False) 
 
 @events.command()
 def members(
-    broker: Broker,
+    broker: BrokerOptions,
     network: NetworkOptions,
     json: options.Json = False,
     watch: Annotated[

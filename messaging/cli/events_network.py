@@ -31,7 +31,7 @@ from messaging.eventdata import WireError, WireEvent
 from messaging.eventnetwork import PREFIX, Arrival, EventNetwork, EventNode, Interest, NodeService, SeenEvents
 
 if TYPE_CHECKING:
-    from messaging.cli.connecting import Broker
+    from messaging.cli.connecting import BrokerOptions
     from messaging.dispatch import TopicGrammar
     from messaging.eventnetwork import MemberDTO, NodeDTO
     from messaging.instance import Messaging
@@ -272,7 +272,7 @@ class Watcher(NodeService):
 # --- members
 
 
-def show_topics(broker: Broker, network: NetworkOptions, *, json: bool) -> ExitCode:
+def show_topics(broker: BrokerOptions, network: NetworkOptions, *, json: bool) -> ExitCode:
     """Write the listed topics and topic filters, with their publishers and consumers."""
     found = topics_of((), (), _asked(broker, network))
     columns: dict[str, Callable[[Any], str]] = {
@@ -283,7 +283,7 @@ def show_topics(broker: Broker, network: NetworkOptions, *, json: bool) -> ExitC
     return show_list(found, columns, dataclasses.asdict, json=json)
 
 
-def show_members(broker: Broker, network: NetworkOptions, *, json: bool) -> ExitCode:
+def show_members(broker: BrokerOptions, network: NetworkOptions, *, json: bool) -> ExitCode:
     """Write the other members."""
     members = sorted(_asked(broker, network).members, key=lambda each: (each.name, each.id))
     columns: dict[str, Callable[[MemberDTO], str]] = {
@@ -298,7 +298,7 @@ def show_members(broker: Broker, network: NetworkOptions, *, json: bool) -> Exit
     return show_list(members, columns, _fields, json=json)
 
 
-def watch_members(broker: Broker, network: NetworkOptions, *, json: bool) -> ExitCode:
+def watch_members(broker: BrokerOptions, network: NetworkOptions, *, json: bool) -> ExitCode:
     """Write a line for each member that is there, joins, changes, is lost, or leaves; until interrupted."""
     observer, never = MemberObserver(), threading.Event()
     settings_of(network)
@@ -350,7 +350,7 @@ def _change_line(what: str, member: MemberDTO, *, json: bool) -> bytes:
     return f"{one_line(text)}\n".encode()
 
 
-def _asked(broker: Broker, network: NetworkOptions) -> NodeDTO:
+def _asked(broker: BrokerOptions, network: NetworkOptions) -> NodeDTO:
     observer = MemberObserver()
     settings_of(network)
     with broker.connect("events") as m, joined(m, network, observer) as node:

@@ -19,7 +19,7 @@ from messaging.eventnetwork import DISPATCH, Notification, framework_uuid
 from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
-    from messaging.cli.connecting import Broker
+    from messaging.cli.connecting import BrokerOptions
     from messaging.eventnetwork.membership import Member
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def check_qos(names: Iterable[str]) -> list[str]:
 
 
 def publish_event(
-    broker: Broker,
+    broker: BrokerOptions,
     network: NetworkOptions,
     event: WireEvent,
     qos: Iterable[str],

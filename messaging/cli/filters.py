@@ -20,7 +20,7 @@ _UNCONFIRMED: Final = 500
 _REMEMBERED: Final = 10_000
 
 
-class Verdict(enum.Enum):
+class FilterVerdict(enum.Enum):
     """The decision on a message."""
 
     WRITE = enum.auto()
@@ -50,14 +50,14 @@ class Filter:
         self._live_only = live_only
         self._retained_only = retained_only
 
-    def verdict(self, message: Message) -> Verdict:
+    def verdict(self, message: Message) -> FilterVerdict:
         """Return the decision on ``message``."""
         retained = is_retained(message)
         if self._retained_only and not retained:
-            return Verdict.END
+            return FilterVerdict.END
         if (self._live_only and retained) or self.excludes(message):
-            return Verdict.SKIP
-        return Verdict.WRITE
+            return FilterVerdict.SKIP
+        return FilterVerdict.WRITE
 
     def excludes(self, message: Message) -> bool:
         """Return whether the channel of ``message`` is filtered out."""

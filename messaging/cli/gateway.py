@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-gateway = options.Family("gateway")
-dead_letters = options.Family(
+gateway = options.CommandGroup("gateway")
+dead_letters = options.CommandGroup(
     "dead-letters", help="List, show, replay and drop the messages that a route could not handle."
 )
 gateway.add_typer(dead_letters)

@@ -16,7 +16,7 @@ from typer import Option
 
 from messaging.adapter import ENTRY_POINT_GROUP
 from messaging.cli import options
-from messaging.cli.connecting import Broker  # noqa: TC001  # read at run time by options.command
+from messaging.cli.connecting import BrokerOptions  # noqa: TC001  # read at run time by options.command
 from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, dump, is_reader_gone, show, write
 from messaging.codecs import codec_for, content_types
 from messaging.environment import URL_VARIABLE
@@ -46,7 +46,7 @@ _PACKAGES: Final = (
 
 @options.command
 def info(
-    broker: Broker,
+    broker: BrokerOptions,
     json: Annotated[bool, Option("--json", help="Write one JSON object; with --watch, one per state.")] = False,
     features: Annotated[
         bool, Option("--features", help="List every known feature, and whether it is announced.")
@@ -92,7 +92,7 @@ def _kinds() -> dict[str, str]:
 # --- the states of a connection
 
 
-def _watch_states(broker: Broker, *, json: bool) -> int:
+def _watch_states(broker: BrokerOptions, *, json: bool) -> int:
     """Write each state of the connection as it changes. Wait for a broker that is not there yet.
 
     Raises:

@@ -38,7 +38,7 @@ _ROUNDS: Final = 3
 #: most characters of a payload in a line for people
 _SHOWN: Final = 200
 
-journal = options.Family("journal")
+journal = options.CommandGroup("journal")
 
 _Directory = Annotated[
     Path, Argument(metavar="DIRECTORY", show_default=False, help="Folder of the journal, with its journal.json.")

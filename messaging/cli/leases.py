@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument
 
 from messaging.cli import options
-from messaging.cli.connecting import Broker, split
+from messaging.cli.connecting import BrokerOptions, split
 from messaging.cli.output import ExitCode, dump, show_table, write
 from messaging.errors import ArgumentError
 
 if TYPE_CHECKING:
     from messaging.leases import LeaseInfo
 
-leases = options.Family("leases")
+leases = options.CommandGroup("leases")
 
 #: how long to wait for the answers of all objects, seconds
 WAIT = 1.0
@@ -25,7 +25,7 @@ WAIT = 1.0
 
 @leases.command("list")
 def list_leases(
-    broker: Broker,
+    broker: BrokerOptions,
     channel: Annotated[
         str | None,
         Argument(metavar="CHANNEL", show_default=False, help="Of one object; default: ask all objects at the broker."),

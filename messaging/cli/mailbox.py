@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from typer import Argument, Option
 
 from messaging.cli import options
-from messaging.cli.connecting import Broker, following, identity, warn_of_memory
+from messaging.cli.connecting import BrokerOptions, following, identity, warn_of_memory
 from messaging.cli.output import ExitCode, dump, show_list, wait_while_read, write
 from messaging.cli.signals import sigterm_stops
 from messaging.errors import (
@@ -42,7 +42,7 @@ _ANSWER: Final = 4.0
 _PATIENCE: Final = 60.0
 _DELAY: Final = 0.2
 
-mailbox = options.Family("mailbox")
+mailbox = options.CommandGroup("mailbox")
 
 
 class Keep(enum.StrEnum):
@@ -87,7 +87,7 @@ _Full = Annotated[
 
 @mailbox.command()
 def run(
-    broker: Broker,
+    broker: BrokerOptions,
     words: Annotated[
         list[str] | None,
         Argument(metavar="CHANNEL PATH", show_default=False, help="Channel of the mailbox, and its folder."),
@@ -134,7 +134,7 @@ def run(
 
 @mailbox.command()
 def register(
-    broker: Broker,
+    broker: BrokerOptions,
     words: _Words = None,
     duration: Annotated[
         float, Option("--duration", metavar="SECONDS", help="Seconds to ask for; fewer may be granted.")
@@ -169,7 +169,7 @@ def register(
 
 
 @mailbox.command("list")
-def list_registrations(broker: Broker, words: _Words = None, json: options.Json = False) -> int:
+def list_registrations(broker: BrokerOptions, words: _Words = None, json: options.Json = False) -> int:
     """List the registrations of a mailbox: id, stored events, what is kept, target, the time that is left.
 
     Example: messaging mailbox list mqtt://localhost mailboxes/field
@@ -190,7 +190,7 @@ def list_registrations(broker: Broker, words: _Words = None, json: options.Json 
 
 @mailbox.command()
 def drain(
-    broker: Broker,
+    broker: BrokerOptions,
     words: _ChannelAndId = None,
     count: Annotated[int | None, options.count_option("End after N events.")] = None,
     timeout: Annotated[
@@ -231,7 +231,7 @@ def drain(
 
 @mailbox.command()
 def cancel(
-    broker: Broker,
+    broker: BrokerOptions,
     words: _ChannelAndId = None,
 ) -> int:
     """End a registration: its events are deleted, and their senders are told that it is gone.
@@ -298,7 +298,7 @@ def _repeated(request: Callable[[], T]) -> T:
 # --- arguments and output
 
 
-def _following(broker: Broker, words: list[str] | None, names: str) -> tuple[Broker, list[str]]:
+def _following(broker: BrokerOptions, words: list[str] | None, names: str) -> tuple[BrokerOptions, list[str]]:
     """Return the broker, and the arguments that follow it, of which the first is a channel."""
     from messaging.model import check_name
 

@@ -9,14 +9,14 @@ from typing import Annotated
 from typer import Option
 
 from messaging.cli import options
-from messaging.cli.connecting import Broker  # noqa: TC001  # read at run time by options.command
+from messaging.cli.connecting import BrokerOptions  # noqa: TC001  # read at run time by options.command
 from messaging.cli.output import ExitCode, wait_while_read, write
 from messaging.errors import ArgumentError
 
 
 @options.command
 def monitor(
-    broker: Broker,
+    broker: BrokerOptions,
     listen: Annotated[
         str, Option("--listen", metavar="HOST:PORT", help="Address of the page; port 0 for a free one.")
     ] = "127.0.0.1:8787",
@@ -46,7 +46,7 @@ def monitor(
 
     Example: messaging monitor mqtt://localhost
     """
-    from messaging.observability.monitor.access import Admission
+    from messaging.observability.monitor.access import ViewerRules
     from messaging.observability.monitor.server import Monitor
 
     host, separator, port = listen.rpartition(":")
@@ -56,7 +56,7 @@ def monitor(
         broker.connect("monitor") as m,
         Monitor(
             m, host=host.strip("[]"), port=int(port), channel=channel, mask=mask or (),
-            admission=Admission(token_file=token_file, allowed_hosts=allowed_host or ()),
+            viewers=ViewerRules(token_file=token_file, allowed_hosts=allowed_host or ()),
         ) as page,
     ):  # fmt: skip
         write(f"{page.url}\n".encode())

@@ -187,12 +187,12 @@ def timeout_option(text: str) -> Any:
 def group(name: str | None = None, **more: Any) -> Typer:
     """Return a group of commands; ``more`` are further arguments of ``Typer``.
 
-    See :class:`Family` for a group whose commands take the options that all have.
+    See :class:`CommandGroup` for a group whose commands take the options that all have.
     """
     return Typer(name=name, **_PLAIN, **more)
 
 
-class Family(Typer):
+class CommandGroup(Typer):
     """A group of commands that belong together. Each of them gets ``--quiet`` and ``--debug``, see :func:`command`.
 
     Args:

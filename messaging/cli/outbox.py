@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from typer import Argument, Option
 
 from messaging.cli import options
-from messaging.cli.connecting import Broker, identity, warn_of_memory
+from messaging.cli.connecting import BrokerOptions, identity, warn_of_memory
 from messaging.cli.output import LOOK, ExitCode, dump, show, show_pairs, write
 from messaging.errors import ArgumentError, MessagingError
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-outbox = options.Family("outbox")
+outbox = options.CommandGroup("outbox")
 
 _PANEL = "Database"
 #: sent rows that ``cleanup`` deletes in one transaction
@@ -109,7 +109,7 @@ _All = Annotated[bool, Option("--all", help="All dead rows.")]
 
 @outbox.command()
 def relay(
-    broker: Broker,
+    broker: BrokerOptions,
     database: DatabaseOptions,
     once: Annotated[bool, Option("--once", help="Publish the rows that are ready, and end.")] = False,
     batch: Annotated[int, Option("--batch", metavar="N", min=1, max=10_000, help="Most rows of a claim.")] = 500,

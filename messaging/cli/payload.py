@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Outgoing:
+class MessageOptions:
     """The options that give a message its payload and context."""
 
     text: Annotated[str | None, Option("--message", "-m", metavar="TEXT", help="Send this text.")] = None

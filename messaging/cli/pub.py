@@ -13,9 +13,9 @@ from typer import Option
 
 import messaging
 from messaging.cli import options
-from messaging.cli.connecting import Broker, warn_of_memory
+from messaging.cli.connecting import BrokerOptions, warn_of_memory
 from messaging.cli.output import ExitCode, report
-from messaging.cli.payload import Outcomes, Outgoing, read_lines
+from messaging.cli.payload import MessageOptions, Outcomes, read_lines
 from messaging.errors import ArgumentError, MessagingError
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ _SHORTEST_SLEEP: Final = 0.001
 @options.command
 def pub(
     topic: Annotated[str, Option("--topic", "-t", metavar="CHANNEL", show_default=False, help="Channel.")],
-    outgoing: Outgoing,
-    broker: Broker,
+    outgoing: MessageOptions,
+    broker: BrokerOptions,
     lines: Annotated[bool, Option("--lines", "-l", help="Send each line of stdin, without its newline.")] = False,
     retain: Annotated[bool, Option("--retain", "-r", help="Let the broker keep it for later subscribers.")] = False,
     repeat: Annotated[int, Option("--repeat", metavar="N", min=1, help="Publish the same message N times.")] = 1,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from messaging.cli import options
-from messaging.cli.connecting import Broker, following, identity, warn_of_memory
+from messaging.cli.connecting import BrokerOptions, following, identity, warn_of_memory
 from messaging.cli.output import ExitCode, show_outcome, write
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-queue = options.Family(
+queue = options.CommandGroup(
     "queue",
     help="Declare, peek at, purge and delete queues at a broker that has them, such as RabbitMQ. MQTT has none.",
 )
@@ -33,7 +33,7 @@ _Words = Annotated[
 
 @queue.command()
 def declare(
-    broker: Broker,
+    broker: BrokerOptions,
     words: _Words = None,
     topics: Annotated[
         list[str] | None,
@@ -64,7 +64,7 @@ def declare(
 
 @queue.command()
 def peek(
-    broker: Broker,
+    broker: BrokerOptions,
     words: _Words = None,
     most: Annotated[
         int, Option("--max", "-n", metavar="N", min=1, max=_MAX_PEEK, help="Write at most N messages.")
@@ -97,7 +97,7 @@ def peek(
 
 
 @queue.command()
-def purge(broker: Broker, words: _Words = None, json: options.Json = False) -> int:
+def purge(broker: BrokerOptions, words: _Words = None, json: options.Json = False) -> int:
     """Remove all messages of a queue, except for those that a consumer has.
 
     Example: messaging queue purge amqp://localhost work
@@ -111,7 +111,7 @@ def purge(broker: Broker, words: _Words = None, json: options.Json = False) -> i
 
 @queue.command()
 def delete(
-    broker: Broker,
+    broker: BrokerOptions,
     words: _Words = None,
     if_empty: Annotated[bool, Option("--if-empty", help="Refuse a queue with messages.")] = False,
     if_unused: Annotated[bool, Option("--if-unused", help="Refuse a queue with consumers.")] = False,
@@ -129,7 +129,7 @@ def delete(
 
 
 @contextlib.contextmanager
-def _connected(broker: Broker, words: list[str] | None) -> Iterator[tuple[Messaging, str]]:
+def _connected(broker: BrokerOptions, words: list[str] | None) -> Iterator[tuple[Messaging, str]]:
     """Connect to the broker; return the instance, and the name of the queue."""
     from messaging.instance import check_queue  # importing it is slow, and help and completion do not need it
 

@@ -22,7 +22,7 @@ from typing import Annotated, Final
 from typer import Option
 
 from messaging.cli import completion, options
-from messaging.cli.connecting import Broker, identity, warn_of_memory
+from messaging.cli.connecting import BrokerOptions, identity, warn_of_memory
 from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
 from messaging.execution import Flag, workers
@@ -51,7 +51,7 @@ def reply(
             help="Run by the shell, once per request: its stdin is the payload, its stdout the reply.",
         ),
     ],
-    broker: Broker,
+    broker: BrokerOptions,
     lines: Annotated[
         bool, Option("--lines", "-l", help="Send each line of its stdout as one of many replies.")
     ] = False,

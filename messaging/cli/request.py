@@ -11,9 +11,9 @@ from typer import Option
 
 import messaging
 from messaging.cli import options
-from messaging.cli.connecting import Broker, warn_of_memory
+from messaging.cli.connecting import BrokerOptions, warn_of_memory
 from messaging.cli.output import ExitCode, payload_line, record_line, report, wait_while_read, write
-from messaging.cli.payload import Outgoing  # noqa: TC001  # typer evaluates annotations
+from messaging.cli.payload import MessageOptions  # noqa: TC001  # typer evaluates annotations
 from messaging.errors import ArgumentError, DeadlineError, UnroutableError
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def request(
     topic: Annotated[
         str, Option("--topic", "-t", metavar="CHANNEL", show_default=False, help="Channel of the responder.")
     ],
-    outgoing: Outgoing,
-    broker: Broker,
+    outgoing: MessageOptions,
+    broker: BrokerOptions,
     timeout: Annotated[
         float | None,
         options.timeout_option("How long to wait for the reply, or for each of many; default: the setting timeout."),

@@ -12,8 +12,8 @@ from typer import Option
 
 import messaging
 from messaging.cli import options
-from messaging.cli.connecting import Broker, identity, warn_of_memory
-from messaging.cli.filters import Filter, Removal, Verdict, is_retained, require_retain
+from messaging.cli.connecting import BrokerOptions, identity, warn_of_memory
+from messaging.cli.filters import Filter, FilterVerdict, Removal, is_retained, require_retain
 from messaging.cli.formats import UnformattableError, message_form
 from messaging.cli.output import ExitCode, ReaderGoneError, wait_while_read, write
 
@@ -34,7 +34,7 @@ class Ack(enum.StrEnum):
 @options.command
 def sub(
     topics: options.Topics,
-    broker: Broker,
+    broker: BrokerOptions,
     qos: options.Qos = None,
     count: Annotated[int | None, options.count_option("End after N messages.")] = None,
     timeout: Annotated[
@@ -85,7 +85,7 @@ def sub(
     given = wanted | options.extensions(
         extension, qos=qos, queue=queue, autoAcknowledge=True if ack is Ack.ARRIVAL else None
     )
-    writer = _Writer(form, select, count, ack)
+    writer = _MessageWriter(form, select, count, ack)
     with broker.connect("sub") as m:
         for option_name, is_given in (("--retained-only", retained_only), ("--remove-retained", remove_retained)):
             if is_given:
@@ -116,7 +116,7 @@ def sub(
     return writer.result(timeout)
 
 
-class _Writer:
+class _MessageWriter:
     """Writes the messages of all streams as they arrive. Thread safe.
 
     Acknowledging is manual: a message that was not written must neither be acknowledged nor rejected, since a
@@ -137,7 +137,7 @@ class _Writer:
         self._acknowledge = ack is Ack.WRITTEN
         self._lock = threading.Lock()  # one line at a time; guards the fields below
         self._written = 0
-        #: whether a message ended the output, see Verdict.END
+        #: whether a message ended the output, see FilterVerdict.END
         self._is_complete = False
         self._error: Exception | None = None
         self.over = threading.Event()
@@ -158,13 +158,13 @@ class _Writer:
             verdict = self._filter.verdict(message)
             if self.removal is not None and self.removal.is_echo(message):
                 # the broker sends the retained messages of a pattern before any echo
-                verdict = verdict if verdict is Verdict.END and self.is_single else Verdict.SKIP
-            if verdict is Verdict.END:
+                verdict = verdict if verdict is FilterVerdict.END and self.is_single else FilterVerdict.SKIP
+            if verdict is FilterVerdict.END:
                 self._is_complete = True
                 self.over.set()
                 return
             try:
-                if verdict is Verdict.WRITE:
+                if verdict is FilterVerdict.WRITE:
                     write(self._form(message))
                     self._written += 1
             except UnformattableError as error:

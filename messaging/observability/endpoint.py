@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from messaging.errors import ClosedError, MissingExtraError, check_instance
 from messaging.observability.health import check_health, check_readiness
-from messaging.observability.web import Answer, Request, WebServer, check_port, is_loopback, text_answer
+from messaging.observability.web import HttpAnswer, HttpRequest, WebServer, check_port, is_loopback, text_answer
 from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog
 
@@ -109,7 +109,7 @@ class MonitoringEndpoint:
     ) -> None:
         self.close()
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: HttpRequest) -> HttpAnswer:
         if request.method not in ("GET", "HEAD"):
             return text_answer(501, "there are GET and HEAD")
         if request.path == "/healthz":
@@ -120,11 +120,11 @@ class MonitoringEndpoint:
             if self._metrics is None:
                 return text_answer(501, "metrics need an optional package: pip install 'rx-messaging[metrics]'")
             headers = request.headers
-            return Answer(200, *self._metrics(headers.get("Accept", ""), headers.get("Accept-Encoding", "")))
+            return HttpAnswer(200, *self._metrics(headers.get("Accept", ""), headers.get("Accept-Encoding", "")))
         else:
             return text_answer(404, "there are /healthz, /readyz and /metrics")
         body = json.dumps(health.as_dict()).encode() + b"\n"
-        return Answer(200 if health.is_right else 503, body, {"Content-Type": "application/json"})
+        return HttpAnswer(200 if health.is_right else 503, body, {"Content-Type": "application/json"})
 
 
 def _renderer(services: ServiceRegistry) -> Callable[[str, str], tuple[bytes, dict[str, str]]]:

@@ -108,7 +108,7 @@ class OpenTelemetryInterceptor(Interceptor):
         self._propagator = propagator
         self._continues = parent
         self._destination = destination
-        self._names = _Names(os.environ.get(OPT_IN, ""))
+        self._names = _SpanNames(os.environ.get(OPT_IN, ""))
         self._metrics = _Metrics(meter_provider)
         #: of an instance: what all its spans have in common
         self._common: dict[InstanceInfo, dict[str, Any]] = {}
@@ -240,7 +240,7 @@ class OpenTelemetryInterceptor(Interceptor):
         return attributes
 
 
-class _Names:
+class _SpanNames:
     """The names of spans and attributes, as the environment chooses them."""
 
     def __init__(self, opt_in: str) -> None:

@@ -1,6 +1,6 @@
 """The HTTP server of the monitoring endpoint and of the monitor: bounded, and limited in time.
 
-An application is a function from a :class:`Request` to an :class:`Answer`, whose body may be a stream of events.
+An application is a function from a :class:`HttpRequest` to an :class:`HttpAnswer`. Its body may be a stream of events.
 
 **Threads.** One thread accepts connections. Each connection is answered on a thread of its own, one request.
 """
@@ -29,7 +29,7 @@ PATIENCE: Final = 10.0
 _THREAD_NAME: Final = "messaging-http"
 
 
-class Request(NamedTuple):
+class HttpRequest(NamedTuple):
     """A request of a client.
 
     Attributes:
@@ -45,7 +45,7 @@ class Request(NamedTuple):
     read: Callable[[int], bytes]
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """The answer to a request.
 
     Attributes:
@@ -59,9 +59,9 @@ class Answer(NamedTuple):
     headers: Mapping[str, str] = MappingProxyType({})
 
 
-def text_answer(status: int, text: str, headers: Mapping[str, str] = MappingProxyType({})) -> Answer:
+def text_answer(status: int, text: str, headers: Mapping[str, str] = MappingProxyType({})) -> HttpAnswer:
     """Return an answer for people."""
-    return Answer(status, f"{text}\n".encode(), {"Content-Type": "text/plain; charset=utf-8", **headers})
+    return HttpAnswer(status, f"{text}\n".encode(), {"Content-Type": "text/plain; charset=utf-8", **headers})
 
 
 def check_port(port: object) -> None:
@@ -101,7 +101,7 @@ class WebServer(http.server.HTTPServer):
         title: str,
         host: str,
         port: int,
-        answer: Callable[[Request], Answer],
+        answer: Callable[[HttpRequest], HttpAnswer],
         headers: Mapping[str, str],
         most: int,
     ) -> None:
@@ -205,7 +205,7 @@ class _Connection(http.server.BaseHTTPRequestHandler):
     def _respond(self) -> None:
         self.server.heard(self.request)
         path, _, query = self.path.partition("?")
-        answer = self.server.answer(Request(self.command, path, query, self.headers, self._read))
+        answer = self.server.answer(HttpRequest(self.command, path, query, self.headers, self._read))
         if isinstance(answer.body, bytes):
             self._send_head(answer, {"Content-Length": str(len(answer.body))})
             if self.command != "HEAD":
@@ -224,7 +224,7 @@ class _Connection(http.server.BaseHTTPRequestHandler):
         # some more: an answer is lost where the connection is closed before its request was read
         return self.rfile.read(min(int(length), 16 * most)) if length.isascii() and length.isdigit() else b""
 
-    def _send_head(self, answer: Answer, more: Mapping[str, str]) -> None:
+    def _send_head(self, answer: HttpAnswer, more: Mapping[str, str]) -> None:
         self.send_response(answer.status)
         for name, value in {**answer.headers, **more}.items():
             self.send_header(name, value)

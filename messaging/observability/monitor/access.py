@@ -16,7 +16,7 @@ from messaging.errors import ArgumentError, ConfigurationError
 from messaging.observability.web import is_loopback
 
 if TYPE_CHECKING:
-    from messaging.observability.web import Request
+    from messaging.observability.web import HttpRequest
 
 #: environment variables with the token, and with the name of a file that holds it
 TOKEN_VARIABLE: Final = "MESSAGING_MONITOR_TOKEN"  # noqa: S105  # the name of a variable
@@ -43,7 +43,7 @@ HEADERS: Final[Mapping[str, str]] = {
 }
 
 
-class Token:
+class AccessToken:
     """A secret that viewers have to know. Only its hash is kept."""
 
     __slots__ = ("_digest",)
@@ -61,7 +61,7 @@ def _digest(token: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class ViewerRules:
     """Who may open the page of a monitor.
 
     Attributes:
@@ -76,7 +76,7 @@ class Admission:
     allowed_hosts: Iterable[str] = ()
 
 
-def find_token(token: str | None, token_file: str | os.PathLike[str] | None) -> Token | None:
+def find_token(token: str | None, token_file: str | os.PathLike[str] | None) -> AccessToken | None:
     """Return the token that is given, is in the file, or is named by the environment; ``None``: there is none.
 
     Raises:
@@ -107,7 +107,7 @@ def find_token(token: str | None, token_file: str | os.PathLike[str] | None) -> 
     ):
         token = None  # not for the variables of a traceback
         raise ArgumentError(f"a token must have {_MIN_TOKEN} to {_MAX_TOKEN} characters of visible ASCII, no spaces")
-    return Token(token)
+    return AccessToken(token)
 
 
 def _is_address(host: str) -> bool:
@@ -131,7 +131,7 @@ class Access:
         ConfigurationError: without a token, the server would be reachable from other machines.
     """
 
-    def __init__(self, host: str, token: Token | None, allowed_hosts: Iterable[str] = ()) -> None:
+    def __init__(self, host: str, token: AccessToken | None, allowed_hosts: Iterable[str] = ()) -> None:
         if not isinstance(host, str) or not host or len(host) > 255 or not host.isprintable():
             raise ArgumentError("host must be the name or the address to listen at, such as '127.0.0.1'")
         if isinstance(allowed_hosts, str) or not isinstance(allowed_hosts, Iterable):
@@ -186,7 +186,7 @@ class Access:
         scheme, _, given = (authorization or "").partition(" ")
         return self._token.matches(given.strip()) and scheme.lower() == "bearer"
 
-    def problem(self, request: Request) -> tuple[int, str] | None:
+    def problem(self, request: HttpRequest) -> tuple[int, str] | None:
         """Return status and text of the refusal of a request, or ``None`` if the rules allow it."""
         headers = request.headers
         host = headers.get("Host", "")

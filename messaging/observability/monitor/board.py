@@ -30,7 +30,7 @@ MAX_PROCESSES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class BoardChange:
     """A change of the board, for the viewers."""
 
     key: str
@@ -66,7 +66,7 @@ class Board:
         self._processes: dict[str, _Process] = {}
         self.refused = 0
 
-    def add(self, key: str, snapshot: Snapshot, age: float = 0.0) -> list[Change]:
+    def add(self, key: str, snapshot: Snapshot, age: float = 0.0) -> list[BoardChange]:
         """Take a snapshot; return the changes.
 
         Args:
@@ -76,7 +76,7 @@ class Board:
         """
         now = clock.monotonic()
         with self._lock:
-            changes: list[Change] = []
+            changes: list[BoardChange] = []
             process = self._processes.get(key)
             if process is None:
                 if len(self._processes) >= self._most:
@@ -86,7 +86,7 @@ class Board:
                         return []
                     oldest = min(silent, key=lambda name: self._processes[name].at)
                     del self._processes[oldest]
-                    changes.append(Change(oldest, None))
+                    changes.append(BoardChange(oldest, None))
                 process = self._processes[key] = _Process(snapshot, now - age)
                 self._update(process, snapshot, None)
             else:
@@ -101,7 +101,7 @@ class Board:
                 process.snapshot, process.at = snapshot, now - age
                 self._update(process, snapshot, before if is_same else None)
             process.is_silent = self._has_gone_silent(process, now)
-            changes.append(Change(key, self._view(key, process, now)))
+            changes.append(BoardChange(key, self._view(key, process, now)))
             return changes
 
     def _update(self, process: _Process, snapshot: Snapshot, before: Snapshot | None) -> None:
@@ -130,24 +130,24 @@ class Board:
     def _lines(self) -> int:
         return sum(len(lines) for process in self._processes.values() for lines in process.lines.values())
 
-    def tick(self) -> list[Change]:
+    def tick(self) -> list[BoardChange]:
         """Return the changes that come with time: processes that have become silent, and forgotten ones."""
         now = clock.monotonic()
         with self._lock:
-            changes: list[Change] = []
+            changes: list[BoardChange] = []
             for key, process in [*self._processes.items()]:
                 if now - process.at > max(FORGET, 2 * process.snapshot.interval * _SILENT_INTERVALS):
                     del self._processes[key]
-                    changes.append(Change(key, None))
+                    changes.append(BoardChange(key, None))
                 elif not process.is_silent and self._has_gone_silent(process, now):
                     process.is_silent = True
-                    changes.append(Change(key, self._view(key, process, now)))
+                    changes.append(BoardChange(key, self._view(key, process, now)))
             return changes
 
-    def remove(self, key: str) -> list[Change]:
+    def remove(self, key: str) -> list[BoardChange]:
         """Forget a process that has ended; return the changes."""
         with self._lock:
-            return [] if self._processes.pop(key, None) is None else [Change(key, None)]
+            return [] if self._processes.pop(key, None) is None else [BoardChange(key, None)]
 
     def histories(self) -> dict[str, dict[str, dict[str, list[float | None]]]]:
         """Return the values of the charts: process -> report -> line -> values, the oldest first."""

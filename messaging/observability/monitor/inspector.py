@@ -72,7 +72,7 @@ class InspectionRequest:
         return cls(instance, check_pattern(channel), count, float(seconds))
 
 
-class _Kept(NamedTuple):
+class _KeptMessage(NamedTuple):
     number: int
     at: float
     size: int
@@ -95,7 +95,7 @@ class Inspection:
         self._inspector = inspector
         self._masking = masking
         self._lock = threading.Lock()  # guards the following
-        self._ring: deque[_Kept] = deque(maxlen=count)
+        self._ring: deque[_KeptMessage] = deque(maxlen=count)
         self.total = 0
         self._left = MAX_BYTES
         self.failure: Exception | None = None
@@ -111,7 +111,7 @@ class Inspection:
         payload = message.payload
         with self._lock:
             self.total += 1
-            self._ring.append(_Kept(self.total, clock.wall(), len(payload), payload[:_KEPT], message.context))
+            self._ring.append(_KeptMessage(self.total, clock.wall(), len(payload), payload[:_KEPT], message.context))
 
     def _fail(self, error: Exception) -> None:
         self.failure = error

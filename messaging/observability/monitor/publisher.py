@@ -16,7 +16,7 @@ from messaging.execution import Flag, seconds, start_thread
 from messaging.instance import Messaging
 from messaging.model import ANY_LEVEL, ANY_LEVELS, SEPARATOR, Features, MessageContextBuilder, check_name
 from messaging.observability.monitor.masking import Masking
-from messaging.observability.monitor.snapshot import MAX_BYTES, NAME, Sampler
+from messaging.observability.monitor.snapshot import MAX_BYTES, NAME, SnapshotSampler
 from messaging.services import ServiceRegistry
 from messaging.text import SafeLog, tolerant
 
@@ -83,7 +83,9 @@ class SnapshotPublisher:
         self._interval = checked_interval(interval)
         self._channel = checked_channel(channel, process_name() if process is None else process)
         name = self._channel.rpartition(SEPARATOR)[2]
-        self._sampler = Sampler(m.services if services is None else services, name, self._interval, Masking(mask))
+        self._sampler = SnapshotSampler(
+            m.services if services is None else services, name, self._interval, Masking(mask)
+        )
         self._stop = Flag()
         self._ended = Flag()
         self._thread: threading.Thread | None = None

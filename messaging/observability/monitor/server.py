@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from messaging.errors import BoundReachedError, ClosedError, MessagingError, check_instance
 from messaging.execution import Flag, clock, start_thread
 from messaging.instance import Messaging
-from messaging.observability.monitor.access import HEADERS, Access, Admission, find_token
-from messaging.observability.monitor.board import Board, Change
+from messaging.observability.monitor.access import HEADERS, Access, ViewerRules, find_token
+from messaging.observability.monitor.board import Board, BoardChange
 from messaging.observability.monitor.inspector import Inspection, InspectionRequest, Inspector
 from messaging.observability.monitor.masking import Masking
 from messaging.observability.monitor.published import PublishedSnapshots
 from messaging.observability.monitor.publisher import CHANNEL, checked_interval, process_name
-from messaging.observability.monitor.snapshot import Sampler
+from messaging.observability.monitor.snapshot import SnapshotSampler
 from messaging.observability.monitor.viewers import Viewer, Viewers, event
-from messaging.observability.web import Answer, Request, WebServer, check_port, text_answer
+from messaging.observability.web import HttpAnswer, HttpRequest, WebServer, check_port, text_answer
 from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog
 
@@ -68,7 +68,7 @@ class Monitor:
         m: shows the processes whose ``SnapshotPublisher`` publishes through this broker; ``None``: this process.
         services: the registry of the parts that are shown; ``None``: that of ``m``, or of the process.
         host, port: to listen at; port 0: a free one.
-        admission: who may open the page. Without a token it listens on loopback only.
+        viewers: who may open the page. Without a token it listens on loopback only.
         interval: seconds between two snapshots, 0.1 to 3600.
         channel: first levels of the channels of published snapshots.
         mask: further names of fields whose values are masked.
@@ -88,7 +88,7 @@ class Monitor:
         services: ServiceRegistry | None = None,
         host: str = "127.0.0.1",
         port: int = 8787,
-        admission: Admission = Admission(),  # noqa: B008  # immutable
+        viewers: ViewerRules = ViewerRules(),  # noqa: B008  # immutable
         interval: float = 1.0,
         channel: str = CHANNEL,
         mask: Iterable[str] = (),
@@ -99,10 +99,10 @@ class Monitor:
             check_instance("services", services, ServiceRegistry)
         check_instance("channel", channel, str)
         check_port(port)
-        check_instance("admission", admission, Admission)
+        check_instance("viewers", viewers, ViewerRules)
         self._interval = checked_interval(interval)
         self._masking = Masking(mask)
-        self._access = Access(host, find_token(admission.token, admission.token_file), admission.allowed_hosts)
+        self._access = Access(host, find_token(viewers.token, viewers.token_file), viewers.allowed_hosts)
         self.host = host
         self.port = port
         self._m = m
@@ -113,10 +113,12 @@ class Monitor:
         self._viewers = Viewers()
         self._inspector = Inspector(self._services, self._masking)
         self._published: PublishedSnapshots | None = None
-        self._sampler = Sampler(self._services, process_name(), self._interval, self._masking) if m is None else None
+        self._sampler = (
+            SnapshotSampler(self._services, process_name(), self._interval, self._masking) if m is None else None
+        )
         self._lock = threading.Lock()  # guards ``_denied``
         self._denied = 0
-        self._routes: dict[str, tuple[str, Callable[[Request], Answer]]] = {
+        self._routes: dict[str, tuple[str, Callable[[HttpRequest], HttpAnswer]]] = {
             **dict.fromkeys(_FILES, ("GET", self._file)),
             "/api/events": ("GET", self._events),
             "/api/snapshot": ("GET", self._snapshot),
@@ -193,9 +195,9 @@ class Monitor:
         finally:
             self._ended.set()
 
-    def _changes(self) -> list[Change]:
+    def _changes(self) -> list[BoardChange]:
         """Return what has changed since the last call."""
-        changes: list[Change] = []
+        changes: list[BoardChange] = []
         if self._sampler is not None:
             changes += self._board.add("", self._sampler.take())
         if self._published is not None:
@@ -203,7 +205,7 @@ class Monitor:
                 changes += self._board.remove(key) if snapshot is None else self._board.add(key, snapshot, age)
         return changes + self._board.tick()
 
-    def _tell(self, change: Change) -> None:
+    def _tell(self, change: BoardChange) -> None:
         topic = f"process/{change.key}"
         if change.view is None:
             self._viewers.remove(topic, event("gone", {"key": change.key}))
@@ -223,7 +225,7 @@ class Monitor:
 
     # --- requests
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: HttpRequest) -> HttpAnswer:
         problem = self._access.problem(request)
         if problem is not None:
             with self._lock:
@@ -236,20 +238,20 @@ class Monitor:
             return text_answer(405, "method not allowed")
         return answer(request)
 
-    def _file(self, request: Request) -> Answer:
+    def _file(self, request: HttpRequest) -> HttpAnswer:
         name, content_type = _FILES[request.path]
         content = resources.files(__package__).joinpath("static", name).read_bytes()
-        return Answer(200, content, {"Content-Type": content_type})
+        return HttpAnswer(200, content, {"Content-Type": content_type})
 
-    def _snapshot(self, _: Request) -> Answer:
+    def _snapshot(self, _: HttpRequest) -> HttpAnswer:
         processes = {key: snapshot.fields() for key, snapshot in self._board.snapshots().items()}
         return _json(200, {"instances": self._inspector.instances(), "processes": processes})
 
-    def _events(self, _: Request) -> Answer:
+    def _events(self, _: HttpRequest) -> HttpAnswer:
         viewer = self._viewers.join()
         if viewer is None:
             return _problem(503, "too many viewers, or the monitor is stopping")
-        return Answer(200, self._changes_for(viewer), _EVENTS)
+        return HttpAnswer(200, self._changes_for(viewer), _EVENTS)
 
     def _changes_for(self, viewer: Viewer) -> Generator[bytes, None, None]:
         """Yield what a viewer is sent, until the server stops."""
@@ -269,7 +271,7 @@ class Monitor:
         finally:
             self._viewers.leave(viewer, is_dropped=is_dropped)
 
-    def _inspect(self, request: Request) -> Answer:
+    def _inspect(self, request: HttpRequest) -> HttpAnswer:
         body = request.read(_MAX_BODY)
         if len(body) > _MAX_BODY:
             return _problem(413, f"a request has at most {_MAX_BODY} bytes")
@@ -282,7 +284,7 @@ class Monitor:
             return _problem(503, str(error))
         except MessagingError as error:
             return _problem(502, str(error))
-        return Answer(200, self._messages(inspection, wanted.seconds), _EVENTS)
+        return HttpAnswer(200, self._messages(inspection, wanted.seconds), _EVENTS)
 
     def _messages(self, inspection: Inspection, seconds: float) -> Generator[bytes, None, None]:
         """Yield the messages of an inspection as events, until its time is over or the server stops."""
@@ -303,9 +305,9 @@ class Monitor:
             inspection.close()
 
 
-def _json(status: int, value: Any) -> Answer:
-    return Answer(status, json.dumps(value, separators=(",", ":")).encode(), {"Content-Type": "application/json"})
+def _json(status: int, value: Any) -> HttpAnswer:
+    return HttpAnswer(status, json.dumps(value, separators=(",", ":")).encode(), {"Content-Type": "application/json"})
 
 
-def _problem(status: int, text: str) -> Answer:
+def _problem(status: int, text: str) -> HttpAnswer:
     return _json(status, {"problem": text})

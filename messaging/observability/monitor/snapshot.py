@@ -113,7 +113,7 @@ class Snapshot:
         }
 
 
-class Sampler:
+class SnapshotSampler:
     """Takes snapshots of the process. For one thread at a time.
 
     Args:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.errors import ArgumentError, ConfigurationError
-from messaging.observability.monitor.access import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, Access, Token, find_token
+from messaging.observability.monitor.access import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, Access, AccessToken, find_token
 from messaging.testing.tables import table
 
 TOKEN = "0123456789abcdef-token"
@@ -35,7 +35,7 @@ def test_loopback_needs_no_token(host: str) -> None:
 def test_any_other_address_needs_a_token(host: str) -> None:
     with pytest.raises(ConfigurationError, match="needs a token"):
         Access(host, None)
-    access = Access(host, Token(TOKEN))
+    access = Access(host, AccessToken(TOKEN))
     assert access.needs_token
     assert access.allows(f"Bearer {TOKEN}")
     assert access.allows(f"bearer  {TOKEN} ")
@@ -70,7 +70,7 @@ def test_a_monitor_on_loopback_is_opened_by_loopback_or_by_a_given_name(header: 
     [("192.168.1.7:8787", True), ("[fe80::1]:8787", True), ("localhost", True), ("evil.example.com", False)],
 )
 def test_a_monitor_for_other_machines_is_opened_by_any_address(header: str, is_allowed: bool) -> None:
-    assert Access("0.0.0.0", Token(TOKEN)).allows_host(header) is is_allowed
+    assert Access("0.0.0.0", AccessToken(TOKEN)).allows_host(header) is is_allowed
 
 
 @table(
@@ -88,7 +88,7 @@ def test_only_the_page_itself_may_ask(origin: str | None, site: str | None, is_a
 
 @given(st.text(), st.text() | st.none())
 def test_any_header_is_allowed_or_not(text: str, other: str | None) -> None:
-    access = Access("127.0.0.1", Token(TOKEN))
+    access = Access("127.0.0.1", AccessToken(TOKEN))
     assert access.allows_host(text) in (True, False)
     assert access.allows_origin(other, text, other) in (True, False)
     assert not access.allows(other)
@@ -137,7 +137,7 @@ def test_a_token_file_that_cannot_be_used_is_a_configuration_error(tmp_path: Pat
 
 def test_a_token_is_in_no_representation(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
-        token = Token(TOKEN)
+        token = AccessToken(TOKEN)
         assert TOKEN not in repr(token)
         assert TOKEN not in repr(vars(Access("127.0.0.1", token)))
     assert TOKEN not in caplog.text
@@ -152,4 +152,4 @@ def test_a_token_is_in_no_representation(caplog: pytest.LogCaptureFixture) -> No
 )
 def test_hosts_that_are_none_are_refused(host: Any, names: Any) -> None:
     with pytest.raises(ArgumentError):
-        Access(host, Token(TOKEN), names)
+        Access(host, AccessToken(TOKEN), names)

@@ -15,7 +15,7 @@ from messaging.observability.monitor import board as boards
 from messaging.observability.monitor.board import FORGET, Board
 from messaging.observability.monitor.masking import Masking
 from messaging.observability.monitor.rates import keyed
-from messaging.observability.monitor.snapshot import MAX_BYTES, Report, Sampler, Snapshot, decoded, encoded
+from messaging.observability.monitor.snapshot import MAX_BYTES, Report, Snapshot, SnapshotSampler, decoded, encoded
 from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
@@ -34,7 +34,7 @@ GOOD: dict[str, Any] = {
 def test_a_snapshot_is_read_as_it_was_written() -> None:
     services = ServiceRegistry()
     register_reporter(services, PartReporter("press", "x", lambda: {"strokes": 3, "oil": 1.5}, lambda: ["hot"]))
-    payload = Sampler(services, "press-1", 1.0, Masking()).encode()
+    payload = SnapshotSampler(services, "press-1", 1.0, Masking()).encode()
     snapshot = decoded(payload, Masking())
     assert (snapshot.process, snapshot.interval) == ("press-1", 1.0)
     (report,) = snapshot.reports
@@ -47,7 +47,7 @@ def test_secrets_in_reports_and_problems_do_not_leave_the_process() -> None:
     services = ServiceRegistry()
     report = {"url": "amqp://u:hunter2@h", "password": "hunter2", "text": "token=hunter2"}
     register_reporter(services, PartReporter("press", "x", lambda: report, lambda: ["amqp://u:hunter2@h is away"]))
-    assert b"hunter2" not in Sampler(services, "p", 1.0, Masking()).encode()
+    assert b"hunter2" not in SnapshotSampler(services, "p", 1.0, Masking()).encode()
 
 
 @table("most", [MAX_BYTES, 20_000, 1_000])
@@ -56,7 +56,7 @@ def test_a_snapshot_that_is_too_large_is_narrowed_and_says_so(most: int) -> None
     for number in range(30):
         report = {f"field-{each}": ["x" * 500] * 100 for each in range(100)}
         register_reporter(services, PartReporter("press", f"x{number}", lambda report=report: report))  # type: ignore[misc]
-    payload = Sampler(services, "p", 1.0, Masking()).encode(most)
+    payload = SnapshotSampler(services, "p", 1.0, Masking()).encode(most)
     assert len(payload) <= most
     assert decoded(payload, Masking()).omitted > 0
 
