@@ -35,6 +35,18 @@ def printable(name: str) -> str:
     return name if name.isprintable() else repr(name)
 
 
+def visible(text: str, *, keep: str = "") -> str:
+    """Return ``text`` with its unprintable characters escaped, such as those that change the direction of writing.
+
+    Args:
+        text: any text.
+        keep: characters that stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
+
+
 def without_frames(error: E) -> E:
     """Remove the tracebacks of ``error`` and of its causes and contexts, and return it.
 

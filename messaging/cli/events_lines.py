@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.cli.formats import UnformattableError, compiled
 from messaging.cli.journal import read_records
-from messaging.cli.output import printable
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.eventdata import WireEvent, decode, time_of, write_json
 from messaging.journal import Journal
 from messaging.model import Features, Message, MessageContext
-from messaging.text import did_you_mean
+from messaging.text import did_you_mean, visible
 
 if TYPE_CHECKING:
     from messaging.dispatch import TopicGrammar
@@ -149,7 +148,7 @@ def _text_line(line: EventLine) -> bytes:
         words.append(f"[session {event.session or '-'} failed: {event.error.type}: {event.error.message}]")
     else:
         words.append(f"[session {event.session or '-'} closed]")
-    return ("  ".join(map(printable, words)) + "\n").encode()
+    return ("  ".join(map(visible, words)) + "\n").encode()
 
 
 def _message(line: EventLine) -> Message:

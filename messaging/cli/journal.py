@@ -19,7 +19,6 @@ from messaging.cli.output import (
     dump,
     is_reader_gone,
     payload_fields,
-    printable,
     show_outcome,
     show_pairs,
     write,
@@ -28,6 +27,7 @@ from messaging.errors import ArgumentError, MessagingError
 from messaging.journal import DeadLetter, Journal, JournalView, Record, outline, verify
 from messaging.journal import repair as repair_identity
 from messaging.model import check_pattern, matcher
+from messaging.text import visible
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def info(directory: _Directory, json: _Json = False) -> int:
         rows[name] = f"{each['begin']} to {each['end']}"
     for name, position in found.get("cursors", {}).items():
         behind = found["partitions"][0]["end"] - position
-        rows[f"cursor {printable(name)}"] = f"{position}, {max(0, behind)} behind"
+        rows[f"cursor {visible(name)}"] = f"{position}, {max(0, behind)} behind"
     for name in ("dropped", "dead_letters"):
         if name in found:
             rows[name.replace("_", " ")] = str(found[name])
@@ -323,8 +323,8 @@ def _line(record: Record, more: str = "") -> bytes:
         payload = record.payload.decode()
     except UnicodeDecodeError:
         payload = f"({len(record.payload)} bytes)"
-    shown = printable(payload[:_SHOWN]) + ("…" if len(payload) > _SHOWN else "")
-    text = f"{record.offset}  {_time(record.timestamp)}  {printable(record.channel)}  {shown}{printable(more)}"
+    shown = visible(payload[:_SHOWN]) + ("…" if len(payload) > _SHOWN else "")
+    text = f"{record.offset}  {_time(record.timestamp)}  {visible(record.channel)}  {shown}{visible(more)}"
     return f"{text}\n".encode()
 
 

@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 from messaging.errors import MessagingError
+from messaging.text import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -239,14 +240,9 @@ def redacted(text: str) -> str:
     return _SECRET.sub(r"\1***", _USER_INFO.sub("***@", text))
 
 
-def printable(text: str) -> str:
-    """Return ``text`` with its control characters escaped."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
 def one_line(text: object) -> str:
     """Return ``text`` for a terminal and a log: on one line, without control characters and secrets."""
-    return redacted(printable(" ".join(str(text).split())))
+    return redacted(visible(" ".join(str(text).split())))
 
 
 def report(error: object) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from messaging.errors import check_instance
 from messaging.reporting import HistogramDTO, Meaning, meanings, reporters
 from messaging.services import ServiceRegistry, default_registry
-from messaging.text import SafeLog
+from messaging.text import SafeLog, visible
 
 if TYPE_CHECKING:
     from messaging.reporting import Reporter
@@ -88,7 +88,7 @@ def label_text(value: object) -> str:
     text = str(value)
     if len(text) > MAX_TEXT:
         text = f"{text[: MAX_TEXT - 1]}…"
-    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return visible(text)
 
 
 class Sampler:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from messaging.observability.monitor.masking import MASK, Masking
 from messaging.reporting import HistogramDTO, meanings
 from messaging.runtime import ServiceReferenceDTO
-from messaging.text import exact
+from messaging.text import exact, visible
 
 #: integers beyond this are texts: JavaScript would round them
 _MAX_INT: Final = 2**53
@@ -171,18 +171,6 @@ def _cleaned(text: str, limit: int, masking: Masking) -> str:
     text = masking.text(text[: 2 * limit], is_cut=is_cut)
     text = visible(" ".join(text.split()))
     return text if len(text) <= limit and not is_cut else f"{text[: limit - 1]}…"
-
-
-def visible(text: str, *, keep: str = "") -> str:
-    """Return ``text`` with its unprintable characters escaped, such as those that change the direction of writing.
-
-    Args:
-        text: any text.
-        keep: characters that stay.
-    """
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
 
 
 def _number(value: float) -> Any:
