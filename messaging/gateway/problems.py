@@ -129,17 +129,12 @@ class Problems:
     @property
     def has_errors(self) -> bool:
         """Return whether one of the problems is an error."""
-        return has_errors(self._found.values())
+        return any(each.severity is Severity.ERROR for each in self._found.values())
 
     def raise_errors(self) -> None:
         """Raise ``GatewaySettingsError`` with all problems if one of them is an error."""
         if self.has_errors:
             raise GatewaySettingsError(self.found)
-
-
-def has_errors(problems: Iterable[Problem]) -> bool:
-    """Return whether one of the problems is an error."""
-    return any(each.severity is Severity.ERROR for each in problems)
 
 
 def nearest_position(positions: Positions, path: KeyPath) -> TextPosition | None:

@@ -150,11 +150,6 @@ class Access:
         self._token = token
         self._names = frozenset((host.lower(), *names))
 
-    @property
-    def needs_token(self) -> bool:
-        """Whether viewers need a token."""
-        return self._token is not None
-
     def allows_host(self, header: str) -> bool:
         """Return whether the page may be opened by this Host header.
 

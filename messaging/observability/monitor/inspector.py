@@ -25,7 +25,6 @@ from messaging.services import LdapFilter, ServiceRegistry, escaped
 from messaging.text import visible
 
 if TYPE_CHECKING:
-    from messaging.execution import Promise
     from messaging.model import Message, MessageContext
     from messaging.observability.monitor.masking import Masking
 
@@ -85,7 +84,6 @@ class Inspection:
     """One subscription, and the newest messages that arrived. Thread safe. Get it from :meth:`Inspector.open`.
 
     Attributes:
-        ready: resolves when the broker has confirmed the subscription.
         failure: why the subscription ended; ``None``: it has not.
         total: number of messages that arrived.
     """
@@ -101,7 +99,6 @@ class Inspection:
         self._left = MAX_BYTES
         self.failure: Exception | None = None
         self._stream = service.subscribe(context)
-        self.ready: Promise[None] = self._stream.ready
         try:
             self._stream.subscribe(self._receive, self._fail)
         except BaseException:
@@ -143,21 +140,18 @@ class Inspector:
     Args:
         services: where the subscription services of the instances are.
         masking: masks secrets.
-        only: name of the only instance that may be used; ``None``: any in the registry.
     """
 
-    def __init__(self, services: ServiceRegistry, masking: Masking, only: str | None = None) -> None:
+    def __init__(self, services: ServiceRegistry, masking: Masking) -> None:
         self._services = services
         self._masking = masking
-        self._only = only
         self._lock = threading.Lock()  # guards the following
         self._open: set[Inspection] = set()
         self._opening = 0
 
     def instances(self) -> list[str]:
         """Return the names of the instances that can be used."""
-        names = {str(each.properties.get(NAME_PROPERTY)) for each in self._services.find(MessageSubscription)}
-        return sorted(names if self._only is None else names & {self._only})
+        return sorted({str(each.properties.get(NAME_PROPERTY)) for each in self._services.find(MessageSubscription)})
 
     def open(self, request: InspectionRequest) -> Inspection:
         """Subscribe.

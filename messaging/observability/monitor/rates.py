@@ -76,11 +76,6 @@ class Rates:
         self._before = before if seconds > 0 else None
         self._seconds = seconds
 
-    @property
-    def are_known(self) -> bool:
-        """Whether there is an earlier report to compare with."""
-        return self._before is not None
-
     def of(self, path: Path) -> float | None:
         """Return the increase of a counter per second; ``None`` if it is unknown, or the counter began anew."""
         if self._before is None:

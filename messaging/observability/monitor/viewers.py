@@ -58,16 +58,12 @@ class Viewer:
 class Viewers:
     """All viewers, and the newest event of each topic, which a new viewer gets first. Thread safe.
 
-    Args:
-        most: number of viewers.
-
     Attributes:
         dropped: number of viewers that were too slow.
         refused: number of viewers for whom there was no room.
     """
 
-    def __init__(self, most: int = MAX_VIEWERS) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the following
         self._viewers: set[Viewer] = set()
         self._newest: dict[str, bytes] = {}
@@ -92,7 +88,7 @@ class Viewers:
     def join(self) -> Viewer | None:
         """Return a new viewer; ``None``: there is no room for it."""
         with self._lock:
-            if len(self._viewers) >= self._most or self._is_closed:
+            if len(self._viewers) >= MAX_VIEWERS or self._is_closed:
                 self.refused += 1
                 return None
             viewer = Viewer()
