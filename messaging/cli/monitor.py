@@ -46,7 +46,6 @@ def monitor(
 
     Example: messaging monitor mqtt://localhost
     """
-    from messaging.observability.monitor.access import ViewerRules
     from messaging.observability.monitor.server import Monitor
 
     host, separator, port = listen.rpartition(":")
@@ -56,7 +55,7 @@ def monitor(
         broker.connect("monitor") as m,
         Monitor(
             m, host=host.strip("[]"), port=int(port), channel=channel, mask=mask or (),
-            viewers=ViewerRules(token_file=token_file, allowed_hosts=allowed_host or ()),
+            token_file=token_file, allowed_hosts=allowed_host or (),
         ) as page,
     ):  # fmt: skip
         write(f"{page.url}\n".encode())

@@ -7,7 +7,6 @@ import hmac
 import ipaddress
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -58,22 +57,6 @@ class AccessToken:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="surrogatepass")).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class ViewerRules:
-    """Who may open the page of a monitor.
-
-    Attributes:
-        token: that viewers need, 16 characters or more; ``None``: see ``token_file``.
-        token_file: file with the token; ``None``: the variables MESSAGING_MONITOR_TOKEN and
-            MESSAGING_MONITOR_TOKEN_FILE.
-        allowed_hosts: further names that the page may be opened by.
-    """
-
-    token: str | None = field(default=None, repr=False)
-    token_file: str | os.PathLike[str] | None = None
-    allowed_hosts: Iterable[str] = ()
 
 
 def find_token(token: str | None, token_file: str | os.PathLike[str] | None) -> AccessToken | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from messaging.errors import BoundReachedError, ClosedError, MessagingError, check_instance
 from messaging.execution import Flag, clock, start_thread
 from messaging.instance import Messaging
-from messaging.observability.monitor.access import HEADERS, Access, ViewerRules, find_token
+from messaging.observability.monitor.access import HEADERS, Access, find_token
 from messaging.observability.monitor.board import Board, BoardChange
 from messaging.observability.monitor.inspector import Inspection, InspectionRequest, Inspector
 from messaging.observability.monitor.masking import Masking
@@ -28,6 +28,7 @@ from messaging.services import ServiceRegistry, default_registry
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Generator, Iterable
     from types import TracebackType
 
@@ -68,7 +69,11 @@ class Monitor:
         m: shows the processes whose ``SnapshotPublisher`` publishes through this broker; ``None``: this process.
         services: the registry of the parts that are shown; ``None``: that of ``m``, or of the process.
         host, port: to listen at; port 0: a free one.
-        viewers: who may open the page. Without a token it listens on loopback only.
+        token: that viewers need, 16 characters or more; without one it listens on loopback only. ``None``: see
+            ``token_file``.
+        token_file: file with the token; ``None``: the variables MESSAGING_MONITOR_TOKEN and
+            MESSAGING_MONITOR_TOKEN_FILE.
+        allowed_hosts: further names that the page may be opened by.
         interval: seconds between two snapshots, 0.1 to 3600.
         channel: first levels of the channels of published snapshots.
         mask: further names of fields whose values are masked.
@@ -88,7 +93,9 @@ class Monitor:
         services: ServiceRegistry | None = None,
         host: str = "127.0.0.1",
         port: int = 8787,
-        viewers: ViewerRules = ViewerRules(),  # noqa: B008  # immutable
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        allowed_hosts: Iterable[str] = (),
         interval: float = 1.0,
         channel: str = CHANNEL,
         mask: Iterable[str] = (),
@@ -99,10 +106,9 @@ class Monitor:
             check_instance("services", services, ServiceRegistry)
         check_instance("channel", channel, str)
         check_port(port)
-        check_instance("viewers", viewers, ViewerRules)
         self._interval = checked_interval(interval)
         self._masking = Masking(mask)
-        self._access = Access(host, find_token(viewers.token, viewers.token_file), viewers.allowed_hosts)
+        self._access = Access(host, find_token(token, token_file), allowed_hosts)
         self.host = host
         self.port = port
         self._m = m

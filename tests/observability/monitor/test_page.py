@@ -12,7 +12,6 @@ import pytest
 
 import messaging
 from messaging.observability.monitor import SnapshotPublisher
-from messaging.observability.monitor.access import ViewerRules
 from messaging.observability.monitor.server import Monitor
 from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
@@ -116,7 +115,7 @@ def test_a_token_opens_the_page(page: Any) -> None:
     services = ServiceRegistry()
     with (
         Plant("memory://guarded", services, "a/1", b"x"),
-        Monitor(services=services, port=0, interval=0.2, viewers=ViewerRules(token=TOKEN)) as monitor,
+        Monitor(services=services, port=0, interval=0.2, token=TOKEN) as monitor,
     ):
         page.goto(monitor.url)
         page.get_by_text("a token is needed").wait_for()

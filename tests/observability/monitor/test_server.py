@@ -20,7 +20,7 @@ from messaging.errors import ArgumentError, ClosedError, ConfigurationError
 from messaging.gateway import Gateway
 from messaging.observability import web
 from messaging.observability.monitor import SnapshotPublisher
-from messaging.observability.monitor.access import TOKEN_VARIABLE, ViewerRules
+from messaging.observability.monitor.access import TOKEN_VARIABLE
 from messaging.observability.monitor.inspector import MAX_INSPECTIONS
 from messaging.observability.monitor.server import Monitor
 from messaging.observability.monitor.viewers import MAX_VIEWERS
@@ -173,7 +173,7 @@ def test_other_addresses_need_a_token(
         Monitor(services=services, host="0.0.0.0", port=0)
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
-    with Monitor(services=services, host="0.0.0.0", port=0, viewers=ViewerRules(token_file=file)) as monitor:
+    with Monitor(services=services, host="0.0.0.0", port=0, token_file=file) as monitor:
         assert ask(monitor, "/")[0] == 200, "the page has the field for the token"
         status, headers, _ = ask(monitor, "/api/snapshot")
         assert (status, headers["www-authenticate"]) == (401, "Bearer")
@@ -286,8 +286,8 @@ def test_a_port_that_is_taken_is_a_configuration_error(services: ServiceRegistry
 @table(
     "arguments",
     [{"m": 3}, {"services": 3}, {"port": -1}, {"port": True}, {"interval": 0}, {"host": ""}, {"viewers": 3},
-     {"viewers": ViewerRules(token="short")}, {"channel": 3}, {"mask": [""]},
-     {"viewers": ViewerRules(allowed_hosts="a")}],
+     {"token": "short"}, {"channel": 3}, {"mask": [""]},
+     {"allowed_hosts": "a"}],
 )  # fmt: skip
 def test_wrong_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
