@@ -1,6 +1,8 @@
 """Calls between processes: the operations of one object, behind one request channel of a messaging instance.
 
-Leases, generators, agents and mailboxes of remote events are called with it. The caller needs the channel only.
+Leases, generators, agents, mailboxes and transactions of remote events are called with it. The caller needs the channel
+only. An :class:`Interface` declares the operations of an object once: its servers are :class:`CallServer` objects, and
+its stubs are :class:`RemoteObject` classes.
 
 **Messages.** A request has one line of JSON, and after it the body, which may be empty::
 
@@ -19,15 +21,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 from messaging import errors
 from messaging.errors import ArgumentError, BoundReachedError, ClosedError, DecodeError, MessagingError, ReplyError
 from messaging.eventdata import from_portable, read_json, to_portable, write_json
-from messaging.execution import Promise, seconds
-from messaging.model import Features, Message
+from messaging.execution import Promise, converted, seconds
+from messaging.model import Features, Message, check_name
 from messaging.replyto import DeferredReply
-from messaging.text import SafeLog
+from messaging.text import SafeLog, brief
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
@@ -66,12 +69,173 @@ _TOLD: Final = frozenset({Features.EXTENSION_MANDATORY, Features.EXTENSION_GUARA
 #: longest time that brokers keep a call for a server that is away, seconds: AMQP takes no longer one
 _MAX_TIME_TO_LIVE: Final = 4_294_967.0
 
-#: an operation: it gets the arguments and the body, and returns the result or a promise of it
-Operation: TypeAlias = Callable[[Mapping[str, Any], bytes], Any]
+#: an operation as a server executes it: it gets the arguments and the body, and returns the result or a promise of it
+Function: TypeAlias = Callable[[Mapping[str, Any], bytes], Any]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+class Wire(NamedTuple):
+    """The form in which the values of an argument or a result travel.
+
+    Attributes:
+        what: the values, for errors.
+        write: returns the portable form of a value.
+        read: returns the value of a portable form. Any exception but a ``MessagingError`` becomes a ``DecodeError``.
+        missing: portable form of an argument that the caller has left out.
+    """
+
+    what: str = "a value"
+    write: Callable[[Any], Any] = _as_it_is
+    read: Callable[[Any], Any] = _as_it_is
+    missing: Any = None
+
+    def argument(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Return the value of an argument of a call. Raises ``DecodeError``."""
+        value = arguments.get(name, self.missing)
+        try:
+            return self.read(value)
+        except errors.InvalidChannelError as error:  # its class is not kept on the way
+            raise ArgumentError(f"`{name}` cannot be reached: {error}") from None
+        except MessagingError:
+            raise
+        except Exception:  # noqa: BLE001  # of a value from another process
+            raise DecodeError(f"`{name}` must be {self.what}, not {brief(value)}") from None
+
+
+#: values that are portable themselves
+PLAIN: Final = Wire()
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+TEXT: Final = Wire("a text", read=_text)
+#: results that tell no more than the success
+NOTHING: Final = Wire("null", read=lambda _value: None)
+
+
+def list_of(wire: Wire) -> Wire:
+    """Return the form of lists."""
+
+    def read(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise TypeError
+        return [wire.read(each) for each in value]
+
+    return Wire(f"a list, each of it {wire.what}", lambda values: [wire.write(each) for each in values], read)
+
+
+def outcome_of(wire: Wire) -> Wire:
+    """Return the form of values that may be errors instead: ``[class, text]``."""
+
+    def write(value: Any) -> Any:
+        return described(value) if isinstance(value, MessagingError) else wire.write(value)
+
+    def read(value: Any) -> Any:
+        return error_of(value) if isinstance(value, list) else wire.read(value)
+
+    return Wire(f"{wire.what}, or an error", write, read)
+
+
+class Operation:
+    """An operation of an object, as its stubs and its servers see it.
+
+    Args:
+        result: form of the result.
+        has_body: whether bytes follow the arguments, which are the last parameter of the function.
+        **arguments: forms of the arguments, in the order of the parameters of the function.
+    """
+
+    def __init__(self, result: Wire = PLAIN, *, has_body: bool = False, **arguments: Wire) -> None:
+        self.result = result
+        self.arguments = arguments
+        self._has_body = has_body
+
+    def execute(self, function: Callable[..., Any], arguments: Mapping[str, Any], body: bytes) -> Any:
+        """Call ``function`` with what has arrived; return the portable form of its result, or a promise of that."""
+        values = [wire.argument(name, arguments) for name, wire in self.arguments.items()]
+        found = function(*values, body) if self._has_body else function(*values)
+        if not isinstance(found, Promise):
+            return self.result.write(found)
+        if self.result is PLAIN:
+            return found
+        made = converted(found, self.result.write, "the result of a call")
+        made.looked_at = True  # by the caller
+        return made
+
+
+class Interface:
+    """The operations of an object by name. Immutable."""
+
+    def __init__(self, **operations: Operation) -> None:
+        self._operations = operations
+
+    def __or__(self, other: Interface) -> Interface:
+        return Interface(**self._operations, **other._operations)
+
+    def __getitem__(self, name: str) -> Operation:
+        return self._operations[name]
+
+    def served(self, **functions: Callable[..., Any]) -> dict[str, Function]:
+        """Return operations for a :class:`CallServer`; the functions get the arguments, and may return promises."""
+        return {name: partial(self[name].execute, each) for name, each in functions.items()}
+
+
+class RemoteObject:
+    """The way to an object in another process. Thread safe. Subclasses have the operations of its interface as methods.
+
+    Args:
+        messaging: an instance that is connected to the broker of the object, with requests.
+        channel: of its server.
+        timeout: seconds until a call fails; ``None``: the setting ``timeout`` of the instance.
+
+    Raises:
+        ArgumentError, InvalidChannelError: an argument is not as described.
+    """
+
+    interface: ClassVar[Interface]
+
+    def __init__(self, messaging: Messaging, channel: str, *, timeout: float | None = None) -> None:
+        self.messaging = checked_instance(messaging)
+        self.channel = check_name(channel)
+        self.timeout = None if timeout is None else seconds(timeout)
+
+    def call(
+        self,
+        operation: str,
+        arguments: Mapping[str, Any],
+        body: bytes = b"",
+        *,
+        timeout: float | None = None,
+        convert: Callable[[Any], Any] = _as_it_is,
+    ) -> Promise[Any]:
+        """Call an operation; see :func:`call`.
+
+        Args:
+            operation: its name.
+            arguments: their values by name.
+            body: follows the arguments as it is.
+            timeout: seconds for all of it; ``None``: that of this object.
+            convert: makes the result of the declared one.
+        """
+        declared = self.interface[operation]
+        written = {name: declared.arguments[name].write(value) for name, value in arguments.items()}
+        limit = self.timeout if timeout is None else timeout
+
+        def read(result: Any) -> Any:
+            return convert(declared.result.read(result))
+
+        return call(self.messaging, self.channel, operation, written, body, timeout=limit, convert=read)
 
 
 class CallServer:
-    """Answers the calls to one object. Thread safe.
+    """Answers the calls to one object. Thread safe; a context manager, which closes it.
 
     Args:
         messaging: the instance that the requests arrive at.
@@ -85,9 +249,9 @@ class CallServer:
         SubscriptionRefusedError: the broker refused the subscription.
     """
 
-    def __init__(self, messaging: Messaging, channel: str, operations: Mapping[str, Operation]) -> None:
+    def __init__(self, messaging: Messaging, channel: str, operations: Mapping[str, Function]) -> None:
         self.messaging = checked_instance(messaging)
-        self.channel = channel
+        self.channel = check_name(channel)
         self._operations = dict(operations)
         #: changed by any thread
         self._pending: set[Promise[Any]] = set()
@@ -102,6 +266,12 @@ class CallServer:
         """Answer no further calls. Idempotent."""
         with contextlib.suppress(ClosedError):
             self._registration.unregister()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _answer(self, request: Message) -> Any:
         try:
@@ -134,6 +304,14 @@ def checked_instance(value: Any) -> Messaging:
     if not callable(getattr(value, "request", None)) or not callable(getattr(value, "reply", None)):
         raise ArgumentError(f"a messaging instance is needed, not {type(value).__name__}")
     return value  # type: ignore[no-any-return]
+
+
+def checked_limit(timeout: float) -> float:
+    """Return the seconds until a call fails; raise ``ArgumentError`` unless they are above 0."""
+    found = seconds(timeout)
+    if found <= 0:
+        raise ArgumentError(f"timeout must be above 0 seconds, not {timeout!r:.80}")
+    return found
 
 
 def call(
@@ -170,19 +348,17 @@ def call(
         raise ArgumentError(f"operation must be a printable text, not {type(operation).__name__}")
     payload = write_call(operation, arguments or {}, body)
     request = messaging.request(channel, payload, timeout=timeout, **_guarantees(messaging, timeout))
-    promise: Promise[Any] = Promise(lambda: f"{operation} at {channel!r}")
 
-    def settle() -> None:
+    def read(reply: Message) -> Any:
+        result = read_result(reply.payload)
         try:
-            result = read_result(request.result(0).payload)
-            promise.resolve(result if convert is None else convert(result))
-        except MessagingError as error:
-            promise.reject(error)
-        except Exception as error:  # noqa: BLE001  # of `convert`, for a reply that is not as it must be
-            promise.reject(DecodeError(f"{operation} at {channel!r}: malformed reply ({type(error).__name__})"))
+            return result if convert is None else convert(result)
+        except MessagingError:
+            raise
+        except Exception as error:  # noqa: BLE001  # for a reply that is not as it must be
+            raise DecodeError(f"{operation} at {channel!r}: malformed reply ({type(error).__name__})") from None
 
-    request.listen(settle)
-    return promise
+    return converted(request, read, lambda: f"{operation} at {channel!r}")
 
 
 def _guarantees(messaging: Messaging, timeout: float | None) -> dict[str, Any]:
@@ -200,6 +376,19 @@ def error_named(kind: str, reason: str) -> MessagingError:
     """Return an error by the name of its class: ``ReplyError`` if it is not one that keeps its class."""
     known = _KEPT.get(kind)
     return ReplyError(kind, reason) if known is None else known(reason)
+
+
+def described(error: MessagingError) -> list[str]:
+    """Return an error as it travels within a result."""
+    return [error.kind, error.reason] if isinstance(error, ReplyError) else [type(error).__name__, str(error)]
+
+
+def error_of(value: Any) -> MessagingError:
+    """Return an error that has travelled within a result. Raises ``DecodeError``."""
+    match value:
+        case [str(kind), str(reason)]:
+            return error_named(kind, reason)
+    raise DecodeError(f"not an error: {brief(value)}")
 
 
 def write_call(operation: str, arguments: Mapping[str, Any], body: bytes = b"") -> bytes:
@@ -240,7 +429,7 @@ def write_error(error: MessagingError) -> bytes:
         logger.warning("a call has failed: %s; its caller is told", error)
     elif type(error).__name__ not in _KEPT:
         raise error
-    return write_json({"error": [type(error).__name__, str(error)]})
+    return write_json({"error": described(error)})
 
 
 def read_result(payload: bytes) -> Any:
@@ -254,7 +443,6 @@ def read_result(payload: bytes) -> Any:
     if isinstance(value, dict):
         if "result" in value:
             return from_portable(value["result"])
-        match value.get("error"):
-            case [str(kind), str(reason)]:
-                raise error_named(kind, reason)
+        if "error" in value:
+            raise error_of(value["error"])
     raise DecodeError("not the reply of a call: it must be a JSON object with a 'result' or an 'error'")

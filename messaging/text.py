@@ -47,6 +47,14 @@ def visible(text: str, *, keep: str = "") -> str:
     return "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
 
 
+def brief(value: Any) -> str:
+    """Return the beginning of the representation of any value, for errors."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # noqa: BLE001  # an int of thousands of digits has no text; values may raise anything
+        return f"a value of type {type(value).__name__}"
+
+
 def without_frames(error: E) -> E:
     """Remove the tracebacks of ``error`` and of its causes and contexts, and return it.
 

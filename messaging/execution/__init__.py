@@ -25,6 +25,7 @@ from messaging.execution.pool import GROW_AFTER as GROW_AFTER
 from messaging.execution.pool import Pool as Pool
 from messaging.execution.promise import PENDING as PENDING
 from messaging.execution.promise import Promise as Promise
+from messaging.execution.promise import converted as converted
 from messaging.execution.promise import result_of as result_of
 from messaging.execution.serial import Serial as Serial
 from messaging.execution.threads import callback_lanes as callback_lanes

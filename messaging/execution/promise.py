@@ -22,6 +22,7 @@ from messaging.text import SafeLog, printable, tolerant
 logger = SafeLog(__name__)
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 #: the value of a promise that has no outcome yet
 PENDING: Final = object()
@@ -278,3 +279,23 @@ def result_of(start: Callable[[], Promise[T]], what: str, instead: str) -> T:
     """
     refuse_in_loop(what, instead)
     return start().result()
+
+
+def converted(promise: Promise[T], convert: Callable[[T], U], what: str | Callable[[], str]) -> Promise[U]:
+    """Return the promise of the result of another one in a different form.
+
+    Args:
+        promise: its failure is also that of the returned promise.
+        convert: makes the result; runs on the resolving thread. A ``MessagingError`` that it raises is the failure.
+        what: name of the operation.
+    """
+    made: Promise[U] = Promise(what)
+
+    def settle() -> None:
+        try:
+            made.resolve(convert(promise.result(0)))
+        except MessagingError as error:
+            made.reject(error)
+
+    promise.listen(settle)
+    return made

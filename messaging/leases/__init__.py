@@ -30,6 +30,9 @@ from messaging.leases.lease import FOREVER as FOREVER
 from messaging.leases.lease import Grantor as Grantor
 from messaging.leases.lease import Lease as Lease
 from messaging.leases.lease import release as release
+from messaging.leases.remote import LEASE as LEASE
+from messaging.leases.remote import LEASES as LEASES
+from messaging.leases.remote import SECONDS as SECONDS
 from messaging.leases.remote import RemoteGrantor as RemoteGrantor
 from messaging.leases.remote import lease_from_value as lease_from_value
 from messaging.leases.remote import lease_operations as lease_operations

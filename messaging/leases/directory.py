@@ -17,10 +17,9 @@ from messaging.calls import checked_instance
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError
 from messaging.eventdata import from_portable, read_json, to_portable, write_json
 from messaging.execution import clock, refuse_in_loop, seconds
-from messaging.leases.lease import brief
 from messaging.leases.remote import infos_of, lease_operations
 from messaging.model import Message  # noqa: TC001  # the annotation of `_answer` is evaluated
-from messaging.text import SafeLog, printable
+from messaging.text import SafeLog, brief, printable
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging

@@ -36,8 +36,8 @@ from messaging.forking import LiveObjects
 from messaging.functions import check_procedure, check_result
 from messaging.leases.clock import Clock, lease_time
 from messaging.leases.granted import GrantedLease, LeaseEnd, LeaseInfo
-from messaging.leases.lease import ANY, Lease, brief, check_duration, check_leases, check_requests
-from messaging.text import SafeLog, tolerant
+from messaging.leases.lease import ANY, Lease, check_duration, check_leases, check_requests
+from messaging.text import SafeLog, brief, tolerant
 
 if TYPE_CHECKING:
     import asyncio

@@ -7,7 +7,7 @@ import datetime
 import math
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from messaging import forking
 from messaging.errors import (
@@ -21,7 +21,7 @@ from messaging.errors import (
 )
 from messaging.execution import clock
 from messaging.leases.clock import Clock, lease_time
-from messaging.text import tolerant
+from messaging.text import brief, tolerant
 
 if TYPE_CHECKING:
     from messaging.execution import Promise
@@ -260,14 +260,6 @@ def release(lease: Lease) -> None:
 def is_definite(error: MessagingError) -> bool:
     """Return whether a grantor said with ``error`` that it will not renew the lease, also if it is asked again."""
     return isinstance(error, (UnknownLeaseError, LeaseDeniedError, ListenerGoneError)) or type(error) is ArgumentError
-
-
-def brief(value: Any) -> str:
-    """Return the beginning of the representation of any value, for errors."""
-    try:
-        return f"{value!r:.80}"
-    except Exception:  # noqa: BLE001  # an int of thousands of digits has no text; values may raise anything
-        return f"a value of type {type(value).__name__}"
 
 
 def check_leases(leases: Iterable[Lease]) -> list[Lease]:

@@ -1,17 +1,7 @@
 """Leases of landlords in other processes, over any messaging instance with requests.
 
-An object that grants leases serves three operations on its channel (:mod:`messaging.calls`):
-
-==========  ====================================================  ====================================================
-operation   arguments                                             result
-==========  ====================================================  ====================================================
-``renew``   ``leases``: list of ``[id, seconds]``                 list of the granted seconds; ``[class, text]`` for an
-                                                                  error
-``cancel``  ``leases``: list of ids                               list of ``null``; ``[class, text]`` for an error
-``leases``  none                                                  list of objects, for people
-==========  ====================================================  ====================================================
-
-Seconds are a number, or ``null`` for ever.
+An object that grants leases serves the operations of :data:`LEASES` on its channel (:mod:`messaging.calls`). Leases
+travel as ``[id, seconds]``, errors as ``[class, text]``. Seconds are a number, or ``null`` for ever.
 """
 
 from __future__ import annotations
@@ -19,16 +9,16 @@ from __future__ import annotations
 import datetime
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.calls import Operation, call, checked_instance, error_named
+from messaging.calls import NOTHING, TEXT, Function, Interface, Operation, RemoteObject, Wire, list_of, outcome_of
 from messaging.errors import ArgumentError, DecodeError, MessagingError, PayloadTooLargeError, ReplyError
-from messaging.execution import Promise, seconds
+from messaging.execution import Promise, converted
 from messaging.leases.clock import lease_time
 from messaging.leases.granted import LeaseInfo
-from messaging.leases.lease import Lease, brief, check_leases, check_requests
-from messaging.model import check_name
+from messaging.leases.lease import Lease, check_leases, check_requests
+from messaging.text import brief
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
@@ -36,54 +26,6 @@ if TYPE_CHECKING:
 
 #: most leases in one request
 _BATCH: Final = 1000
-
-
-def lease_operations(landlord: Landlord) -> dict[str, Operation]:
-    """Return the operations that make the leases of ``landlord`` available to other processes."""
-
-    def renew(arguments: Mapping[str, Any], _body: bytes) -> list[Any]:
-        requests = [_request(each) for each in _list(arguments)]
-        return [
-            _described(each) if isinstance(each, MessagingError) else value_of(each)
-            for each in landlord.renew_ids(requests)
-        ]
-
-    def cancel(arguments: Mapping[str, Any], _body: bytes) -> list[Any]:
-        ids = [_id(each) for each in _list(arguments)]
-        return [None if each is None else _described(each) for each in landlord.cancel_ids(ids)]
-
-    def leases(_arguments: Mapping[str, Any], _body: bytes) -> list[dict[str, Any]]:
-        return [
-            {
-                "id": each.id,
-                "about": each.about,
-                "duration": value_of(each.duration),
-                "remaining": value_of(each.remaining),
-                "expiration": each.expiration,
-            }
-            for each in landlord.leases()
-        ]
-
-    return {"renew": renew, "cancel": cancel, "leases": leases}
-
-
-def _list(arguments: Mapping[str, Any]) -> list[Any]:
-    found = arguments.get("leases")
-    if not isinstance(found, list):
-        raise DecodeError("`leases` must be a list")
-    return found
-
-
-def _request(value: Any) -> tuple[str, float]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise DecodeError(f"`leases` must be a list of [id, seconds], not of {brief(value)}")
-    return _id(value[0]), seconds_of(value[1])
-
-
-def _id(value: Any) -> str:
-    if not isinstance(value, str):
-        raise DecodeError(f"the id of a lease must be a text, not {brief(value)}")
-    return value
 
 
 def value_of(duration: float) -> float | None:
@@ -103,36 +45,104 @@ def seconds_of(value: Any) -> float:
     raise DecodeError(f"seconds must be a number, or null for ever, not {brief(value)}")
 
 
-def _described(error: MessagingError) -> list[str]:
-    return [type(error).__name__, str(error)]
+def lease_to_value(lease: Lease) -> list[Any]:
+    """Return a lease that was just granted, as the result of a call."""
+    return [lease.id, value_of(lease.duration)]
 
 
-class RemoteGrantor:
-    """The way to a landlord in another process; a :class:`~messaging.leases.Grantor`. Thread safe.
+def lease_from_value(
+    messaging: Messaging, channel: str, value: Any, requested: float, asked_at: float, *, timeout: float | None = None
+) -> Lease:
+    """Return the lease of a result of a call.
 
     Args:
-        messaging: an instance that is connected to the broker of the landlord.
-        channel: of the object that serves the leases.
-        timeout: seconds until a request fails; ``None``: the setting ``timeout`` of the instance.
+        messaging, channel: the way to the landlord.
+        value: of :func:`lease_to_value`.
+        requested: seconds that were asked for.
+        asked_at: time of the lease clock before the call.
+        timeout: of the requests for renewing and cancelling.
+
+    Raises:
+        DecodeError: it is no lease.
+    """
+    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str):
+        raise DecodeError(f"not a lease: {brief(value)}")
+    grantor = RemoteGrantor(messaging, channel, timeout=timeout)
+    return Lease(value[0], grantor, requested, seconds_of(value[1]), asked_at=asked_at)
+
+
+def _write_request(request: tuple[str, float]) -> list[Any]:
+    lease_id, duration = request
+    return [lease_id, value_of(duration)]
+
+
+def _read_request(value: Any) -> tuple[str, float]:
+    lease_id, duration = value
+    return TEXT.read(lease_id), seconds_of(duration)
+
+
+def _write_info(info: LeaseInfo) -> dict[str, Any]:
+    return {
+        "id": info.id,
+        "about": info.about,
+        "duration": value_of(info.duration),
+        "remaining": value_of(info.remaining),
+        "expiration": info.expiration,
+    }
+
+
+def _read_info(value: Any) -> LeaseInfo:
+    match value:
+        case {
+            "id": str(lease_id), "about": str(about), "duration": duration, "remaining": remaining,
+            "expiration": None | datetime.datetime() as expiration,
+        }:  # fmt: skip
+            return LeaseInfo(lease_id, about, seconds_of(duration), seconds_of(remaining), expiration)
+    raise DecodeError(f"not a lease: {brief(value)}")
+
+
+SECONDS: Final = Wire("seconds, or null for ever", value_of, seconds_of)
+#: a lease that was just granted: its stub makes a handle of it with :func:`lease_from_value`
+LEASE: Final = Wire("a lease", lease_to_value)
+_INFOS: Final = list_of(Wire("a lease", _write_info, _read_info))
+#: the operations of an object that grants leases
+LEASES: Final = Interface(
+    renew=Operation(list_of(outcome_of(SECONDS)), leases=list_of(Wire("[id, seconds]", _write_request, _read_request))),
+    cancel=Operation(list_of(outcome_of(NOTHING)), leases=list_of(TEXT)),
+    leases=Operation(_INFOS),
+)
+
+
+def lease_operations(landlord: Landlord) -> dict[str, Function]:
+    """Return the operations that make the leases of ``landlord`` available to other processes."""
+    return LEASES.served(renew=landlord.renew_ids, cancel=landlord.cancel_ids, leases=landlord.leases)
+
+
+def infos_of(value: Any) -> list[LeaseInfo]:
+    """Return the leases of a result of the operation ``leases``. Raises ``DecodeError``."""
+    return _INFOS.argument("leases", {"leases": value})  # type: ignore[no-any-return]
+
+
+class RemoteGrantor(RemoteObject):
+    """The way to a landlord in another process; a :class:`~messaging.leases.Grantor`. Thread safe.
+
+    The channel is that of the object that serves the leases; see :class:`~messaging.calls.RemoteObject`.
     """
 
-    def __init__(self, messaging: Messaging, channel: str, *, timeout: float | None = None) -> None:
-        self._messaging = checked_instance(messaging)
-        self.channel = check_name(channel)
-        self._timeout = None if timeout is None else seconds(timeout)
+    interface = LEASES
 
     def renew(self, lease: Lease, duration: float) -> Promise[float]:
         """See :class:`~messaging.leases.Grantor`."""
-        return _single(self.renew_all([(lease, duration)]), "renew a lease")
+        return converted(self.renew_all([(lease, duration)]), _single, "renew a lease")
 
     def cancel(self, lease: Lease) -> Promise[None]:
         """See :class:`~messaging.leases.Grantor`."""
-        return _single(self.cancel_all([lease]), "cancel a lease")
+        return converted(self.cancel_all([lease]), _single, "cancel a lease")
 
     def renew_all(self, requests: Sequence[tuple[Lease, float]]) -> Promise[list[float | MessagingError]]:
         """See :class:`~messaging.leases.Grantor`."""
         requests = check_requests(requests)
-        asked = [[lease.id, value_of(duration)] for lease, duration in requests]
+        asked = [(lease.id, duration) for lease, duration in requests]
         asked_at = lease_time()  # the grantor counts from later on, so the holder never has a lease longer
         renewals = [lease.note_asked(duration, asked_at) for lease, duration in requests]
 
@@ -140,7 +150,7 @@ class RemoteGrantor:
             for (lease, _), renewal, outcome in zip(requests, renewals, outcomes, strict=True):
                 lease.note_answered(renewal, outcome)
 
-        return _Batch(self, "renew", asked, seconds_of, note).send()
+        return _Batch(self, "renew", asked, note).send()
 
     def cancel_all(self, leases: Sequence[Lease]) -> Promise[list[MessagingError | None]]:
         """See :class:`~messaging.leases.Grantor`."""
@@ -151,14 +161,10 @@ class RemoteGrantor:
                 if error is None:
                     lease.note_cancelled()
 
-        return _Batch(self, "cancel", [each.id for each in leases], lambda _each: None, note).send()
-
-    def call(self, operation: str, asked: list[Any], convert: Callable[[Any], list[Any]]) -> Promise[list[Any]]:
-        """Make one request for several leases. Raises as ``messaging.calls.call``."""
-        return call(self._messaging, self.channel, operation, {"leases": asked}, timeout=self._timeout, convert=convert)
+        return _Batch(self, "cancel", [each.id for each in leases], note).send()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RemoteGrantor) and (self.channel, self._messaging) == (other.channel, other._messaging)
+        return isinstance(other, RemoteGrantor) and (self.channel, self.messaging) == (other.channel, other.messaging)
 
     def __hash__(self) -> int:
         return hash(self.channel)
@@ -171,7 +177,6 @@ class _Batch:
         grantor: the way to the landlord.
         operation: its name.
         asked: the arguments, one for each lease.
-        read: makes the outcome of a part of the answer.
         note: called with the outcomes, before the promise has them.
     """
 
@@ -180,13 +185,11 @@ class _Batch:
         grantor: RemoteGrantor,
         operation: str,
         asked: list[Any],
-        read: Callable[[Any], Any],
         note: Callable[[list[Any]], object],
     ) -> None:
         self._grantor = grantor
         self._operation = operation
         self._asked = asked
-        self._read = read
         self._note = note
         self._promise: Promise[list[Any]] = Promise(f"{operation} {len(asked)} leases at {grantor.channel!r}")
         self._outcomes: list[Any] = [None] * len(asked)
@@ -205,14 +208,11 @@ class _Batch:
         with self._lock:
             self._pending += 1
         try:
-            answer = self._grantor.call(self._operation, self._asked[begin:end], self._convert)
+            answer = self._grantor.call(self._operation, {"leases": self._asked[begin:end]})
         except MessagingError as error:
             self._fail(begin, end, error)
         else:
             answer.listen(lambda: self._settle(begin, end, answer))
-
-    def _convert(self, result: Any) -> list[Any]:
-        return [_error(each) if isinstance(each, list) else self._read(each) for each in result]
 
     def _settle(self, begin: int, end: int, answer: Promise[list[Any]]) -> None:
         error = answer.exception(0)
@@ -247,26 +247,11 @@ class _Batch:
             self._promise.resolve(self._outcomes)
 
 
-def _error(value: list[Any]) -> MessagingError:
-    match value:
-        case [str(kind), str(reason)]:
-            return error_named(kind, reason)
-    raise DecodeError(f"not an error of a lease: {brief(value)}")
-
-
-def _single(batch: Promise[list[Any]], what: str) -> Promise[Any]:
-    promise: Promise[Any] = Promise(what)
-
-    def settle() -> None:
-        error = batch.exception(0)
-        found = error if error is not None else batch.result(0)[0]
-        if isinstance(found, MessagingError):
-            promise.reject(found)
-        else:
-            promise.resolve(found)
-
-    batch.listen(settle)
-    return promise
+def _single(outcomes: list[Any]) -> Any:
+    """Return the outcome of a single lease; raise it if it is an error."""
+    if isinstance(outcomes[0], MessagingError):
+        raise outcomes[0]
+    return outcomes[0]
 
 
 def remote_leases(messaging: Messaging, channel: str, *, timeout: float | None = None) -> Promise[list[LeaseInfo]]:
@@ -277,51 +262,7 @@ def remote_leases(messaging: Messaging, channel: str, *, timeout: float | None =
         channel: of the object.
         timeout: seconds until the request fails; ``None``: the setting ``timeout`` of the instance.
     """
-
-    return call(messaging, channel, "leases", timeout=timeout, convert=infos_of)
-
-
-def infos_of(result: Any) -> list[LeaseInfo]:
-    """Return the leases of a result of the operation ``leases``. Raises ``DecodeError``."""
-    if not isinstance(result, list):
-        raise DecodeError(f"leases must be a list, not {brief(result)}")
-    return [_info(each) for each in result]
-
-
-def _info(value: Any) -> LeaseInfo:
-    match value:
-        case {
-            "id": str(lease_id), "about": str(about), "duration": duration, "remaining": remaining,
-            "expiration": None | datetime.datetime() as expiration,
-        }:  # fmt: skip
-            return LeaseInfo(lease_id, about, seconds_of(duration), seconds_of(remaining), expiration)
-    raise DecodeError(f"not a lease: {brief(value)}")
-
-
-def lease_to_value(lease: Lease) -> list[Any]:
-    """Return a lease that was just granted, as the result of a call."""
-    return [lease.id, value_of(lease.duration)]
-
-
-def lease_from_value(
-    messaging: Messaging, channel: str, value: Any, requested: float, asked_at: float, *, timeout: float | None = None
-) -> Lease:
-    """Return the lease of a result of a call.
-
-    Args:
-        messaging, channel: the way to the landlord.
-        value: of :func:`lease_to_value`.
-        requested: seconds that were asked for.
-        asked_at: time of the lease clock before the call.
-        timeout: of the requests for renewing and cancelling.
-
-    Raises:
-        DecodeError: it is no lease.
-    """
-    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str):
-        raise DecodeError(f"not a lease: {brief(value)}")
-    grantor = RemoteGrantor(messaging, channel, timeout=timeout)
-    return Lease(value[0], grantor, requested, seconds_of(value[1]), asked_at=asked_at)
+    return RemoteGrantor(messaging, channel, timeout=timeout).call("leases", {})
 
 
 def reference_of(lease: Lease) -> list[Any]:

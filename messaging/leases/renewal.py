@@ -36,10 +36,10 @@ from messaging.execution import Flag, Serial, clock, engine, seconds, workers
 from messaging.forking import LiveObjects
 from messaging.functions import check_procedure, check_result
 from messaging.leases.batch import ask_each
-from messaging.leases.lease import ANY, Lease, brief, check_duration, is_definite
+from messaging.leases.lease import ANY, Lease, check_duration, is_definite
 from messaging.leases.renewal_events import LeaseRenewalEvent
 from messaging.leases.renewed import MAX_DELAY, RenewedLease, RenewedLeases
-from messaging.text import SafeLog
+from messaging.text import SafeLog, brief
 
 if TYPE_CHECKING:
     import asyncio

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 from messaging.errors import DecodeError
 from messaging.leases.clock import Clock, boot_id, lease_time, wall_time
-from messaging.leases.lease import brief
+from messaging.text import brief
 
 _BOOT: Final = boot_id()
 

@@ -14,11 +14,11 @@ import math
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from messaging.calls import CallServer, Operation, call, checked_instance, error_named
+from messaging.calls import CallServer, Interface, Operation, RemoteObject, Wire, checked_limit, described, error_of
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -32,7 +32,7 @@ from messaging.errors import (
     ReplyError,
     check_instance,
 )
-from messaging.execution import Promise, clock, seconds, workers
+from messaging.execution import Promise, clock, workers
 from messaging.model import check_name
 from messaging.remoteevent.failures import Disposition, disposition
 from messaging.remoteevent.layout import decode_event, encode_event
@@ -89,7 +89,38 @@ class ListenerReference(NamedTuple):
         return cls(check_name(value[0]), value[1])
 
 
-class RemoteListener(BatchListener):
+#: a reference to a listener
+REFERENCE: Final = Wire("[channel, id]", ListenerReference.to_value, ListenerReference.from_value)
+
+
+def _seconds(value: Any) -> float:
+    """Return how long a sender waits."""
+    return min(value, _MAX_TIMEOUT) if isinstance(value, (int, float)) else TIMEOUT
+
+
+def _write_outcomes(outcomes: list[Outcome]) -> list[Any]:
+    found = [None if each is None else described(each) for each in outcomes]
+    return [each if each is None else [each[0], each[1][:_REASON]] for each in found]
+
+
+def _read_outcomes(value: Any) -> list[Outcome]:
+    if not isinstance(value, list) or not value:
+        raise TypeError("no list of outcomes")
+    return [None if each is None else error_of(each) for each in value]
+
+
+#: how senders notify the listeners behind a channel: the body has the lines of the events
+LISTENERS: Final = Interface(
+    notify=Operation(
+        Wire("outcomes", _write_outcomes, _read_outcomes),
+        listener=Wire("an id", read=str, missing=""),
+        timeout=Wire("seconds", read=_seconds),
+        has_body=True,
+    )
+)
+
+
+class RemoteListener(RemoteObject, BatchListener):
     """A stub of a listener in another process. Thread safe.
 
     Args:
@@ -101,15 +132,13 @@ class RemoteListener(BatchListener):
         ArgumentError, InvalidChannelError: an argument is not as described.
     """
 
+    interface = LISTENERS
+
     def __init__(self, messaging: Messaging, reference: ListenerReference | str, *, timeout: float = TIMEOUT) -> None:
         self.reference = ListenerReference(reference) if isinstance(reference, str) else reference
         check_instance("reference", self.reference, ListenerReference)
-        check_name(self.reference.channel)
-        self._messaging = checked_instance(messaging)
-        self._timeout = seconds(timeout)
-        if self._timeout <= 0:
-            raise ArgumentError(f"timeout must be above 0 seconds, not {timeout!r:.80}")
-        self._arguments = {"listener": self.reference.id, "timeout": self._timeout}
+        super().__init__(messaging, self.reference.channel, timeout=checked_limit(timeout))
+        self._arguments = {"listener": self.reference.id, "timeout": self.timeout}
         #: events of the next request, and whether the listener takes fewer at once than it was sent
         self._most = _FIRST
         self._is_limited = False
@@ -131,7 +160,7 @@ class RemoteListener(BatchListener):
             lines.append(line)
         promise: Promise[list[Outcome]] = Promise(lambda: f"notify the listener at {self.reference.channel!r}")
         try:
-            answer = self._call(lines)
+            answer = self._notify(lines)
         except PayloadTooLargeError as error:
             return settled([error])  # the first event is too large
         except MessagingError as error:
@@ -154,23 +183,20 @@ class RemoteListener(BatchListener):
         elif sent >= self._most:
             self._most += 1 if self._is_limited else self._most
 
-    def _call(self, lines: list[bytes]) -> Promise[list[Outcome]]:
+    def _notify(self, lines: list[bytes]) -> Promise[list[Outcome]]:
         """Send the first events: as many as the broker takes in one message. Raises ``MessagingError``."""
         while True:
             try:
-                return call(
-                    self._messaging, self.reference.channel, "notify", self._arguments, b"\n".join(lines),
-                    timeout=self._timeout, convert=_outcomes,
-                )  # fmt: skip
+                return self.call("notify", self._arguments, b"\n".join(lines))
             except PayloadTooLargeError:
                 if len(lines) == 1:
                     raise
                 lines = lines[: len(lines) // 2]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RemoteListener) and (self.reference, id(self._messaging)) == (
+        return isinstance(other, RemoteListener) and (self.reference, id(self.messaging)) == (
             other.reference,
-            id(other._messaging),
+            id(other.messaging),
         )
 
     def __hash__(self) -> int:
@@ -188,12 +214,6 @@ def _unencodable(error: BaseException) -> MessagingError:
     return error if isinstance(error, MessagingError) else DecodeError("an event is nested too deeply")
 
 
-def _outcomes(result: Any) -> list[Outcome]:
-    if not isinstance(result, list) or not result:
-        raise TypeError("no list of outcomes")
-    return [None if each is None else error_named(str(each[0]), str(each[1])) for each in result]
-
-
 class NotifyOperation:
     """The operation ``notify``: passes events to the listeners behind one channel. Thread safe.
 
@@ -208,13 +228,10 @@ class NotifyOperation:
         self._waiting: dict[str, deque[_Notification]] = {}
         self._bytes = 0
 
-    def __call__(self, arguments: Mapping[str, Any], body: bytes) -> Promise[Any]:
-        """See :data:`~messaging.calls.Operation`."""
-        name = str(arguments.get("listener", ""))
+    def __call__(self, name: str, timeout: float, body: bytes) -> Promise[list[Outcome]]:
+        """Pass the events of ``body`` to the listener ``name``, within ``timeout`` seconds; promise the outcomes."""
         if self._find(name) is None:
             raise _gone(name)
-        timeout = arguments.get("timeout", TIMEOUT)
-        timeout = min(timeout, _MAX_TIMEOUT) if isinstance(timeout, (int, float)) else TIMEOUT
         notification = _Notification(name, body, clock.monotonic() + timeout)
         with self._lock:
             waiting = self._waiting.get(name)
@@ -260,7 +277,7 @@ class NotifyOperation:
             if not answer.done():
                 answer.listen(lambda: self._settle_later(notification, refused, answer))
                 return False
-            promise.resolve([*refused, *map(_described, outcomes_of(answer))])
+            promise.resolve([*refused, *outcomes_of(answer)])
         except MessagingError as error:
             promise.reject(error)
         except Exception as error:  # noqa: BLE001  # a target of the application
@@ -274,9 +291,11 @@ class NotifyOperation:
         except MessagingError:
             return False
 
-    def _settle_later(self, notification: _Notification, refused: list[Any], answer: Promise[list[Outcome]]) -> None:
+    def _settle_later(
+        self, notification: _Notification, refused: list[Outcome], answer: Promise[list[Outcome]]
+    ) -> None:
         """Answer the request, and go on with the next one. On the thread that resolved the outcomes."""
-        notification.promise.resolve([*refused, *map(_described, outcomes_of(answer))])
+        notification.promise.resolve([*refused, *outcomes_of(answer)])
         following = self._next(notification.name)
         if following is not None:
             workers().submit(lambda: self._work(following))
@@ -292,21 +311,21 @@ class _Notification:
         self.name = name
         self.body = body
         self.deadline = deadline
-        self.promise: Promise[Any] = Promise("notify a listener")
+        self.promise: Promise[list[Outcome]] = Promise("notify a listener")
         self.promise.looked_at = True
 
 
-def _decoded(body: bytes) -> tuple[list[RemoteEvent], list[Any]]:
+def _decoded(body: bytes) -> tuple[list[RemoteEvent], list[Outcome]]:
     """Return the first events of a body that can be decoded, and the outcomes of those before them."""
     events: list[RemoteEvent] = []
-    refused: list[Any] = []
+    refused: list[Outcome] = []
     for line in body.split(b"\n"):
         try:
             events.append(decode_event(line))
         except (DecodeError, ConversionError) as error:
             if events:
                 break  # first the events before it
-            refused.append(_described(error))
+            refused.append(error)
     return events, refused
 
 
@@ -314,15 +333,7 @@ def _gone(name: str) -> ListenerGoneError:
     return ListenerGoneError(f"there is no listener {name!r:.80}")
 
 
-def _described(outcome: Outcome) -> list[str] | None:
-    if outcome is None:
-        return None
-    if isinstance(outcome, ReplyError):
-        return [outcome.kind, outcome.reason[:_REASON]]
-    return [type(outcome).__name__, str(outcome)[:_REASON]]
-
-
-class ListenerServer:
+class ListenerServer(CallServer):
     """Makes listeners of this process reachable for others. Thread safe; a context manager, which closes it.
 
     With a channel that the program names, an earlier run may have had listeners there. So for 10 s after its start, the
@@ -339,18 +350,12 @@ class ListenerServer:
     """
 
     def __init__(self, messaging: Messaging, channel: str | None = None) -> None:
-        self.channel = f"listeners/{secrets.token_hex(8)}" if channel is None else check_name(channel)
         self._targets: dict[str, EventTarget] = {}
         #: until when listeners may be there again, and those that were removed until then
         self._starts_until = -math.inf if channel is None else clock.monotonic() + STARTING
         self._removed: set[str] = set()
-        operations: dict[str, Operation] = {"notify": NotifyOperation(self._find)}
-        self._server = CallServer(messaging, self.channel, operations)
-
-    @property
-    def ready(self) -> Promise[None]:
-        """The promise that the broker has confirmed the subscription."""
-        return self._server.ready
+        found = f"listeners/{secrets.token_hex(8)}" if channel is None else check_name(channel)
+        super().__init__(messaging, found, LISTENERS.served(notify=NotifyOperation(self._find)))
 
     def add(self, listener: Any, name: str | None = None) -> ListenerReference:
         """Make a listener reachable, and return its reference.
@@ -389,32 +394,19 @@ class ListenerServer:
             self._removed.add(reference.id)
         return self._targets.pop(reference.id, None) is not None
 
-    def close(self) -> None:
-        """Answer no further notifications: to senders the listeners are unreachable. Idempotent."""
-        self._server.close()
 
-    def __enter__(self) -> Self:
-        return self
+class RemoteParty(RemoteObject):
+    """The way to a party in another process that notifies listeners. Thread safe; a context manager, which closes it.
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class LocalListeners:
-    """The listeners of this process that a stub makes reachable, at a server of its own from the first one on.
-
-    Thread safe.
-
-    Args:
-        messaging: an instance with requests.
+    The listeners of this process are reachable at a server of their own, from the first one on.
     """
 
-    def __init__(self, messaging: Messaging) -> None:
-        self._messaging = messaging
+    def __init__(self, messaging: Messaging, channel: str, *, timeout: float | None = None) -> None:
+        super().__init__(messaging, channel, timeout=timeout)
         self._lock = threading.Lock()  # guards the following
         self._server: ListenerServer | None = None
 
-    def reference(self, listener: Any) -> tuple[ListenerReference, Callable[[], object]]:
+    def reach(self, listener: Any) -> tuple[ListenerReference, Callable[[], object]]:
         """Return where a listener of any process is reached, and what makes it unreachable if it is in this one.
 
         Raises:
@@ -427,17 +419,23 @@ class LocalListeners:
             return listener.reference, _nothing
         with self._lock:
             if self._server is None:
-                self._server = ListenerServer(self._messaging)
+                self._server = ListenerServer(self.messaging)
             server = self._server
         reference = server.add(listener)
         return reference, partial(server.remove, reference)
 
     def close(self) -> None:
-        """Make the listeners of this process unreachable. Idempotent."""
+        """Make the listeners of this process unreachable. Registrations stay until their leases end. Idempotent."""
         with self._lock:
             server, self._server = self._server, None
         if server is not None:
             server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _nothing() -> None:

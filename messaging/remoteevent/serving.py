@@ -1,40 +1,29 @@
 """Generators and third parties for other processes: one server for all of them, and stubs (EV.3.4).
 
-A party serves, on its channel, what it can do (:mod:`messaging.calls`):
-
-==================================  =================================================================================
-operation                           of
-==================================  =================================================================================
-``register``                        generators, agents and multiplexers
-``notify``                          agents, filters, multiplexers, demultiplexers: every listener
-``renew``, ``cancel``, ``leases``   parties that grant leases, see :mod:`messaging.leases.remote`
-==================================  =================================================================================
+A party serves, on its channel, what it can do: ``remote_listener.LISTENERS`` notifies it, :data:`GENERATORS` registers
+at it, and ``leases.remote.LEASES`` renews its leases.
 
 **Threads.** Operations run on worker threads. A registration at a persistent party waits for the disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
-from messaging.calls import CallServer, Operation, call
-from messaging.errors import ArgumentError, DecodeError, OutcomeUnknownError, check_instance
-from messaging.leases import (
-    Landlord,
-    Lease,
-    LeaseDirectory,
-    lease_from_value,
-    lease_operations,
-    lease_time,
-    lease_to_value,
-    seconds_of,
-    value_of,
-)
+from messaging.calls import PLAIN, Function, Interface, Operation, Wire
+from messaging.errors import ArgumentError, OutcomeUnknownError, check_instance
+from messaging.leases import LEASE, SECONDS, Landlord, Lease, LeaseServer, lease_from_value, lease_time
 from messaging.leases.lease import check_duration
-from messaging.model import check_name
 from messaging.remoteevent.event import EventRegistration, check_event_id, check_sequence_number
-from messaging.remoteevent.remote_listener import ListenerReference, LocalListeners, NotifyOperation, RemoteListener
+from messaging.remoteevent.remote_listener import (
+    LISTENERS,
+    REFERENCE,
+    ListenerReference,
+    NotifyOperation,
+    RemoteListener,
+    RemoteParty,
+)
 
 if TYPE_CHECKING:
     from messaging.execution import Promise
@@ -42,7 +31,30 @@ if TYPE_CHECKING:
     from messaging.remoteevent.event import EventId
 
 
-class EventServer:
+def _write_registration(registration: EventRegistration) -> dict[str, Any]:
+    return {
+        "id": registration.id,
+        "source": registration.source,
+        "sequence": registration.sequence_number,
+        "lease": LEASE.write(registration.lease),
+        "fully_ordered": registration.is_fully_ordered,
+    }
+
+
+#: how other processes register; a generator has its own source, agents and multiplexers need one
+GENERATORS: Final = Interface(
+    register=Operation(
+        Wire("a registration", _write_registration),
+        id=PLAIN,
+        handback=PLAIN,
+        listener=REFERENCE,
+        duration=SECONDS,
+        source=PLAIN,
+    )
+)
+
+
+class EventServer(LeaseServer):
     """Makes a generator, an agent, a filter or another party available to other processes. Thread safe.
 
     A context manager, which closes it. The party stays as it is.
@@ -58,75 +70,37 @@ class EventServer:
     """
 
     def __init__(self, messaging: Messaging, channel: str, party: Any) -> None:
-        self._messaging = messaging
         self._party = party
-        self.channel = check_name(channel)
-        operations: dict[str, Operation] = {}
+        operations: dict[str, Function] = {}
+        landlord = None
         if callable(getattr(party, "deliver", None)):
-            operations["notify"] = NotifyOperation(lambda name: None if name else party)
+            notify = NotifyOperation(lambda name: None if name else party)
+            operations |= LISTENERS.served(notify=notify)
         if callable(getattr(party, "register", None)):
-            operations["register"] = self._register
-            check_instance("the landlord of party", getattr(party, "landlord", None), Landlord)
-            operations |= lease_operations(party.landlord)
+            landlord = getattr(party, "landlord", None)
+            check_instance("the landlord of party", landlord, Landlord)
+            operations |= GENERATORS.served(register=self._register)
         if not operations:
             raise ArgumentError(f"{type(party).__name__} is neither a generator nor a third party of remote events")
-        self._server = CallServer(messaging, channel, operations)
-        try:
-            self._directory = LeaseDirectory(messaging, channel, party.landlord) if "renew" in operations else None
-        except BaseException:
-            self._server.close()
-            raise
+        super().__init__(messaging, channel, landlord, operations)
 
-    @property
-    def ready(self) -> Promise[None]:
-        """The promise that the broker has confirmed the subscription."""
-        return self._server.ready
-
-    def _register(self, arguments: Mapping[str, Any], _body: bytes) -> dict[str, Any]:
-        listener = RemoteListener(self._messaging, ListenerReference.from_value(arguments.get("listener")))
-        source = arguments.get("source")
-        kind = () if source is None else (source,)
-        registration: EventRegistration = self._party.register(
-            *kind, arguments.get("id"), arguments.get("handback"), listener, seconds_of(arguments.get("duration"))
+    def _register(
+        self, event_id: EventId, handback: Any, listener: ListenerReference, duration: float, source: str | None
+    ) -> EventRegistration:
+        kind = (event_id,) if source is None else (source, event_id)
+        found: EventRegistration = self._party.register(
+            *kind, handback, RemoteListener(self.messaging, listener), duration
         )
-        return {
-            "id": registration.id,
-            "source": registration.source,
-            "sequence": registration.sequence_number,
-            "lease": lease_to_value(registration.lease),
-            "fully_ordered": registration.is_fully_ordered,
-        }
-
-    def close(self) -> None:
-        """Answer no further requests. Idempotent."""
-        self._server.close()
-        if self._directory is not None:
-            self._directory.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return found
 
 
-class RemoteGenerator:
+class RemoteGenerator(RemoteParty):
     """The way to a generator, an agent or a multiplexer in another process. Thread safe; a context manager.
 
-    Args:
-        messaging: an instance that is connected to the broker of the generator.
-        channel: of its :class:`EventServer`.
-        timeout: seconds until a request fails; ``None``: the setting ``timeout`` of the instance.
-
-    Raises:
-        InvalidChannelError: the channel is malformed.
+    The channel is that of its :class:`EventServer`; see :class:`~messaging.calls.RemoteObject`.
     """
 
-    def __init__(self, messaging: Messaging, channel: str, *, timeout: float | None = None) -> None:
-        self._messaging = messaging
-        self.channel = check_name(channel)
-        self._timeout = timeout
-        self._listeners = LocalListeners(messaging)
+    interface = GENERATORS
 
     def register(
         self,
@@ -153,22 +127,15 @@ class RemoteGenerator:
         """
         check_event_id(event_id)
         asked = check_duration(duration)
-        reference, remove = self._listeners.reference(listener)
-        arguments: dict[str, Any] = {
-            "id": event_id,
-            "handback": handback,
-            "listener": reference.to_value(),
-            "duration": value_of(asked),
-        }
+        reference, remove = self.reach(listener)
+        arguments = {"id": event_id, "handback": handback, "listener": reference, "duration": asked}
         if source is not None:
             arguments["source"] = source
         asked_at = lease_time()
 
         def convert(result: Any) -> EventRegistration:
-            if not isinstance(result, dict):
-                raise DecodeError("not a registration")
             lease = lease_from_value(
-                self._messaging, self.channel, result["lease"], asked, asked_at, timeout=self._timeout
+                self.messaging, self.channel, result["lease"], asked, asked_at, timeout=self.timeout
             )
             return EventRegistration(
                 check_event_id(result["id"]),
@@ -179,22 +146,12 @@ class RemoteGenerator:
             )
 
         try:
-            promise = call(self._messaging, self.channel, "register", arguments, timeout=self._timeout, convert=convert)
+            promise = self.call("register", arguments, convert=convert)
         except BaseException:
             remove()
             raise
         promise.listen(lambda: _remove_refused(promise, remove))
         return promise
-
-    def close(self) -> None:
-        """Make the listeners of this process unreachable. Registrations stay until their leases end. Idempotent."""
-        self._listeners.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _remove_refused(promise: Promise[EventRegistration], remove: Callable[[], object]) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from messaging.errors import ArgumentError
 from messaging.execution import Deadlines, clock, engine, seconds
 from messaging.forking import LiveObjects
-from messaging.leases.lease import brief
+from messaging.text import brief
 
 #: time limit of one notification, seconds
 TIME_LIMIT: Final = 30.0

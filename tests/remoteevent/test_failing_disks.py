@@ -182,7 +182,7 @@ def test_a_participant_without_a_name_is_reachable_until_the_end_of_its_transact
     m: Messaging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout: float | None
 ) -> None:
     """Otherwise a manager whose process was killed would tell it again, and not reach it."""
-    monkeypatch.setattr("messaging.remoteevent.transactions.reach.GRACE", 0.05)
+    monkeypatch.setattr("messaging.remoteevent.transactions.remote_participant.GRACE", 0.05)
     participant = Participant()
     with (
         TransactionManager(tmp_path / "manager", messaging=m, retry=FAST) as manager,

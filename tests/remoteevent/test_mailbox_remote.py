@@ -31,7 +31,6 @@ from messaging.remoteevent import (
     RemoteMailbox,
     RemoteMailboxRegistration,
 )
-from messaging.remoteevent.mailbox import serving
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.remoteevent.helpers import FAST, Recorder, event, events, ready, store, taken
@@ -344,7 +343,7 @@ def test_a_mailbox_server_that_is_being_made_answers_fetches(
                 found.extend(iterator.batch())
             super().__init__(messaging, channel, landlord)
 
-    monkeypatch.setattr(serving, "LeaseDirectory", Directory)
+    monkeypatch.setattr("messaging.leases.serving.LeaseDirectory", Directory)
     with EventMailbox(tmp_path / "mailbox", messaging=m) as mailbox:
         local = mailbox.register(100.0)
         store(local, events(1, 2))

@@ -487,7 +487,7 @@ def test_the_listener_of_a_refused_registration_is_forgotten(m: Messaging, chann
             with pytest.raises(UnknownEventError):
                 remote.register(2, None, Recorder()).result(PATIENCE)
         remote.register(1, None, Recorder()).result(PATIENCE)
-        server = remote._listeners._server
+        server = remote._server
         assert server is not None
         eventually(lambda: len(server._targets) == 1)
 

@@ -287,6 +287,9 @@ def test_a_transaction_whose_manager_is_gone_ends_with_its_lease(
 def test_a_transaction_goes_on_if_its_lease_was_renewed_in_another_process(
     request: pytest.FixtureRequest, inside: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: waiting.Recorder[str] = waiting.Recorder()
+    state_of = TransactionManager.state
+    monkeypatch.setattr(TransactionManager, "state", lambda self, each: asked.append(each) or state_of(self, each))
     with (
         messaging.connect(url_of("memory", request)) as m,
         TransactionManager() as manager,
@@ -294,9 +297,6 @@ def test_a_transaction_goes_on_if_its_lease_was_renewed_in_another_process(
         ready(TransactionServer(m, "transactions", manager)),
         RemoteTransactionManager(m, "transactions") as remote,
     ):
-        asked: waiting.Recorder[str] = waiting.Recorder()
-        state_of = manager.state
-        monkeypatch.setattr(manager, "state", lambda each: asked.append(each) or state_of(each))
         created = remote.create(0.5)
         transaction = remote.transaction(created.id)
         registration = generator.register("hot", None, inside, 3600.0, transaction=transaction)

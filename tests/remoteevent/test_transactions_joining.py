@@ -201,7 +201,7 @@ def test_participants_without_a_name_are_reachable_as_long_as_their_transaction(
 def test_a_participant_without_a_name_is_reachable_until_it_knows_the_outcome(
     remote: RemoteTransactionManager, manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messaging.remoteevent.transactions.reach.GRACE", 1.0)
+    monkeypatch.setattr("messaging.remoteevent.transactions.remote_participant.GRACE", 1.0)
     transaction = remote.create(60.0)
     participant = Participant()
     participant.failures["commit"] = 3
@@ -228,7 +228,7 @@ def test_a_participant_without_a_name_is_reachable_until_its_manager_knows_that_
     m: Messaging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The decision is on the disk, the confirmation of one of two participants is not when the manager ends."""
-    monkeypatch.setattr("messaging.remoteevent.transactions.reach.GRACE", 0.2)
+    monkeypatch.setattr("messaging.remoteevent.transactions.remote_participant.GRACE", 0.2)
     good, bad = Participant(), Participant()
     bad.failures["commit"] = 1_000_000
     with RemoteTransactionManager(m, CHANNEL) as remote:
@@ -267,7 +267,7 @@ def test_a_manager_that_was_restarted_does_not_tell_participants_without_a_name_
         transaction.commit()
         unnamed, named = manager.transactions()[0].waiting_for
     # both are gone with their client
-    monkeypatch.setattr("messaging.remoteevent.transactions.enlisted.UNNAMED_TIME", 0.0)
+    monkeypatch.setattr("messaging.remoteevent.transactions.participant.UNNAMED_TIME", 0.0)
     with TransactionManager(tmp_path / "t", messaging=m, time_limit=0.2, retry=FAST) as manager:
         eventually(lambda: manager.transactions()[0].waiting_for == [named])
         eventually(lambda: f"at participant '{named}' failed" in caplog.text)

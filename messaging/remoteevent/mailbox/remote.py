@@ -1,4 +1,4 @@
-"""The way to mailboxes in other processes: stubs with the methods of a mailbox. ``serving`` has the operations.
+"""The way to mailboxes in other processes: their operations, and stubs with the methods of a mailbox.
 
 **Threads.** Any thread may use a stub. Replies are read on the event loop of the engine.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from messaging.calls import call, checked_instance
+from messaging.calls import PLAIN, TEXT, Interface, Operation, Wire, list_of
 from messaging.errors import ArgumentError, MessagingError, check_instance
-from messaging.execution import Promise, refuse_in_loop, seconds
+from messaging.execution import Promise, refuse_in_loop
 from messaging.leases import (
+    LEASE,
+    SECONDS,
     Lease,
     RemoteGrantor,
     lease_from_value,
@@ -21,32 +23,29 @@ from messaging.leases import (
     seconds_of,
     value_of,
 )
-from messaging.leases.lease import brief, check_duration
+from messaging.leases.lease import check_duration
 from messaging.model import check_name
 from messaging.remoteevent.event import EventRegistration, check_kind
-from messaging.remoteevent.layout import decode_event
+from messaging.remoteevent.layout import decode_event, encode_event
 from messaging.remoteevent.mailbox.iterator import RemoteEventIterator, checked_most
-from messaging.remoteevent.remote_listener import ListenerReference, LocalListeners, RemoteListener
-from messaging.text import SafeLog
+from messaging.remoteevent.remote_listener import REFERENCE, ListenerReference, RemoteListener, RemoteParty
+from messaging.text import SafeLog, brief
 
 if TYPE_CHECKING:
     import datetime
 
-    from messaging.instance import Messaging
     from messaging.remoteevent.event import EventKind, RemoteEvent
     from messaging.remoteevent.mailbox.box import BoxFull, Entry
-    from messaging.remoteevent.mailbox.registration import Keep
+    from messaging.remoteevent.mailbox.registration import Keep, MailboxRegistration
 
 logger = SafeLog(__name__)
 
 #: events of one request
 _MOST: Final = 1000
+#: bytes of the events of one reply, unless one alone has more
+_MOST_BYTES: Final = 128 * 2**10
 #: seconds that a request may take beyond the wait that it asks for
 _SLACK: Final = 10.0
-
-
-def _entries(result: Any) -> list[Entry]:
-    return [(int(ticket), decode_event(line.encode())) for ticket, line in result]
 
 
 class MailboxInfo(NamedTuple):
@@ -73,28 +72,121 @@ class MailboxInfo(NamedTuple):
     expiration: datetime.datetime | None
 
 
-class RemoteMailbox:
+def _page(entries: list[Entry]) -> list[Any]:
+    """Return entries as they travel: the first ones, up to a number of bytes."""
+    found: list[Any] = []
+    size = 0
+    for ticket, event in entries:
+        line = encode_event(event).decode()
+        size += len(line)
+        if found and size > _MOST_BYTES:
+            break
+        found.append([ticket, line])
+    return found
+
+
+def _entries(page: Any) -> list[Entry]:
+    return [(int(ticket), decode_event(line.encode())) for ticket, line in page]
+
+
+def _write_info(registration: MailboxRegistration) -> dict[str, Any]:
+    target = registration.target
+    return {
+        "id": registration.id,
+        "keep": registration.keep,
+        "stored": len(registration),
+        "dropped": registration.dropped,
+        "target": list(target.reference) if isinstance(target, RemoteListener) else target and repr(target),
+        "refused": [list(kind) for kind in registration.refused],
+        "remaining": value_of(registration.lease.remaining),
+        "expiration": registration.lease.expiration,
+    }
+
+
+def _read_info(value: Mapping[str, Any]) -> MailboxInfo:
+    target = value["target"]
+    return MailboxInfo(
+        value["id"],
+        value["keep"],
+        value["stored"],
+        value["dropped"],
+        "#".join(each for each in target if each) if isinstance(target, list) else target,
+        tuple((source, event_id) for source, event_id in value["refused"]),
+        seconds_of(value["remaining"]),
+        value["expiration"],
+    )
+
+
+def _read_kind(value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, list):
+        raise TypeError
+    source, event_id = value
+    return source, event_id
+
+
+def _read_taken(value: Any) -> tuple[str, int] | None:
+    match value:
+        case None:
+            return None
+        case [str(token), int(ticket)]:
+            return token, ticket
+    raise TypeError
+
+
+def _write_renewed(lease: Lease) -> list[Any]:
+    return [*reference_of(lease), value_of(lease.remaining)]
+
+
+def _read_renewed(value: Any) -> tuple[str, str, float]:
+    match value:
+        case [str(channel), str(lease_id), duration]:
+            return check_name(channel), lease_id, seconds_of(duration)
+    raise TypeError
+
+
+def _read_count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError
+    return value
+
+
+_ID: Final = Wire("the id of a registration", read=str)
+_COUNT: Final = Wire("an integer from 0", read=_read_count, missing=0)
+_TICKET: Final = Wire("null or an integer from 0", read=lambda value: None if value is None else _read_count(value))
+#: the earlier iterator of an owner, and the ticket up to which events are acknowledged before the mode changes
+_TAKEN: Final = Wire("[iterator, ticket]", list, _read_taken)
+#: the operations of a mailbox, beside those of listeners and leases
+MAILBOX: Final = Interface(
+    register=Operation(LEASE, duration=SECONDS, keep=Wire(missing="all"), max_events=PLAIN, full=PLAIN),
+    enable=Operation(id=_ID, target=REFERENCE, taken=_TAKEN),
+    disable=Operation(id=_ID, taken=_TAKEN),
+    refuse=Operation(id=_ID, kinds=list_of(Wire("[source, id]", list, _read_kind))),
+    # token of the iterator, and the number of stored events
+    iterate=Operation(Wire("[iterator, stored]", list), id=_ID, taken=_TAKEN),
+    fetch=Operation(
+        Wire("a list of [ticket, event]", _page, _entries),
+        id=_ID,
+        iterator=TEXT,
+        ticket=_TICKET,
+        most=_COUNT,
+        timeout=SECONDS._replace(missing=0.0),
+    ),
+    renew_lease=Operation(
+        id=_ID, lease=Wire("[channel, id, seconds]", _write_renewed, _read_renewed), duration=SECONDS
+    ),
+    registrations=Operation(list_of(Wire("a registration", _write_info, _read_info))),
+    # the number of registrations: asks whether there is a mailbox
+    mailbox=Operation(),
+)
+
+
+class RemoteMailbox(RemoteParty):
     """The way to a mailbox in another process. Thread safe; a context manager, which closes it.
 
-    Args:
-        messaging: an instance that is connected to the broker of the mailbox.
-        channel: of its :class:`MailboxServer`.
-        timeout: seconds until a request fails; ``None``: the setting ``timeout`` of the instance.
-
-    Raises:
-        InvalidChannelError: the channel is malformed.
+    The channel is that of its :class:`MailboxServer`; see :class:`~messaging.calls.RemoteObject`.
     """
 
-    def __init__(self, messaging: Messaging, channel: str, *, timeout: float | None = None) -> None:
-        self.messaging = checked_instance(messaging)
-        self.channel = check_name(channel)
-        self.timeout = None if timeout is None else seconds(timeout)
-        self._listeners = LocalListeners(messaging)
-
-    def call(self, operation: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> Promise[Any]:
-        """Call an operation of the mailbox. For its registrations."""
-        options.setdefault("timeout", self.timeout)
-        return call(self.messaging, self.channel, operation, arguments, **options)
+    interface = MAILBOX
 
     def register(
         self,
@@ -114,7 +206,7 @@ class RemoteMailbox:
         """
         asked = check_duration(duration)
         asked_at = lease_time()
-        arguments: dict[str, Any] = {"duration": value_of(asked), "keep": keep, "max_events": max_events, "full": full}
+        arguments = {"duration": asked, "keep": keep, "max_events": max_events, "full": full}
 
         def convert(result: Any) -> RemoteMailboxRegistration:
             lease = lease_from_value(self.messaging, self.channel, result, asked, asked_at, timeout=self.timeout)
@@ -137,42 +229,7 @@ class RemoteMailbox:
 
     def registrations(self) -> Promise[list[MailboxInfo]]:
         """Return the promise of the registrations, for people."""
-
-        def convert(result: Any) -> list[MailboxInfo]:
-            return [_info(each) for each in result]
-
-        return self.call("registrations", convert=convert)
-
-    def reference_of(self, listener: Any) -> ListenerReference:
-        """Return the reference of a target, which is made reachable if it is in this process. For registrations."""
-        return self._listeners.reference(listener)[0]
-
-    def close(self) -> None:
-        """Make the targets of this process unreachable. Registrations stay. Idempotent."""
-        self._listeners.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _info(value: Mapping[str, Any]) -> MailboxInfo:
-    return MailboxInfo(
-        value["id"],
-        value["keep"],
-        value["stored"],
-        value["dropped"],
-        _shown(value["target"]),
-        tuple((source, event_id) for source, event_id in value["refused"]),
-        seconds_of(value["remaining"]),
-        value["expiration"],
-    )
-
-
-def _shown(target: Any) -> str | None:
-    return "#".join(each for each in target if each) if isinstance(target, list) else target
+        return self.call("registrations", {})
 
 
 class RemoteMailboxRegistration:
@@ -209,17 +266,17 @@ class RemoteMailboxRegistration:
         """
         if target is None:
             return self.disable_delivery()
-        reference = self._mailbox.reference_of(target)
+        reference, _ = self._mailbox.reach(target)
         if reference.channel == self._mailbox.channel:
             raise ArgumentError("a listener of the mailbox itself cannot be a target: its events would go round")
-        return self._switch("enable", {"target": reference.to_value()})
+        return self._switch("enable", {"target": reference})
 
     def disable_delivery(self) -> Promise[None]:
         """Store events only; see :meth:`MailboxRegistration.disable_delivery`."""
         return self._mailbox.call("disable", {"id": self.id})
 
     def _switch(
-        self, operation: str, arguments: Mapping[str, Any], convert: Callable[[Any], Any] | None = None
+        self, operation: str, arguments: Mapping[str, Any], convert: Callable[[Any], Any] = lambda result: result
     ) -> Promise[Any]:
         """Call an operation that ends the newest iterator of this object, and acknowledge what that has handed out.
 
@@ -231,7 +288,7 @@ class RemoteMailboxRegistration:
         if iterator is not None:
             ticket = iterator.suspend()
             if ticket is not None:
-                taken["taken"] = [iterator.token, ticket]
+                taken["taken"] = iterator.token, ticket
         try:
             promise = self._mailbox.call(operation, {"id": self.id, **arguments, **taken}, convert=convert)
         except BaseException:
@@ -244,7 +301,7 @@ class RemoteMailboxRegistration:
 
     def add_unknown_events(self, kinds: Iterable[EventRegistration | EventKind]) -> Promise[None]:
         """Refuse kinds of events; see :meth:`MailboxRegistration.add_unknown_events`."""
-        found = [[*(each.kind if isinstance(each, EventRegistration) else check_kind(*each))] for each in kinds]
+        found = [each.kind if isinstance(each, EventRegistration) else check_kind(*each) for each in kinds]
         return self._mailbox.call("refuse", {"id": self.id, "kinds": found})
 
     def remote_events(self) -> Promise[RemoteEventIterator]:
@@ -262,7 +319,7 @@ class RemoteMailboxRegistration:
         def fetch(ticket: int | None, most: int, timeout: float) -> Promise[list[Entry]]:
             arguments = {"id": self.id, "iterator": token, "ticket": ticket, "most": most, "timeout": timeout}
             limit = timeout + (self._mailbox.timeout or _SLACK)
-            return self._mailbox.call("fetch", arguments, timeout=limit, convert=_entries)
+            return self._mailbox.call("fetch", arguments, timeout=limit)
 
         iterator = RemoteEventIterator(fetch, token=token)
         with self._lock:
@@ -317,9 +374,4 @@ class RemoteMailboxRegistration:
         check_instance("lease", lease, Lease)
         if check_duration(duration) == Lease.ANY:
             raise ArgumentError("the duration of renewing must be a number of seconds above 0, or Lease.FOREVER")
-        arguments = {
-            "id": self.id,
-            "lease": [*reference_of(lease), value_of(lease.remaining)],
-            "duration": value_of(duration),
-        }
-        return self._mailbox.call("renew_lease", arguments)
+        return self._mailbox.call("renew_lease", {"id": self.id, "lease": lease, "duration": duration})

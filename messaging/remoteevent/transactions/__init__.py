@@ -1,15 +1,12 @@
 """Transactions, as far as registrations and events need them (EV.2.4): two-phase commit with a durable decision.
 
 =====================  =============================================================================================
-``participant``        TransactionParticipant: what takes part; Vote, TransactionState
+``participant``        TransactionParticipant: what takes part; Vote, TransactionState; its part in one transaction
 ``transaction``        Transaction: one transaction, as programs use it
-``two_phases``         its state, its participants, and the two phases
-``enlisted``           one participant within one transaction
+``two_phases``         its state, its participants, the two phases, and the callbacks for its end
 ``manager``            TransactionManager: creates transactions, completes those of an earlier run
-``callbacks``          callbacks for the end of a transaction
 ``decisions``          the state of transactions on the disk
-``remote_participant`` participants in other processes
-``reach``              the servers of participants of this process
+``remote_participant`` participants in other processes, and the servers of those of this one
 ``remote``             managers in other processes
 =====================  =============================================================================================
 """

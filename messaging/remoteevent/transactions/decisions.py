@@ -21,8 +21,7 @@ from typing import Any, Final
 from messaging.errors import DecodeError
 from messaging.execution import Promise
 from messaging.journal import JournalTable
-from messaging.remoteevent.transactions.enlisted import Enlisted
-from messaging.remoteevent.transactions.participant import TransactionState, Vote
+from messaging.remoteevent.transactions.participant import Enlisted, TransactionState, Vote
 
 _VOTING: Final = "voting"
 _COMMITTED: Final = "committed"

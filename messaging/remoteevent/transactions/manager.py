@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from messaging.instance import Messaging
-    from messaging.remoteevent.transactions.enlisted import Enlisted
+    from messaging.remoteevent.transactions.participant import Enlisted
 
 logger = SafeLog(__name__)
 

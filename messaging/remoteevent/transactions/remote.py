@@ -1,27 +1,15 @@
 """Managers in other processes: a server beside the manager, and the way to it.
 
-============  ======================================================  ==============================================
-operation     arguments                                               result
-============  ======================================================  ==============================================
-``create``    ``duration``                                            ``id``, ``lease``
-``join``      ``transaction``, ``name``, ``crash_count``, ``channel``  ``remaining``: of its lease
-``commit``    ``transaction``, ``timeout``                            whether all participants have confirmed
-``abort``     ``transaction``, ``timeout``                            whether all participants have confirmed
-``state``     ``transaction``                                         number of the state
-``recover``   ``name``, ``channel``                                   ids of the transactions that are not completed
-============  ======================================================  ==============================================
-
-The leases of the transactions are served on the same channel (:mod:`messaging.leases.remote`).
-
 **Threads.** Operations run on worker threads. A commit occupies none while it waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.calls import CallServer, Operation, call, checked_instance
+from messaging.calls import PLAIN, TEXT, CallServer, Interface, Operation, RemoteObject, Wire, checked_limit
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -30,30 +18,33 @@ from messaging.errors import (
     CannotJoinError,
     ClosedError,
     DeadlineError,
-    DecodeError,
     UnknownTransactionError,
     check_instance,
 )
-from messaging.execution import Promise, refuse_in_loop, result_of, seconds, workers
+from messaging.execution import Promise, refuse_in_loop, result_of, workers
 from messaging.leases import (
+    LEASE,
+    SECONDS,
     Lease,
     lease_from_value,
     lease_operations,
     lease_time,
-    lease_to_value,
     seconds_of,
     value_of,
 )
-from messaging.leases.lease import brief, check_duration
+from messaging.leases.lease import check_duration
 from messaging.model import check_name
-from messaging.remoteevent.transactions.callbacks import EndCallbacks
-from messaging.remoteevent.transactions.enlisted import unnamed
 from messaging.remoteevent.transactions.manager import TIME_LIMIT, TransactionManager
-from messaging.remoteevent.transactions.participant import TransactionState
-from messaging.remoteevent.transactions.reach import Reach
-from messaging.remoteevent.transactions.remote_participant import RemoteParticipant
-from messaging.remoteevent.transactions.transaction import check_join, check_participant_name, check_timeout
-from messaging.text import tolerant
+from messaging.remoteevent.transactions.participant import TransactionState, unnamed
+from messaging.remoteevent.transactions.remote_participant import ParticipantServers, RemoteParticipant
+from messaging.remoteevent.transactions.transaction import (
+    Transaction,
+    check_join,
+    check_participant_name,
+    check_timeout,
+)
+from messaging.remoteevent.transactions.two_phases import EndCallbacks
+from messaging.text import brief, tolerant
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
@@ -68,7 +59,44 @@ _ASK_TIMEOUT: Final = 5.0
 _LONGEST: Final = 1e9
 
 
-class TransactionServer:
+def _write_created(transaction: Transaction) -> dict[str, Any]:
+    assert transaction.lease is not None  # noqa: S101  # it was created just now
+    return {"id": transaction.id, "lease": LEASE.write(transaction.lease)}
+
+
+def _write_joined(remaining: float) -> dict[str, Any]:
+    return {"remaining": value_of(remaining)}
+
+
+def _read_joined(value: Any) -> float | None:
+    return seconds_of(value.get("remaining")) if isinstance(value, dict) else None
+
+
+_ID: Final = TEXT._replace(what="the id of a transaction")
+_NAME: Final = Wire("a name", read=check_participant_name)
+_CHANNEL: Final = Wire("the channel of a participant", read=check_name)
+#: whether all participants have confirmed the outcome
+_IS_CONFIRMED: Final = Wire("a boolean", read=lambda value: value is True)
+#: the operations of a manager; the leases of its transactions are served on the same channel
+TRANSACTIONS: Final = Interface(
+    create=Operation(Wire("a transaction", _write_created), duration=SECONDS._replace(missing=Lease.ANY)),
+    # seconds that are left of the lease; managers of earlier versions return nothing
+    join=Operation(
+        Wire("the lease", _write_joined, _read_joined),
+        transaction=_ID,
+        name=_NAME,
+        crash_count=Wire(missing=0),
+        channel=_CHANNEL,
+    ),
+    commit=Operation(_IS_CONFIRMED, transaction=_ID, timeout=PLAIN),
+    abort=Operation(_IS_CONFIRMED, transaction=_ID, timeout=PLAIN),
+    state=Operation(Wire("a state", int, TransactionState), transaction=_ID),
+    # ids of the transactions that are not completed
+    recover=Operation(name=_NAME, channel=_CHANNEL),
+)
+
+
+class TransactionServer(CallServer):
     """Makes a transaction manager available to other processes. Thread safe; a context manager, which closes it.
 
     Args:
@@ -82,72 +110,42 @@ class TransactionServer:
 
     def __init__(self, messaging: Messaging, channel: str, manager: TransactionManager) -> None:
         check_instance("manager", manager, TransactionManager)
-        self._messaging = checked_instance(messaging)
         self._manager = manager
-        self.channel = check_name(channel)
-        operations: dict[str, Operation] = {
-            "create": self._create,
-            "join": self._join,
-            "commit": self._commit,
-            "abort": self._abort,
-            "state": lambda arguments, _body: int(manager.state(_id(arguments))),
-            "recover": self._recover,
-            **lease_operations(manager.landlord),
-        }
-        self._server = CallServer(messaging, channel, operations)
-
-    @property
-    def ready(self) -> Promise[None]:
-        """The promise that the broker has confirmed the subscription."""
-        return self._server.ready
-
-    def _create(self, arguments: Mapping[str, Any], _body: bytes) -> dict[str, Any]:
-        transaction = self._manager.create(seconds_of(arguments.get("duration", Lease.ANY)))
-        assert transaction.lease is not None  # noqa: S101  # it was created just now
-        return {"id": transaction.id, "lease": lease_to_value(transaction.lease)}
-
-    def _join(self, arguments: Mapping[str, Any], _body: bytes) -> dict[str, Any]:
-        participant, channel = self._participant(arguments)
-        transaction = self._manager.get(_id(arguments))
-        transaction.join(
-            participant,
-            name=check_participant_name(arguments.get("name")),
-            crash_count=arguments.get("crash_count", 0),
-            reference=channel,
+        operations = TRANSACTIONS.served(
+            create=manager.create,
+            join=self._join,
+            commit=partial(self._end, TransactionState.COMMITTED),
+            abort=partial(self._end, TransactionState.ABORTED),
+            state=manager.state,
+            recover=self._recover,
         )
-        return {"remaining": value_of(transaction.remaining)}
+        super().__init__(messaging, channel, {**operations, **lease_operations(manager.landlord)})
 
-    def _participant(self, arguments: Mapping[str, Any]) -> tuple[RemoteParticipant, str]:
-        channel = arguments.get("channel")
-        if not isinstance(channel, str):
-            raise DecodeError("`channel` must be the channel of a participant")
-        return RemoteParticipant(self._messaging, channel, timeout=self._manager.time_limit), channel
+    def _participant(self, channel: str) -> RemoteParticipant:
+        return RemoteParticipant(self.messaging, channel, timeout=self._manager.time_limit)
 
-    def _commit(self, arguments: Mapping[str, Any], _body: bytes) -> Any:
-        return self._end(arguments, TransactionState.COMMITTED)
+    def _join(self, transaction_id: str, name: str, crash_count: int, channel: str) -> float:
+        transaction = self._manager.get(transaction_id)
+        participant = self._participant(channel)
+        transaction.join(participant, name=name, crash_count=crash_count, reference=channel)
+        return transaction.remaining
 
-    def _abort(self, arguments: Mapping[str, Any], _body: bytes) -> Any:
-        return self._end(arguments, TransactionState.ABORTED)
-
-    def _end(self, arguments: Mapping[str, Any], wanted: TransactionState) -> Any:
-        transaction_id = _id(arguments)
+    def _end(self, wanted: TransactionState, transaction_id: str, timeout: Any) -> bool | Promise[bool]:
+        """Return whether all participants have confirmed the outcome; promise it for a transaction that goes on."""
         try:
             transaction = self._manager.get(transaction_id)
         except (ClosedError, UnknownTransactionError):
             return self._ended(transaction_id, wanted)
-        limit = check_timeout(arguments.get("timeout"))
         is_commit = wanted is TransactionState.COMMITTED
-        ended = transaction.commit_soon(limit) if is_commit else transaction.abort_soon(limit)
+        ended = transaction.commit_soon(timeout) if is_commit else transaction.abort_soon(timeout)
         promise: Promise[bool] = Promise(f"end transaction {transaction_id}")
 
         def settle() -> None:
             error = ended.exception(0)
-            if type(error) is DeadlineError:
-                promise.resolve(False)
-            elif error is not None:
-                promise.reject(error)
+            if error is None or type(error) is DeadlineError:
+                promise.resolve(error is None)
             else:
-                promise.resolve(True)
+                promise.reject(error)
 
         ended.listen(settle)
         return promise
@@ -161,29 +159,11 @@ class TransactionServer:
             raise CannotCommitError(f"transaction {transaction_id} is aborted")
         raise CannotAbortError(f"transaction {transaction_id} is committed")
 
-    def _recover(self, arguments: Mapping[str, Any], _body: bytes) -> Promise[list[str]]:
-        participant, channel = self._participant(arguments)
-        return self._manager.recover_soon(check_participant_name(arguments.get("name")), participant, channel)
-
-    def close(self) -> None:
-        """Answer no further requests. Idempotent."""
-        self._server.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _recover(self, name: str, channel: str) -> Promise[list[str]]:
+        return self._manager.recover_soon(name, self._participant(channel), channel)
 
 
-def _id(arguments: Mapping[str, Any]) -> str:
-    found = arguments.get("transaction")
-    if not isinstance(found, str):
-        raise DecodeError("`transaction` must be the id of a transaction")
-    return found
-
-
-class RemoteTransactionManager:
+class RemoteTransactionManager(RemoteObject):
     """The way to a transaction manager in another process. Thread safe; a context manager, which closes it.
 
     Args:
@@ -195,14 +175,12 @@ class RemoteTransactionManager:
         ArgumentError, InvalidChannelError: an argument is not as described.
     """
 
+    interface = TRANSACTIONS
+
     def __init__(self, messaging: Messaging, channel: str, *, timeout: float = _TIMEOUT) -> None:
-        self._messaging = checked_instance(messaging)
-        self.channel = check_name(channel)
-        self._timeout = seconds(timeout)
-        if self._timeout <= 0:
-            raise ArgumentError(f"timeout must be above 0 seconds, not {timeout!r:.80}")
+        super().__init__(messaging, channel, timeout=checked_limit(timeout))
         #: the servers of the participants of this process. For transactions
-        self.servers = Reach(messaging, self._unfinished)
+        self.servers = ParticipantServers(messaging, self._unfinished)
 
     def create(self, duration: float = Lease.ANY) -> RemoteTransaction:
         """Create a transaction, and wait for the answer; see ``TransactionManager.create``.
@@ -220,12 +198,11 @@ class RemoteTransactionManager:
         asked_at = lease_time()
 
         def convert(result: Any) -> RemoteTransaction:
-            lease = lease_from_value(
-                self._messaging, self.channel, result["lease"], asked, asked_at, timeout=self._timeout
-            )
+            found = result["lease"]
+            lease = lease_from_value(self.messaging, self.channel, found, asked, asked_at, timeout=self.timeout)
             return RemoteTransaction(str(result["id"]), lease, self)
 
-        return self.call("create", {"duration": value_of(asked)}, convert)
+        return self.call("create", {"duration": asked}, convert=convert)
 
     def transaction(self, transaction_id: str, lease: Lease | None = None) -> RemoteTransaction:
         """Return the way to a transaction that another process created, by its id. It may be unknown or ended."""
@@ -235,7 +212,7 @@ class RemoteTransactionManager:
 
     def state(self, transaction_id: str) -> Promise[TransactionState]:
         """Return the promise of the state of a transaction. Fails with ``UnknownTransactionError``."""
-        return self.call("state", {"transaction": transaction_id}, TransactionState)
+        return self.call("state", {"transaction": transaction_id})
 
     def recover(self, name: str, participant: Any, *, channel: str | None = None) -> Promise[list[str]]:
         """Make a participant reachable again, and have the manager tell it the outcomes.
@@ -263,18 +240,9 @@ class RemoteTransactionManager:
         """Ask for the transactions of a participant that are not completed."""
         return self.call("recover", {"name": name, "channel": channel})
 
-    def call(
-        self,
-        operation: str,
-        arguments: Mapping[str, Any],
-        convert: Callable[[Any], Any] | None = None,
-        *,
-        wait: float = 0.0,
-        timeout: float | None = None,
-    ) -> Promise[Any]:
-        """Call an operation of the manager, which waits up to ``wait`` seconds. For transactions."""
-        timeout = self._timeout + min(max(wait, 0.0), _LONGEST) if timeout is None else min(timeout, self._timeout)
-        return call(self._messaging, self.channel, operation, arguments, timeout=timeout, convert=convert)
+    def waiting(self, seconds: float) -> float:
+        """Return the timeout of a call that waits up to ``seconds`` at the manager. For transactions."""
+        return (self.timeout or _TIMEOUT) + min(max(seconds, 0.0), _LONGEST)
 
     def close(self) -> None:
         """Make the participants of this process unreachable. Idempotent."""
@@ -313,7 +281,8 @@ class RemoteTransaction:
 
     def ask_state(self) -> Promise[TransactionState]:
         """Ask the manager for the state; return the promise of it, which fails after 5 s. For participants."""
-        return self._manager.call("state", {"transaction": self.id}, TransactionState, timeout=_ASK_TIMEOUT)
+        limit = min(_ASK_TIMEOUT, self._manager.timeout or _ASK_TIMEOUT)
+        return self._manager.call("state", {"transaction": self.id}, timeout=limit)
 
     def join(
         self, participant: Any, *, name: str | None = None, crash_count: int = 0, reference: str | None = None
@@ -346,12 +315,12 @@ class RemoteTransaction:
         arguments = {"transaction": self.id, "name": found, "crash_count": count, "channel": channel}
         asked_at = lease_time()
         try:
-            found_lease = self._manager.call("join", arguments).result()
+            remaining = self._manager.call("join", arguments).result()
         except (CannotJoinError, UnknownTransactionError, ArgumentError, BoundReachedError):
             servers.abandon(self.id, channel)
             raise
-        if isinstance(found_lease, dict):  # managers of earlier versions return nothing
-            self._ends = asked_at + seconds_of(found_lease.get("remaining"))
+        if remaining is not None:
+            self._ends = asked_at + remaining
 
     def commit(self, timeout: float | None = None) -> None:
         """Commit, see :meth:`Transaction.commit`; also raises as requests do, and ``UnknownTransactionError``.
@@ -374,13 +343,14 @@ class RemoteTransaction:
 
     def _end(self, operation: str, timeout: float | None, wanted: TransactionState) -> Promise[None]:
         limit = check_timeout(timeout)
-        answer = self._manager.call(operation, {"transaction": self.id, "timeout": limit}, wait=limit or 0.0)
+        patience = self._manager.waiting(limit or 0.0)
+        answer = self._manager.call(operation, {"transaction": self.id, "timeout": limit}, timeout=patience)
         promise: Promise[None] = Promise(f"{operation} transaction {self.id}")
 
         def settle() -> None:
             error = answer.exception(0)
             if error is None:
-                is_told = answer.result(0) is True
+                is_told = answer.result(0)
                 self._note(wanted)
                 if not is_told:
                     promise.reject(

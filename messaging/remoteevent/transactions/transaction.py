@@ -17,8 +17,7 @@ from messaging.errors import (
 from messaging.execution import Promise, result_of
 from messaging.functions import check_procedure
 from messaging.remoteevent.time_limits import check_wait
-from messaging.remoteevent.transactions.enlisted import Enlisted
-from messaging.remoteevent.transactions.participant import TransactionState
+from messaging.remoteevent.transactions.participant import Enlisted, TransactionState
 from messaging.remoteevent.transactions.two_phases import after
 from messaging.text import tolerant
 

@@ -12,6 +12,7 @@ next step.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -22,10 +23,9 @@ from messaging.errors import (
     OutcomeUnknownError,
     UnknownTransactionError,
 )
-from messaging.execution import Promise, clock, engine, workers
-from messaging.remoteevent.transactions.callbacks import EndCallbacks
-from messaging.remoteevent.transactions.enlisted import ABORT_ATTEMPTS, Enlisted, ask
-from messaging.remoteevent.transactions.participant import TransactionState, Vote
+from messaging.execution import Promise, Serial, clock, engine, workers
+from messaging.functions import plain_function
+from messaging.remoteevent.transactions.participant import ABORT_ATTEMPTS, Enlisted, TransactionState, Vote, ask
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -58,6 +58,44 @@ class Keeper(Protocol):
 
     def remove(self, transaction_id: str) -> Promise[Any] | None:
         """Remove the record of such a transaction; return the promise that it is removed, ``None`` if it is."""
+
+
+class EndCallbacks:
+    """The callbacks for the end of one transaction. Thread safe.
+
+    They run on a worker thread, in the order in which they were added, without a lock.
+
+    Args:
+        transaction_id: for the log.
+    """
+
+    def __init__(self, transaction_id: str) -> None:
+        self._id = transaction_id
+        self._waiting: deque[Callable[[TransactionState], object]] = deque()
+        self._state: TransactionState | None = None
+        self._caller = Serial(self._call, lambda: self._waiting and self._state is not None)
+
+    def add(self, callback: Callable[[TransactionState], object]) -> None:
+        """Call ``callback`` with the outcome when it is known, at once if it is. Raises ``ArgumentError``."""
+        self._waiting.append(plain_function(callback, "a callback"))
+        if self._state is not None:
+            self._caller.wake()
+
+    def run(self, state: TransactionState) -> None:
+        """Call the callbacks with the outcome. Later calls do nothing."""
+        if self._state is None:
+            self._state = state
+            if self._waiting:
+                self._caller.wake()
+
+    def _call(self) -> None:
+        state = self._state
+        while state is not None and self._waiting:
+            callback = self._waiting.popleft()
+            try:
+                callback(state)
+            except Exception:
+                logger.exception("a callback of transaction %s failed", self._id)
 
 
 class TwoPhases:

@@ -145,7 +145,7 @@ TRANSACTIONS = (
         "transactions",
         (
             Edit(
-                "messaging/remoteevent/transactions/reach.py",
+                "messaging/remoteevent/transactions/remote_participant.py",
                 "        self.is_told = True\n        self._note()\n",
                 "        return\n",
             ),
