@@ -152,7 +152,9 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "ReplyToWhiteboard": {"routes", "close", "open", "ready", "refresh"},
     "TypedEventMonitor": {"close", "dispatcher", "pool", "taps"},
     "RemoteEventIterator": {"batch", "next", "next_soon"},  # wait for an event
-    "RemoteMailbox": {"call", "reference_of"},
+    "RemoteObject": {"call"},
+    "RemoteParty": {"reach"},
+    "RemoteTransactionManager": {"waiting"},
     "RetryPolicy": {"delay_after", "is_exhausted"},
     "LeaseRenewalSet": {"note_failure"},
     "Settings": {"for_options", "settings_customise_sources"},

@@ -46,6 +46,7 @@ from messaging.leases.renewal_events import DesiredExpirationListener as Desired
 from messaging.leases.renewal_events import LeaseListener as LeaseListener
 from messaging.leases.renewal_events import LeaseRenewalEvent as LeaseRenewalEvent
 from messaging.leases.serving import LeaseServer as LeaseServer
+from messaging.leases.serving import LeasingServer as LeasingServer
 from messaging.leases.stored_time import StoredTime as StoredTime
 
 __all__ = [

@@ -6,35 +6,27 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from messaging.calls import CallServer, Function
+from messaging.errors import check_instance
 from messaging.leases.directory import LeaseDirectory
+from messaging.leases.landlord import Landlord
 from messaging.leases.remote import lease_operations
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
-    from messaging.leases.landlord import Landlord
 
 
-class LeaseServer(CallServer):
-    """Makes the leases of a landlord available to other processes. Thread safe; a context manager, which closes it.
+class LeasingServer(CallServer):
+    """Makes an object that may grant leases available to other processes. Thread safe; a context manager.
 
     Args:
-        messaging: an instance with requests.
-        channel: of the requests.
-        landlord: grants the leases, by its own way; ``None``: there are none.
-        operations: others of the same object.
-
-    Raises:
-        InvalidChannelError, UnsupportedFeatureError, SubscriptionRefusedError: as ``CallServer``.
+        messaging, channel, operations: see ``CallServer``.
+        landlord: grants the leases of the object, by its own way; ``None``: there are none.
     """
 
     def __init__(
-        self,
-        messaging: Messaging,
-        channel: str,
-        landlord: Landlord | None,
-        operations: Mapping[str, Function] | None = None,
+        self, messaging: Messaging, channel: str, operations: Mapping[str, Function], landlord: Landlord | None
     ) -> None:
-        served = {**(operations or {}), **({} if landlord is None else lease_operations(landlord))}
+        served = operations if landlord is None else {**operations, **lease_operations(landlord)}
         super().__init__(messaging, channel, served)  # requests may arrive from here on
         try:
             self._directory = None if landlord is None else LeaseDirectory(messaging, channel, landlord)
@@ -47,3 +39,21 @@ class LeaseServer(CallServer):
         super().close()
         if self._directory is not None:
             self._directory.close()
+
+
+class LeaseServer(LeasingServer):
+    """Makes the leases of a landlord available to other processes. Thread safe; a context manager, which closes it.
+
+    Args:
+        messaging: an instance with requests.
+        channel: of the requests.
+        landlord: grants the leases, by its own way.
+
+    Raises:
+        ArgumentError: ``landlord`` is no Landlord.
+        InvalidChannelError, UnsupportedFeatureError, SubscriptionRefusedError: as ``CallServer``.
+    """
+
+    def __init__(self, messaging: Messaging, channel: str, landlord: Landlord) -> None:
+        check_instance("landlord", landlord, Landlord)
+        super().__init__(messaging, channel, {}, landlord)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.calls import PLAIN, Function, Interface, Operation, Wire
 from messaging.errors import ArgumentError, OutcomeUnknownError, check_instance
-from messaging.leases import LEASE, SECONDS, Landlord, Lease, LeaseServer, lease_from_value, lease_time
+from messaging.leases import LEASE, SECONDS, Landlord, Lease, LeasingServer, lease_from_value, lease_time
 from messaging.leases.lease import check_duration
 from messaging.remoteevent.event import EventRegistration, check_event_id, check_sequence_number
 from messaging.remoteevent.remote_listener import (
@@ -54,7 +54,7 @@ GENERATORS: Final = Interface(
 )
 
 
-class EventServer(LeaseServer):
+class EventServer(LeasingServer):
     """Makes a generator, an agent, a filter or another party available to other processes. Thread safe.
 
     A context manager, which closes it. The party stays as it is.
@@ -82,7 +82,7 @@ class EventServer(LeaseServer):
             operations |= GENERATORS.served(register=self._register)
         if not operations:
             raise ArgumentError(f"{type(party).__name__} is neither a generator nor a third party of remote events")
-        super().__init__(messaging, channel, landlord, operations)
+        super().__init__(messaging, channel, operations, landlord)
 
     def _register(
         self, event_id: EventId, handback: Any, listener: ListenerReference, duration: float, source: str | None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.calls import checked_instance
 from messaging.errors import ArgumentError, UnknownLeaseError, check_instance
-from messaging.leases import Lease, LeaseServer, RemoteGrantor
+from messaging.leases import Lease, LeasingServer, RemoteGrantor
 from messaging.model import check_name
 from messaging.remoteevent.mailbox.iterator import LONG_POLL
 from messaging.remoteevent.mailbox.mailbox import EventMailbox
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MOST: Final = 1000
 
 
-class MailboxServer(LeaseServer):
+class MailboxServer(LeasingServer):
     """Makes a mailbox available to other processes. Thread safe; a context manager, which closes it.
 
     Args:
@@ -64,7 +64,7 @@ class MailboxServer(LeaseServer):
         self._end = mailbox.note_served(check_name(channel))
         with contextlib.ExitStack() as resources:
             resources.callback(self._end)
-            super().__init__(messaging, channel, mailbox.landlord, operations)
+            super().__init__(messaging, channel, operations, mailbox.landlord)
             resources.pop_all()
 
     def reference(self, registration_id: str) -> ListenerReference:
