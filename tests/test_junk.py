@@ -156,7 +156,6 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "RemoteParty": {"reach"},
     "RemoteTransactionManager": {"waiting"},
     "RetryPolicy": {"delay_after", "is_exhausted"},
-    "LeaseRenewalSet": {"note_failure"},
     "Settings": {"for_options", "settings_customise_sources"},
     "StoreAndForwardAgent": {"deliver", "notify"},
     "TransactionManager": {"watch"},

@@ -17,7 +17,7 @@ them on the way. Each party takes any listener, of this process or of another on
 ``serving``          generators and third parties for other processes
 ``sequences``        duplicates and losses; ``ranges``, ``received``: sets of numbers
 ``event_journal``    events on the disk; ``kept_leases``, ``kept_listeners``: registrations on the disk
-``renewal_set``      leases that are renewed for a client
+``renewal_set``      leases that are renewed for a client; ``renewals``: for the owners of a party
 ``transactions``     two-phase commit for registrations and events (EV.2.4)
 ``bridges``          remote events and typed events, channels and distributed events (EV.4)
 ===================  ===============================================================================================

@@ -33,8 +33,8 @@ from messaging.remoteevent.event_journal import EventJournal, channel_of
 from messaging.remoteevent.intake import EventIntake
 from messaging.remoteevent.kept_leases import KeptLeases
 from messaging.remoteevent.kept_listeners import KeptListeners
-from messaging.remoteevent.kept_renewals import KeptRenewals
 from messaging.remoteevent.listener import BatchListener
+from messaging.remoteevent.renewals import OwnedRenewals
 from messaging.remoteevent.targets import as_target
 from messaging.text import SafeLog, tolerant
 
@@ -152,7 +152,7 @@ class StoreAndForwardAgent(BatchListener):
             self._leases = KeptLeases(self._state, self.landlord)
             resources.callback(self._leases.close)
             resources.callback(self._manager.close)
-            self._renewals = KeptRenewals(self._state, messaging, self._manager, f"agent '{name}'")
+            self._renewals = OwnedRenewals(self._state, messaging, self._manager, f"agent '{name}'")
             self._intake = _Intake(self._events, self._state, "checkpoint", f"agent '{name}'", forward=self._forward)
             self._intake.recover()
             self._target: Delivery | None = None

@@ -25,14 +25,16 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from messaging import forking
 from messaging.errors import ArgumentError, ClosedError, MessagingError, UnknownLeaseError, check_optional
 from messaging.execution import clock, engine, seconds, workers
-from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalEvent, LeaseRenewalManager
+from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
 from messaging.remoteevent.generator import EventGenerator
+from messaging.remoteevent.renewals import OwnedRenewals
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from messaging.leases import GrantedLease
     from messaging.remoteevent.delivery import RetryPolicy
+    from messaging.remoteevent.renewals import RenewalFailure
 
 logger = SafeLog(__name__)
 
@@ -42,6 +44,8 @@ EXPIRATION_WARNING: Final = 1
 RENEWAL_FAILURE: Final = 2
 #: longest sleep of the timer, seconds: the lease clock and that of the event loop differ while a machine is suspended
 _LONGEST: Final = 5.0
+#: the only owner of the leases of a set
+_OWNER: Final = ""
 #: longest warning, seconds
 _MOST: Final = 1e9
 
@@ -110,7 +114,6 @@ class LeaseRenewalSet:
         retry: RetryPolicy | None = None,
     ) -> None:
         self._lock = threading.Lock()  # guards the following
-        self._leases: dict[Lease, None] = {}
         self._registered: dict[int, Lease] = {}
         #: how the set has ended: ``CLOSED`` by the program, or with the landlord of its lease
         self._end: LeaseEnd | None = None
@@ -130,8 +133,9 @@ class LeaseRenewalSet:
                 )
             )
             self.source = self._generator.source
-            self._watcher = _Watcher(self)
             self._manager = resources.enter_context(LeaseRenewalManager()) if manager is None else manager
+            name = f"lease renewal set '{self.source}'"
+            self._renewals = OwnedRenewals(None, None, self._manager, name, self._note_failure)
             made = resources.enter_context(Landlord("lease renewal sets")) if landlord is None else landlord
             self._landlord = made
             granted = made.grant(duration, about=f"lease renewal set {self.source}")
@@ -162,32 +166,16 @@ class LeaseRenewalSet:
         """
         if lease is self.lease:
             raise ArgumentError("a lease renewal set cannot renew its own lease")
-        if not isinstance(lease, Lease):
-            raise ArgumentError(f"a lease is needed, not {type(lease).__name__}")
         self._refuse_ended()
-        with self._lock:  # first: the manager may tell of a failure at once
-            is_known = lease in self._leases
-            self._leases[lease] = None
-        try:
-            self._manager.renew_until(lease, membership_duration, renew_duration, self._watcher, owner=self._watcher)
-        except BaseException:
-            if not is_known:  # otherwise the earlier call is still valid
-                self.forget(lease)
-            raise
+        self._renewals.keep_soon(_OWNER, lease, membership_duration, renew_duration)
         if self._end is not None:  # perhaps before the manager was asked
-            self.forget(lease)
-            self._manager.remove(lease, owner=self._watcher)
+            self._renewals.forget(_OWNER)
             self._refuse_ended()
 
     def remove(self, lease: Lease) -> bool:
         """Renew a lease no more, without cancelling it; return whether it was in the set. Raises as :meth:`leases`."""
         self._refuse_ended()
-        with self._lock:
-            found = lease in self._leases
-            self._leases.pop(lease, None)
-        if found:
-            self._manager.remove(lease, owner=self._watcher)
-        return found
+        return self._renewals.remove(_OWNER, lease)
 
     def leases(self) -> list[Lease]:
         """Return the leases in the set.
@@ -197,8 +185,7 @@ class LeaseRenewalSet:
             ClosedError: the set, or its landlord, is closed.
         """
         self._refuse_ended()
-        with self._lock:
-            return [*self._leases]
+        return self._renewals.leases(_OWNER)
 
     def _refuse_ended(self) -> None:
         if LeaseEnd.CLOSED in (self._end, self.lease.end):
@@ -206,21 +193,13 @@ class LeaseRenewalSet:
         if self._end is not None or self.lease.is_ended:
             raise UnknownLeaseError(f"lease renewal set {self.source!r}: its lease has ended")
 
-    def note_failure(self, event: LeaseRenewalEvent) -> None:
-        """Tell that a lease was not renewed. For the manager."""
-        if self.forget(event.lease):
-            error = event.error
-            self._tell(
-                RENEWAL_FAILURE, RenewalFailureEvent, lease_id=event.lease.id, error=type(error).__name__,
-                reason=str(error)[:500],
-            )  # fmt: skip
-
-    def forget(self, lease: Lease) -> bool:
-        """Remove a lease that the manager does not renew any more; return whether it was in the set."""
-        with self._lock:
-            found = lease in self._leases
-            self._leases.pop(lease, None)
-        return found
+    def _note_failure(self, failure: RenewalFailure) -> None:
+        """Tell that a lease was not renewed. On a worker thread."""
+        self._tell(
+            RENEWAL_FAILURE, RenewalFailureEvent, lease_id=failure.lease_id, error=type(failure.error).__name__,
+            reason=str(failure.error)[:500],
+        )  # fmt: skip
+        failure.told()
 
     # --- listeners
 
@@ -304,10 +283,7 @@ class LeaseRenewalSet:
             self._end = before if before is LeaseEnd.CLOSED else end
             if before is not None:
                 return
-            leases = [*self._leases]
-            self._leases.clear()
-        for each in leases:
-            self._manager.remove(each, owner=self._watcher)
+        self._renewals.forget(_OWNER)
         if self._owns_manager:
             self._manager.close()
         self._generator.close()
@@ -329,7 +305,7 @@ class LeaseRenewalSet:
 
     @tolerant
     def __repr__(self) -> str:
-        return f"<LeaseRenewalSet {self.source!r} of {len(self._leases)} leases>"
+        return f"<LeaseRenewalSet {self.source!r} of {len(self._renewals)} leases>"
 
 
 def _cancel(lease: Lease | None) -> None:
@@ -338,23 +314,6 @@ def _cancel(lease: Lease | None) -> None:
             lease.cancel()
     except MessagingError:  # it has ended
         return
-
-
-class _Watcher:
-    """Is told by the manager of leases that are not renewed any more."""
-
-    __slots__ = ("_set",)
-
-    def __init__(self, renewals: LeaseRenewalSet) -> None:
-        self._set = renewals
-
-    def notify(self, event: LeaseRenewalEvent, /) -> None:
-        """See ``LeaseListener``."""
-        self._set.note_failure(event)
-
-    def expiration_reached(self, event: LeaseRenewalEvent, /) -> None:
-        """See ``DesiredExpirationListener``: the membership of the lease is over."""
-        self._set.forget(event.lease)
 
 
 class _Warning:

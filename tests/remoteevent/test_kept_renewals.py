@@ -19,7 +19,7 @@ from messaging.leases import (
     RemoteGrantor,
     StoredTime,
 )
-from messaging.remoteevent.kept_renewals import KeptRenewals, RenewalFailure
+from messaging.remoteevent.renewals import OwnedRenewals, RenewalFailure
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
@@ -48,7 +48,7 @@ class Party:
     ) -> None:
         self.table = JournalTable(path)
         self.manager = LeaseRenewalManager()
-        self.renewals = KeptRenewals(self.table, m, self.manager, "party", on_failed)
+        self.renewals = OwnedRenewals(self.table, m, self.manager, "party", on_failed)
 
     @property
     def records(self) -> list[str]:

@@ -138,7 +138,7 @@ def test_a_mailbox_that_cannot_be_opened_delivers_nothing(tmp_path: Path, monkey
         raise OSError("the disk is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr("messaging.remoteevent.kept_renewals.KeptRenewals.recover", fail)
+        patch.setattr("messaging.remoteevent.renewals.OwnedRenewals.recover", fail)
         with pytest.raises(OSError, match="away"):
             EventMailbox(tmp_path, listeners={"target": target})
     assert not target.calls

@@ -23,8 +23,8 @@ from messaging.remoteevent.renewal_set import RENEWAL_FAILURE, RenewalFailureEve
 if TYPE_CHECKING:
     from messaging.execution import Promise
     from messaging.remoteevent.event import RemoteEvent
-    from messaging.remoteevent.kept_renewals import RenewalFailure
     from messaging.remoteevent.mailbox.registration import MailboxRegistration
+    from messaging.remoteevent.renewals import RenewalFailure
 
 #: a box that is full may have room as soon as its owner takes events
 _RETRY: Final = RetryPolicy(max_delay=2.0)

@@ -42,7 +42,6 @@ from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, Rem
 from messaging.remoteevent.delivery import RetryPolicy, wait_for_all
 from messaging.remoteevent.kept_leases import KeptLeases
 from messaging.remoteevent.kept_listeners import KeptListeners
-from messaging.remoteevent.kept_renewals import KeptRenewals, RenewalFailure
 from messaging.remoteevent.mailbox.box import BOX_FULL, Box, BoxFull, QueueBox
 from messaging.remoteevent.mailbox.failure_notices import FailureNotices
 from messaging.remoteevent.mailbox.latest_box import LatestBox
@@ -50,6 +49,7 @@ from messaging.remoteevent.mailbox.open_boxes import OpenBoxes, default_most
 from messaging.remoteevent.mailbox.records import check_bound, check_choice, check_record, kinds_of
 from messaging.remoteevent.mailbox.registration import KEEP, Keep, MailboxListener, MailboxRegistration
 from messaging.remoteevent.remote_listener import RemoteListener
+from messaging.remoteevent.renewals import OwnedRenewals, RenewalFailure
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class EventMailbox:
             resources.callback(self._leases.close)
             self._notices = FailureNotices(f"mailbox '{name}'")
             resources.callback(self._notices.close)
-            self._renewals = KeptRenewals(
+            self._renewals = OwnedRenewals(
                 self._state, messaging, self._manager, f"mailbox '{name}'", self._note_not_renewed
             )
             restored = self._recover()

@@ -229,7 +229,7 @@ REMOTE = (
         "remote events",
         (
             Edit(
-                "messaging/remoteevent/kept_renewals.py",
+                "messaging/remoteevent/renewals.py",
                 "        self._manager.renew_now(lease)\n",
                 "",
             ),
@@ -242,7 +242,7 @@ REMOTE = (
         "remote events",
         (
             Edit(
-                "messaging/remoteevent/kept_renewals.py",
+                "messaging/remoteevent/renewals.py",
                 "if key not in self._leases and key not in self._left:",
                 "if key not in self._leases:",
             ),

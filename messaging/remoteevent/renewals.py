@@ -1,9 +1,9 @@
-"""Leases that a durable party renews for its owners, also after a restart (EV.3.1, EV.3.3).
+"""Leases that a party renews for its owners, also after a restart if it is durable (EV.3.1, EV.3.3).
 
-A record of the table has a key ``renewal [OWNER, CHANNEL, LEASE]`` and a value with the granted seconds, the end of the
-lease, and the time until which it is renewed. The end is stored when the party closes. After a crash it is not known:
-the lease is renewed at once, and again after failures, until its grantor says that it has ended, or until the granted
-seconds have passed since the start.
+A record of the table of a durable party has a key ``renewal [OWNER, CHANNEL, LEASE]`` and a value with the granted
+seconds, the end of the lease, and the time until which it is renewed. The end is stored when the party closes. After a
+crash it is not known: the lease is renewed at once, and again after failures, until its grantor says that it has ended,
+or until the granted seconds have passed since the start.
 
 **Failures.** The owner of a lease that is not renewed any more is told of it, where the party can tell. The record
 stays until then: after a kill before that, the lease is renewed again, fails again, and the owner is told.
@@ -38,12 +38,12 @@ _PREFIX: Final = "renewal "
 _Key = tuple[str, str, str]
 
 
-class _Kept:
+class _Renewed:
     """A lease that is renewed for an owner; it listens to the end of the renewals (``DesiredExpirationListener``)."""
 
     __slots__ = ("_renewals", "key", "lease", "until")
 
-    def __init__(self, renewals: KeptRenewals, key: _Key, lease: Lease, until: StoredTime) -> None:
+    def __init__(self, renewals: OwnedRenewals, key: _Key, lease: Lease, until: StoredTime) -> None:
         self._renewals = renewals
         self.key = key
         self.lease = lease
@@ -77,11 +77,11 @@ class RenewalFailure(NamedTuple):
     told: Callable[[], object]
 
 
-class KeptRenewals:
+class OwnedRenewals:
     """The leases that one party renews for its owners. Thread safe.
 
     Args:
-        table: holds the records, beside others of the party.
+        table: holds the records, beside others of the party; ``None``: nothing is stored.
         messaging: reaches the grantors of an earlier run; ``None``: their leases are not renewed in this run.
         manager: renews the leases. The party closes it.
         name: of the party, for the log.
@@ -91,7 +91,7 @@ class KeptRenewals:
 
     def __init__(
         self,
-        table: JournalTable,
+        table: JournalTable | None,
         messaging: Messaging | None,
         manager: LeaseRenewalManager,
         name: str,
@@ -103,7 +103,7 @@ class KeptRenewals:
         self._name = name
         self._on_failed = on_failed
         self._lock = threading.Lock()  # guards the following two
-        self._leases: dict[_Key, _Kept] = {}
+        self._leases: dict[_Key, _Renewed] = {}
         #: what was renewed when the party closed: their records are for the next run
         self._left: frozenset[_Key] = frozenset()
 
@@ -132,48 +132,69 @@ class KeptRenewals:
         if stored is not None:
             stored.result()
 
-    def keep_soon(self, owner: str, lease: Lease, duration: float = Lease.FOREVER) -> Promise[int] | None:
-        """As :meth:`keep`; return the promise that it is stored, ``None`` for a lease of this process."""
+    def keep_soon(
+        self, owner: str, lease: Lease, duration: float = Lease.FOREVER, renew_duration: float = Lease.ANY
+    ) -> Promise[int] | None:
+        """As :meth:`keep`; return the promise that it is stored, ``None`` if nothing is.
+
+        Args:
+            owner, lease, duration: see :meth:`keep`.
+            renew_duration: seconds to ask for each time; ``Lease.ANY``: the grantor chooses.
+        """
         if not isinstance(lease, Lease):
             raise ArgumentError(f"a lease is needed, not {type(lease).__name__}")
         if check_duration(duration) == Lease.ANY:
             raise ArgumentError("the duration of renewing must be a number of seconds above 0, or Lease.FOREVER")
-        try:
-            channel, lease_id = reference_of(lease)
-        except ArgumentError:
-            channel, lease_id = "", lease.id  # its landlord ends with this process
-        key = owner, channel, lease_id
+        key = _key_of(owner, lease)
+        is_stored = bool(key[1]) and self._table is not None
         until = StoredTime.after(duration)
         stored: Promise[int] | None = None
         with self._lock:
-            kept = _Kept(self, key, lease, until)
+            kept = _Renewed(self, key, lease, until)
             try:
-                if channel:
+                if is_stored:
                     stored = self._put(kept, None)
-                self._manager.renew_until(lease, duration, listener=kept, owner=kept)
-            except BaseException:
-                if channel and key not in self._leases:
+                self._manager.renew_until(lease, duration, renew_duration, kept, owner=kept)
+            except Exception:
+                if is_stored and key not in self._leases:
                     self._remove(_text(key))
                 raise
             self._replace(kept)
         return stored
 
-    def _replace(self, kept: _Kept) -> None:
+    def _replace(self, kept: _Renewed) -> None:
         """Note a lease that is renewed, and renew an earlier handle of it no more. With the lock."""
         before = self._leases.get(kept.key)
         self._leases[kept.key] = kept
         if before is not None:
             self._manager.remove(before.lease, owner=before)
 
+    def leases(self, owner: str) -> list[Lease]:
+        """Return the leases that are renewed for an owner."""
+        with self._lock:
+            return [kept.lease for key, kept in self._leases.items() if key[0] == owner]
+
+    def remove(self, owner: str, lease: Lease) -> bool:
+        """Renew a lease of an owner no more; return whether it was renewed. Otherwise as :meth:`forget`."""
+        with self._lock:
+            return self._drop(_key_of(owner, lease))
+
     def forget(self, owner: str) -> None:
         """Renew the leases of an owner no more. Does not wait for the disk; raises nothing."""
         with self._lock:
             for key in [each for each in self._leases if each[0] == owner]:
-                kept = self._leases.pop(key)
-                self._manager.remove(kept.lease, owner=kept)
-                self._remove(_text(key))
+                self._drop(key)
 
-    def note_ended(self, kept: _Kept, error: MessagingError | None) -> None:
+    def _drop(self, key: _Key) -> bool:
+        """Renew a lease no more. With the lock."""
+        kept = self._leases.pop(key, None)
+        if kept is None:
+            return False
+        self._manager.remove(kept.lease, owner=kept)
+        self._remove(_text(key))
+        return True
+
+    def note_ended(self, kept: _Renewed, error: MessagingError | None) -> None:
         """Forget a lease that is not renewed any more. For its listener.
 
         Args:
@@ -216,10 +237,11 @@ class KeptRenewals:
             JournalError, ClosedError: the table cannot be used.
         """
         known = {*owners}
-        for text in self._table.keys_with(_PREFIX):
+        table = self._table
+        for text in () if table is None else table.keys_with(_PREFIX):
             try:
                 key = _key(text)
-                granted, end, until = _read(self._table.get(text))
+                granted, end, until = _read(None if table is None else table.get(text))
             except (MessagingError, TypeError, ValueError) as error:
                 logger.warning("%s: %r is not a lease to renew: %s; it is not renewed", self._name, text, error)
                 continue
@@ -237,7 +259,7 @@ class KeptRenewals:
         assert self._messaging is not None  # noqa: S101  # checked by the caller
         lease = Lease(lease_id, RemoteGrantor(self._messaging, channel), granted, left)
         lease.duration = granted
-        kept = _Kept(self, key, lease, until)
+        kept = _Renewed(self, key, lease, until)
         with self._lock:
             self._manager.renew_until(lease, until.remaining(), listener=kept, owner=kept)
             self._replace(kept)
@@ -248,7 +270,7 @@ class KeptRenewals:
         """Store when the leases end, for the next run. The party calls it before it closes the table."""
         with self._lock:
             for kept in self._leases.values():
-                if kept.key[1]:
+                if kept.key[1] and self._table is not None:
                     try:
                         self._put(kept, StoredTime.after(kept.lease.remaining))
                     except MessagingError as error:
@@ -259,20 +281,30 @@ class KeptRenewals:
 
     # --- records
 
-    def _put(self, kept: _Kept, end: StoredTime | None) -> Promise[int]:
+    def _put(self, kept: _Renewed, end: StoredTime | None) -> Promise[int]:
         """Store a record. With the lock."""
         value = [value_of(kept.lease.duration), None if end is None else end.to_value(), kept.until.to_value()]
+        assert self._table is not None  # noqa: S101  # checked by the caller
         promise = self._table.put_soon(_text(kept.key), value)
         promise.looked_at = True
         return promise
 
     def _remove(self, text: str) -> None:
         try:
-            self._table.forget(text)
+            if self._table is not None:
+                self._table.forget(text)
         except ClosedError:
             pass  # the next run removes it
         except MessagingError as error:
             logger.warning("%s: the record of a renewed lease is not removed: %s", self._name, error)
+
+
+def _key_of(owner: str, lease: Lease) -> _Key:
+    try:
+        channel, lease_id = reference_of(lease)
+    except ArgumentError:
+        return owner, "", lease.id  # its landlord ends with this process
+    return owner, channel, lease_id
 
 
 def _text(key: _Key) -> str:
