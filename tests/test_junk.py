@@ -118,6 +118,7 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "AcknowledgeMessageContext": {"settle", "settle_invalid"},
     "ConnectionStates": {"change", "abandon"},
     "BatchListener": {"deliver", "notify"},  # called by generators
+    "Bridge": {"generate", "open"},  # called by sources of events
     "BusConnection": {
         "interest_changed", "member_lost", "offer", "receive", "refresh", "sends", "wanted", "batch_received",
     },

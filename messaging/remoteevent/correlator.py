@@ -6,7 +6,7 @@ several senders side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import check_instance
@@ -17,12 +17,10 @@ from messaging.remoteevent.targets import LocalTarget
 from messaging.remoteevent.time_limits import TIME_LIMIT
 
 if TYPE_CHECKING:
-    from messaging.execution import Promise
     from messaging.remoteevent.event import EventId, RemoteEvent
-    from messaging.remoteevent.listener import Outcome
 
 
-class EventCorrelator(BatchListener):
+class EventCorrelator(LocalTarget, BatchListener):
     """Generates an event when the received ones fit a pattern (EV.3.2.2). A listener; thread safe.
 
     The program registers the correlator as the listener for all kinds that the pattern is about. A received event is
@@ -57,11 +55,7 @@ class EventCorrelator(BatchListener):
         self._generator = generator
         self._event_id = event_id
         self._types = () if event_type is None else (event_type,)
-        self._target = LocalTarget(self._take, time_limit)
-
-    def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
-        """See :class:`~messaging.remoteevent.listener.EventTarget`."""
-        return self._target.deliver(events)
+        super().__init__(self._take, time_limit)
 
     def _take(self, event: RemoteEvent) -> None:
         promises = [

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from reactivex.subject import Subject
 
 from messaging.errors import ArgumentError
 from messaging.remoteevent.demultiplexer import NotificationDemultiplexer
-from messaging.remoteevent.listener import BatchListener
 
 if TYPE_CHECKING:
     import reactivex as rx
 
-    from messaging.execution import Promise
     from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent
-    from messaging.remoteevent.listener import Outcome
 
 
-class EventAdapter(BatchListener):
+class EventAdapter(NotificationDemultiplexer):
     """Calls the target of source and id of an event. A listener; thread safe.
 
     An event of another kind is refused with ``UnknownEventError``, which asks the sender to send no further ones. A
@@ -38,8 +35,8 @@ class EventAdapter(BatchListener):
     """
 
     def __init__(self, owner: Any = None) -> None:
+        super().__init__()
         self._owner = owner
-        self._targets = NotificationDemultiplexer()
 
     def add(self, kind: EventRegistration | EventKind, target: Any) -> None:
         """Call ``target`` with the events of a kind, instead of an earlier one.
@@ -52,21 +49,13 @@ class EventAdapter(BatchListener):
         Raises:
             ArgumentError, InvalidEventError: an argument is not as described.
         """
-        self._targets.add(kind, self._callable(target))
+        super().add(kind, self._callable(target))
 
     def subject(self, kind: EventRegistration | EventKind) -> rx.Observable[RemoteEvent]:
         """Return a Subject of the events of a kind, instead of an earlier target. Raises as :meth:`add`."""
         subject: Subject[RemoteEvent] = Subject()
         self.add(kind, subject)
         return subject
-
-    def remove(self, kind: EventRegistration | EventKind) -> bool:
-        """Refuse the events of a kind from now on; return whether it was known. Raises as :meth:`add`."""
-        return self._targets.remove(kind)
-
-    def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
-        """See :class:`~messaging.remoteevent.listener.EventTarget`."""
-        return self._targets.deliver(events)
 
     def _callable(self, target: Any) -> Any:
         if isinstance(target, str):

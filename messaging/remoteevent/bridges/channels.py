@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ArgumentError, MessagingError
 from messaging.execution import Promise
 from messaging.functions import plain_function
 from messaging.model import Message, check_name
-from messaging.remoteevent.bridges.feed import Feed
+from messaging.remoteevent.bridges.feed import Bridge
 from messaging.remoteevent.event import RemoteEvent
 from messaging.remoteevent.failures import as_failure
 from messaging.remoteevent.layout import encode_event
@@ -23,12 +23,10 @@ from messaging.remoteevent.targets import settled
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
+    from messaging.receiving import HandlerRegistration
     from messaging.remoteevent.event import EventId
     from messaging.remoteevent.generator import EventGenerator
     from messaging.remoteevent.listener import Outcome
-
-#: how long a message waits until a persistent generator has stored its event, seconds
-_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,7 @@ class ChannelMessage(RemoteEvent):
     reply_to: str | None = None
 
 
-class ChannelGenerator:
+class ChannelGenerator(Bridge):
     """Makes the messages of a channel remote events, :class:`ChannelMessage`. Thread safe; a context manager.
 
     Args:
@@ -74,13 +72,12 @@ class ChannelGenerator:
         event_id: EventId | Callable[[str], EventId] | None = None,
         **context: Any,
     ) -> None:
-        self._feed = Feed(generator, listener, event_id)
-        self.generator = self._feed.generator
-        try:
-            self._registration = messaging.on(channel, self._handle, **context)
-        except BaseException:
-            self._feed.close()
-            raise
+        super().__init__(generator, listener, event_id)
+
+        def subscribe() -> HandlerRegistration:
+            return messaging.on(channel, self._handle, **context)
+
+        self._registration = self.open(subscribe, lambda registration: registration.close())
 
     @property
     def ready(self) -> Promise[None]:
@@ -90,22 +87,11 @@ class ChannelGenerator:
     def _handle(self, message: Message) -> None:
         context = message.context
         channel = context.channel or ""
-        self._feed.generate(
+        self.generate(
             channel, ChannelMessage, channel=channel, payload=bytes(message.payload),
             content_type=context.content_type, content_encoding=context.content_encoding,
             correlation_id=context.correlation_id, reply_to=context.reply_to_channel,
-        ).result(_TIMEOUT)  # fmt: skip
-
-    def close(self) -> None:
-        """Receive no further messages. Idempotent."""
-        self._registration.close()
-        self._feed.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        )  # fmt: skip
 
 
 class ChannelListener(BatchListener):

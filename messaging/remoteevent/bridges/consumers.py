@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from messaging.distributedeventing import CONTINUE, PushEvent
-from messaging.remoteevent.bridges.feed import Feed
-from messaging.remoteevent.bridges.typed import Bridge
+from messaging.remoteevent.bridges.feed import Bridge
 from messaging.remoteevent.event import RemoteEvent
 
 if TYPE_CHECKING:
     from messaging.distributedeventing import DistributedEventAdmin
     from messaging.remoteevent.event import EventId
     from messaging.remoteevent.generator import EventGenerator
-
-#: how long a consumer waits until a persistent generator has stored an event, seconds
-_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,20 +53,18 @@ def from_distributed(
         ArgumentError, InvalidTopicError, InvalidEventError: an argument is not as described.
         ClosedError: the admin is closed.
     """
-    feed = Feed(generator, listener, event_id)
+    bridge = Bridge(generator, listener, event_id)
 
     def consume(push: PushEvent[Any]) -> int:
         event = push.value
         framework = event.originating_framework
-        feed.generate(
+        bridge.generate(
             event.topic, DistributedEvent, topic=event.topic, content=event.data, reply_to=event.reply_to,
             correlation_id=event.correlation_id, framework=None if framework is None else str(framework),
-        ).result(_TIMEOUT)  # fmt: skip
+        )  # fmt: skip
         return CONTINUE
 
-    try:
-        registration = admin.on(*topics, handler=consume, is_whole=True)
-    except BaseException:
-        feed.close()
-        raise
-    return Bridge(registration, feed)
+    bridge.open(
+        lambda: admin.on(*topics, handler=consume, is_whole=True), lambda registration: registration.unregister()
+    )
+    return bridge

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ArgumentError
 from messaging.functions import plain_function
-from messaging.remoteevent.bridges.feed import Feed
+from messaging.remoteevent.bridges.feed import Bridge
 from messaging.remoteevent.bridges.forms import as_map
 from messaging.remoteevent.bridges.topics import topic_of
 from messaging.remoteevent.event import RemoteEvent
@@ -19,11 +19,7 @@ from messaging.remoteevent.event import RemoteEvent
 if TYPE_CHECKING:
     from messaging.remoteevent.event import EventId
     from messaging.remoteevent.generator import EventGenerator
-    from messaging.services import ServiceRegistration
     from messaging.typedevent import TypedEventBus
-
-#: how long a handler waits until a persistent generator has stored an event, seconds
-_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,38 +101,10 @@ def from_typed(
     """
     if not topics:
         raise ArgumentError("at least one topic filter is needed")
-    feed = Feed(generator, listener, event_id)
+    bridge = Bridge(generator, listener, event_id)
 
     def handle(topic: str, event: dict[str, Any]) -> None:
-        feed.generate(topic, BusEvent, topic=topic, content=event).result(_TIMEOUT)
+        bridge.generate(topic, BusEvent, topic=topic, content=event)
 
-    try:
-        registration = bus.on(*topics, handler=handle)
-    except BaseException:
-        feed.close()
-        raise
-    return Bridge(registration, feed)
-
-
-class Bridge:
-    """A source of events that feeds a generator. Thread safe; a context manager, which closes it.
-
-    Attributes:
-        generator: of the remote events.
-    """
-
-    def __init__(self, registration: ServiceRegistration, feed: Feed) -> None:
-        self._registration = registration
-        self._feed = feed
-        self.generator = feed.generator
-
-    def close(self) -> None:
-        """Make no further events, and close the generator if it is the bridge's own. Idempotent."""
-        self._registration.unregister()
-        self._feed.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    bridge.open(lambda: bus.on(*topics, handler=handle), lambda registration: registration.unregister())
+    return bridge
