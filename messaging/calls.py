@@ -77,7 +77,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-class Wire(NamedTuple):
+class WireForm(NamedTuple):
     """The form in which the values of an argument or a result travel.
 
     Attributes:
@@ -106,7 +106,7 @@ class Wire(NamedTuple):
 
 
 #: values that are portable themselves
-PLAIN: Final = Wire()
+PLAIN: Final = WireForm()
 
 
 def _text(value: Any) -> str:
@@ -115,12 +115,12 @@ def _text(value: Any) -> str:
     return value
 
 
-TEXT: Final = Wire("a text", read=_text)
+TEXT: Final = WireForm("a text", read=_text)
 #: results that tell no more than the success
-NOTHING: Final = Wire("null", read=lambda _value: None)
+NOTHING: Final = WireForm("null", read=lambda _value: None)
 
 
-def list_of(wire: Wire) -> Wire:
+def list_of(wire: WireForm) -> WireForm:
     """Return the form of lists."""
 
     def read(value: Any) -> list[Any]:
@@ -128,10 +128,10 @@ def list_of(wire: Wire) -> Wire:
             raise TypeError
         return [wire.read(each) for each in value]
 
-    return Wire(f"a list, each of it {wire.what}", lambda values: [wire.write(each) for each in values], read)
+    return WireForm(f"a list, each of it {wire.what}", lambda values: [wire.write(each) for each in values], read)
 
 
-def outcome_of(wire: Wire) -> Wire:
+def outcome_of(wire: WireForm) -> WireForm:
     """Return the form of values that may be errors instead: ``[class, text]``."""
 
     def write(value: Any) -> Any:
@@ -140,7 +140,7 @@ def outcome_of(wire: Wire) -> Wire:
     def read(value: Any) -> Any:
         return error_of(value) if isinstance(value, list) else wire.read(value)
 
-    return Wire(f"{wire.what}, or an error", write, read)
+    return WireForm(f"{wire.what}, or an error", write, read)
 
 
 class Operation:
@@ -152,7 +152,7 @@ class Operation:
         **arguments: forms of the arguments, in the order of the parameters of the function.
     """
 
-    def __init__(self, result: Wire = PLAIN, *, has_body: bool = False, **arguments: Wire) -> None:
+    def __init__(self, result: WireForm = PLAIN, *, has_body: bool = False, **arguments: WireForm) -> None:
         self.result = result
         self.arguments = arguments
         self._has_body = has_body

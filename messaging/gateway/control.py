@@ -69,11 +69,10 @@ class ControlServer:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._bind()
-        except OSError as error:
+        except Exception as error:
             self._socket.close()
-            raise ConfigurationError(f"control socket {self._path}: {error}") from error
-        except BaseException:
-            self._socket.close()
+            if isinstance(error, OSError):
+                raise ConfigurationError(f"control socket {self._path}: {error}") from error
             raise
         self._socket.settimeout(_LOOK)
         self._thread = start_thread(self._serve, _THREAD_NAME)

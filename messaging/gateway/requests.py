@@ -45,7 +45,7 @@ _SHORTEST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 60.0
 
 
-class RequestRoute:
+class RequestForwarder:
     """One route of requests. Thread safe.
 
     Args:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from messaging.errors import ConfigurationError
 from messaging.gateway.devices import DeviceStates
-from messaging.gateway.requests import RequestRoute
+from messaging.gateway.requests import RequestForwarder
 from messaging.gateway.settings import listening_address
 from messaging.gateway.status import Status
 from messaging.observability.monitor import SnapshotPublisher
@@ -42,7 +42,7 @@ class GatewayServices:
         self._instances = instances
         self._registry = registry
         self._report = report
-        self.requests: dict[str, RequestRoute] = {}
+        self.requests: dict[str, RequestForwarder] = {}
         self.devices: dict[str, DeviceStates] = {}
         self._status: Status | None = None
         self._snapshots: SnapshotPublisher | None = None
@@ -53,7 +53,7 @@ class GatewayServices:
         instances = self._instances.connected
         for name, request in settings.requests.items():
             if request.enabled and name not in self.requests:
-                self.requests[name] = RequestRoute(name, request, self._name, settings.max_hops, instances)
+                self.requests[name] = RequestForwarder(name, request, self._name, settings.max_hops, instances)
                 self.requests[name].start()
         for name, devices in settings.devices.items():
             if name not in self.devices:
@@ -95,7 +95,7 @@ class GatewayServices:
     def change(self, old: GatewaySettings, settings: GatewaySettings, gone: Collection[str]) -> None:
         """Stop what is not the same in ``settings``, or uses an instance that is ``gone``; not monitoring."""
 
-        def is_kept(each: RequestRoute | DeviceStates, found: RequestSettings | DeviceStateSettings | None) -> bool:
+        def is_kept(each: RequestForwarder | DeviceStates, found: RequestSettings | DeviceStateSettings | None) -> bool:
             used = {each.settings.source.instance, each.settings.target.instance}
             return each.settings == found and each.max_hops == settings.max_hops and used.isdisjoint(gone)
 

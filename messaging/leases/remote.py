@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.calls import NOTHING, TEXT, Function, Interface, Operation, RemoteObject, Wire, list_of, outcome_of
+from messaging.calls import NOTHING, TEXT, Function, Interface, Operation, RemoteObject, WireForm, list_of, outcome_of
 from messaging.errors import ArgumentError, DecodeError, MessagingError, PayloadTooLargeError, ReplyError
 from messaging.execution import Promise, converted
 from messaging.leases.clock import lease_time
@@ -101,13 +101,15 @@ def _read_info(value: Any) -> LeaseInfo:
     raise DecodeError(f"not a lease: {brief(value)}")
 
 
-SECONDS: Final = Wire("seconds, or null for ever", value_of, seconds_of)
+SECONDS: Final = WireForm("seconds, or null for ever", value_of, seconds_of)
 #: a lease that was just granted: its stub makes a handle of it with :func:`lease_from_value`
-LEASE: Final = Wire("a lease", lease_to_value)
-_INFOS: Final = list_of(Wire("a lease", _write_info, _read_info))
+LEASE: Final = WireForm("a lease", lease_to_value)
+_INFOS: Final = list_of(WireForm("a lease", _write_info, _read_info))
 #: the operations of an object that grants leases
 LEASES: Final = Interface(
-    renew=Operation(list_of(outcome_of(SECONDS)), leases=list_of(Wire("[id, seconds]", _write_request, _read_request))),
+    renew=Operation(
+        list_of(outcome_of(SECONDS)), leases=list_of(WireForm("[id, seconds]", _write_request, _read_request))
+    ),
     cancel=Operation(list_of(outcome_of(NOTHING)), leases=list_of(TEXT)),
     leases=Operation(_INFOS),
 )
@@ -150,7 +152,7 @@ class RemoteGrantor(RemoteObject):
             for (lease, _), renewal, outcome in zip(requests, renewals, outcomes, strict=True):
                 lease.note_answered(renewal, outcome)
 
-        return _Batch(self, "renew", asked, note).send()
+        return _LeaseRequests(self, "renew", asked, note).send()
 
     def cancel_all(self, leases: Sequence[Lease]) -> Promise[list[MessagingError | None]]:
         """See :class:`~messaging.leases.Grantor`."""
@@ -161,7 +163,7 @@ class RemoteGrantor(RemoteObject):
                 if error is None:
                     lease.note_cancelled()
 
-        return _Batch(self, "cancel", [each.id for each in leases], note).send()
+        return _LeaseRequests(self, "cancel", [each.id for each in leases], note).send()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RemoteGrantor) and (self.channel, self.messaging) == (other.channel, other.messaging)
@@ -170,7 +172,7 @@ class RemoteGrantor(RemoteObject):
         return hash(self.channel)
 
 
-class _Batch:
+class _LeaseRequests:
     """One operation on leases of one grantor, in as many requests as it takes. Thread safe.
 
     Args:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -30,15 +29,13 @@ from messaging.errors import (
     DeadlineError,
     LeaseDeniedError,
     MessagingError,
-    UnknownLeaseError,
 )
 from messaging.execution import Flag, Serial, clock, engine, seconds, workers
 from messaging.forking import LiveObjects
 from messaging.functions import check_procedure, check_result
 from messaging.leases.batch import ask_each
-from messaging.leases.lease import ANY, Lease, check_duration, is_definite
-from messaging.leases.renewal_events import LeaseRenewalEvent
-from messaging.leases.renewed import MAX_DELAY, RenewedLease, RenewedLeases
+from messaging.leases.lease import ANY, Lease, check_duration
+from messaging.leases.renewed import RenewalRequests, RenewedLeases
 from messaging.text import SafeLog, brief
 
 if TYPE_CHECKING:
@@ -52,8 +49,6 @@ logger = SafeLog(__name__)
 
 #: how long the next grantor waits until one has returned, seconds
 _PATIENCE: Final = 0.1
-#: first delay after an indefinite failure, seconds
-_FIRST_DELAY: Final = 0.2
 #: longest sleep of the timer, seconds: the lease clock and that of the event loop differ while a machine is suspended
 _LONGEST: Final = 5.0
 #: least time between two looks at the leases, seconds
@@ -62,8 +57,6 @@ _STEP: Final = 0.01
 _NO_THREAD_DELAY: Final = 1.0
 #: leases of one manager
 MAX_LEASES: Final = 1_000_000
-#: requests of one grantor: lease, seconds to ask for, number of the request
-_Part = list[tuple[RenewedLease, float, int]]
 
 
 class LeaseRenewalManager:
@@ -82,17 +75,13 @@ class LeaseRenewalManager:
 
     def after_fork(self) -> None:
         """See ``Forkable``: the parent goes on renewing; the child has no leases."""
-        self._lock = threading.Lock()  # guards the entries, their schedules and the events
-        #: the first entry of each lease; the others follow it
-        self._entries: dict[Lease, RenewedLease] = {}
-        #: schedules by the identity of their clocks, of which there is one except in tests
-        self._schedules: dict[int, RenewedLeases] = {}
-        self._events: deque[tuple[Any, str, LeaseRenewalEvent]] = deque()
+        self._lock = threading.Lock()  # guards the following two
+        self._leases = RenewedLeases()
         #: grantors that are being asked
         self._busy: set[Grantor] = set()
         self._is_woken = False
         self._worker = Serial(self._work, lambda: self._is_woken)
-        self._teller = Serial(self._tell, lambda: self._events)
+        self._teller = Serial(self._tell, lambda: self._leases.ended)
         # --- of the loop of the engine
         self._timer: asyncio.TimerHandle | None = None
         #: when the timer fires, and when it last fired, in seconds of the loop
@@ -137,19 +126,10 @@ class LeaseRenewalManager:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the lease renewal manager is closed")
-            if len(self._entries) >= MAX_LEASES and lease not in self._entries:
+            if len(self._leases) >= MAX_LEASES and lease not in self._leases:
                 raise LeaseDeniedError(f"the lease renewal manager has {MAX_LEASES} leases already")
-            before = self._find(lease, owner)
-            if before is not None:
-                self._unlink(before)
-            clock = lease.clock
-            schedule = self._schedules.setdefault(id(clock), RenewedLeases(clock))
-            entry = RenewedLease(lease, lease.now + wanted, asked, listener, owner, schedule)
-            entry.next = self._entries.get(lease)
-            self._entries[lease] = entry
-            entry.plan()
-            schedule.add(entry)
-            left = self._left_for(entry)
+            entry = self._leases.add(lease, wanted, asked, listener, owner)
+            left = self._leases.left_for(entry)
         self._set_timer(left)
 
     def renew_for(
@@ -162,11 +142,11 @@ class LeaseRenewalManager:
         """Change the desired expiration, in seconds from now. Raises ``UnknownLeaseError``: see :meth:`remaining`."""
         wanted = _check_expiration(desired_expiration)
         with self._lock:
-            entry = self._entry(lease)
+            entry = self._leases.entry(lease)
             entry.desired = lease.now + wanted
             entry.plan()
             entry.schedule.move(entry)
-            left = self._left_for(entry)
+            left = self._leases.left_for(entry)
         self._set_timer(left)
 
     def remaining(self, lease: Lease) -> float:
@@ -176,12 +156,12 @@ class LeaseRenewalManager:
             UnknownLeaseError: the manager does not renew this lease.
         """
         with self._lock:
-            return max(0.0, self._entry(lease).desired - lease.now)
+            return max(0.0, self._leases.entry(lease).desired - lease.now)
 
     def renew_now(self, lease: Lease) -> None:
         """Renew a lease at once, beside its regular renewals. Raises ``UnknownLeaseError`` as :meth:`remaining`."""
         with self._lock:
-            entry = self._entry(lease)
+            entry = self._leases.entry(lease)
             if entry.attempt:  # it is being renewed
                 return
             entry.due, entry.early = lease.now, math.inf
@@ -196,13 +176,7 @@ class LeaseRenewalManager:
             owner: see :meth:`renew_until`; for other owners it is still renewed. ``None`` removes any.
         """
         with self._lock:
-            entry = self._entries.get(lease) if owner is None else self._find(lease, owner)
-            if entry is None:
-                return False
-            self._unlink(entry)
-            while owner is None and (rest := self._entries.get(lease)) is not None:
-                self._unlink(rest)
-            return True
+            return self._leases.remove(lease, owner)
 
     def cancel(self, lease: Lease) -> Promise[None]:
         """Renew a lease no more, and cancel it.
@@ -211,66 +185,26 @@ class LeaseRenewalManager:
             UnknownLeaseError: the manager does not renew this lease; otherwise as :meth:`Lease.cancel`.
         """
         with self._lock:
-            self._entry(lease)
+            self._leases.entry(lease)
         self.remove(lease)
         return lease.cancel()
 
     def clear(self) -> None:
         """Renew no lease any more, without cancelling them."""
         with self._lock:
-            self._entries.clear()
-            self._schedules.clear()
-
-    def _find(self, lease: Lease, owner: object) -> RenewedLease | None:
-        """Return the entry of a lease and an owner. With the lock."""
-        entry = self._entries.get(lease)
-        while entry is not None and entry.owner is not owner:
-            entry = entry.next
-        return entry
-
-    def _entry(self, lease: Lease) -> RenewedLease:
-        """Return the entry that the program made, or else the latest one. With the lock."""
-        entry = self._find(lease, None) or self._entries.get(lease)
-        if entry is None:
-            raise UnknownLeaseError(f"the lease renewal manager does not renew {lease!r}")
-        return entry
-
-    def _unlink(self, entry: RenewedLease) -> None:
-        """Remove an entry. With the lock."""
-        entry.schedule.remove(entry)
-        if not len(entry.schedule):
-            self._schedules.pop(id(entry.schedule.clock), None)
-        first = self._entries[entry.lease]
-        if first is not entry:
-            while first.next is not None and first.next is not entry:
-                first = first.next
-            first.next = entry.next
-        elif entry.next is not None:
-            self._entries[entry.lease] = entry.next
-        else:
-            del self._entries[entry.lease]
+            self._leases.clear()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._leases)
 
     def __bool__(self) -> bool:
         """Return ``True``, also when it is empty."""
         return True
 
     def __contains__(self, lease: object) -> bool:
-        return lease in self._entries
+        return lease in self._leases
 
     # --- renewing
-
-    def _left(self) -> float | None:
-        """Return the seconds until the first lease is due; ``None`` without one. With the lock."""
-        return min(
-            (each for schedule in self._schedules.values() if (each := schedule.left()) is not None), default=None
-        )
-
-    def _left_for(self, entry: RenewedLease) -> float | None:
-        """Return the seconds until an entry is due; ``None`` if another one is due before. With the lock."""
-        return entry.due - entry.lease.now if entry.schedule.is_first(entry) else None
 
     def _set_timer(self, delay: float | None) -> None:
         """Have the timer fire in ``delay`` seconds, unless it fires before. ``None``: it fires in time."""
@@ -310,20 +244,17 @@ class LeaseRenewalManager:
     def _work(self) -> None:
         """Renew the leases that are due. On a worker thread."""
         self._is_woken = False
-        groups: dict[Grantor, _Part] = {}
         with self._lock:
-            for schedule in [*self._schedules.values()]:
-                for entry in schedule.take():
-                    self._decide(entry, groups)
-        if self._events:
+            groups = self._leases.take_due()
+        if self._leases.ended:
             self._start(self._teller)
         for grantor, part in groups.items():
             self._ask(grantor, part)
         with self._lock:
-            left = self._left()
+            left = self._leases.left()
         self._set_timer(left)
 
-    def _ask(self, grantor: Grantor, part: _Part) -> None:
+    def _ask(self, grantor: Grantor, part: RenewalRequests) -> None:
         """Ask a grantor on a thread of its own, one at a time; one that blocks delays others by 0.1 s."""
         returned = Flag()
 
@@ -353,85 +284,20 @@ class LeaseRenewalManager:
                 error = MessagingError(f"cannot start a thread: {problem}")
         self._note(part, [error] * len(part), True)
 
-    def _decide(self, entry: RenewedLease, groups: dict[Grantor, _Part]) -> None:
-        """Renew a lease that is due, or give it up. With the lock."""
-        lease = entry.lease
-        is_reached = lease.now >= entry.desired
-        is_waiting = bool(entry.attempt) and lease.now < entry.answer_until
-        if entry.attempt and not is_waiting:
-            entry.error = DeadlineError(f"{lease!r}: the grantor did not answer in time")
-        if lease.is_ended or is_reached:
-            if is_reached and entry.is_lasting:
-                self._drop(entry, None)
-            elif is_waiting and entry.error is None:
-                self._drop(entry, DeadlineError(f"{lease!r} ended before the grantor answered"))
-            else:
-                self._drop(entry, entry.error or UnknownLeaseError(f"{lease!r} ended before it was renewed"))
-            return
-        if not is_waiting:
-            groups.setdefault(lease.grantor, []).append((entry, entry.wanted(), entry.begin()))
-        entry.plan()
-        entry.schedule.move(entry)
-
-    def _drop(self, entry: RenewedLease, error: MessagingError | None) -> None:
-        """Give a lease up, and have its listener told. With the lock."""
-        self._unlink(entry)
-        event = LeaseRenewalEvent(entry.lease, entry.desired - entry.lease.now, error)
-        self._events.append((entry.listener, "expiration_reached" if error is None else "notify", event))
-
-    def _note(self, part: _Part, outcomes: list[Any], is_whole: bool) -> None:
+    def _note(self, part: RenewalRequests, outcomes: list[Any], is_whole: bool) -> None:
         """Note the outcomes of a request. On a worker thread, or on the loop of the engine."""
         with self._lock:
-            for (entry, _, attempt), outcome in zip(part, outcomes, strict=True):
-                if entry.number and entry.schedule is self._schedules.get(id(entry.schedule.clock)):
-                    self._note_one(entry, attempt, outcome, is_whole)
-            left = self._left()
-        if self._events:
+            self._leases.note(part, outcomes, is_whole)
+            left = self._leases.left()
+        if self._leases.ended:
             self._start(self._teller)
         self._set_timer(left)
-
-    def _note_one(self, entry: RenewedLease, attempt: int, outcome: Any, is_whole: bool) -> None:
-        """Note the outcome of one request for one lease. With the lock."""
-        if not isinstance(outcome, MessagingError):
-            entry.succeeded = max(entry.succeeded, attempt)
-            entry.attempt = 0
-            entry.delay = 0.0
-            entry.error = None
-            for each in self._others(entry):  # the lease may end sooner now than they have planned for
-                each.plan()
-                each.schedule.move(each)
-        elif is_definite(outcome) and not (is_whole and isinstance(outcome, ArgumentError)):
-            if attempt > entry.succeeded:
-                if isinstance(outcome, UnknownLeaseError):
-                    for each in self._others(entry):  # they ask at once, and are told as well
-                        each.due, each.early = entry.lease.now, math.inf
-                        each.schedule.move(each)
-                self._drop(entry, outcome)
-            return
-        elif attempt != entry.attempt:
-            return  # it was made again
-        else:
-            entry.attempt = 0
-            entry.error = outcome
-            entry.delay = min(max(entry.delay * 2, _FIRST_DELAY), MAX_DELAY, max(entry.lease.remaining / 2, 0.05))
-        entry.plan()
-        entry.schedule.move(entry)
-
-    def _others(self, entry: RenewedLease) -> list[RenewedLease]:
-        """Return the entries of other owners for the lease of an entry that wait for no answer. With the lock."""
-        found = []
-        each = self._entries.get(entry.lease)
-        while each is not None:
-            if each is not entry and not each.attempt:
-                found.append(each)
-            each = each.next
-        return found
 
     def _tell(self) -> None:
         """Call the listeners. On a worker thread."""
         while True:
             try:
-                listener, method, event = self._events.popleft()
+                listener, method, event = self._leases.ended.popleft()
             except IndexError:  # the manager was closed
                 return
             if listener is None:
@@ -451,9 +317,8 @@ class LeaseRenewalManager:
         """Renew no lease any more, without cancelling them. Listeners are told nothing further. Idempotent."""
         with self._lock:
             self._is_closed = True
-            self._entries.clear()
-            self._schedules.clear()
-            self._events.clear()
+            self._leases.clear()
+            self._leases.ended.clear()
 
     def __enter__(self) -> Self:
         return self

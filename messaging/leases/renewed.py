@@ -1,19 +1,23 @@
-"""When a lease is renewed: the times of one lease of a renewal manager."""
+"""The leases of a renewal manager: when each of them is renewed, and when it is given up."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from messaging.leases.lease import ANY
+from messaging.errors import ArgumentError, DeadlineError, MessagingError, UnknownLeaseError
+from messaging.leases.lease import ANY, Lease, is_definite
+from messaging.leases.renewal_events import LeaseRenewalEvent
 from messaging.leases.schedule import Schedule
 
 if TYPE_CHECKING:
-    from messaging.errors import MessagingError
-    from messaging.leases.lease import Lease
+    from messaging.leases.lease import Grantor
 
 #: least time for one request and its repetition, seconds
 MARGIN: Final = 2.0
+#: first delay after an indefinite failure, seconds
+_FIRST_DELAY: Final = 0.2
 #: longest delay after indefinite failures, seconds
 MAX_DELAY: Final = 30.0
 #: part of the duration that is left when a lease is renewed
@@ -33,7 +37,13 @@ class RenewedLease:
     )  # fmt: skip
 
     def __init__(
-        self, lease: Lease, desired: float, renew_duration: float, listener: Any, owner: object, schedule: RenewedLeases
+        self,
+        lease: Lease,
+        desired: float,
+        renew_duration: float,
+        listener: Any,
+        owner: object,
+        schedule: Schedule[RenewedLease],
     ) -> None:
         self.lease = lease
         #: time of the clock of the lease
@@ -98,7 +108,174 @@ class RenewedLease:
         return ANY if asked == math.inf and self.renew_duration == ANY else asked
 
 
-RenewedLeases = Schedule[RenewedLease]
+#: requests of one grantor: lease, seconds to ask for, number of the request
+RenewalRequests: TypeAlias = list[tuple[RenewedLease, float, int]]
+
+
+class RenewedLeases:
+    """The leases of a renewal manager, and when each of them is due. Guarded by the lock of the manager.
+
+    Attributes:
+        ended: leases that are not renewed any more: the listener, the name of its method, and what it is told.
+    """
+
+    def __init__(self) -> None:
+        self.ended: deque[tuple[Any, str, LeaseRenewalEvent]] = deque()
+        #: the first entry of each lease; the others follow it
+        self._entries: dict[Lease, RenewedLease] = {}
+        #: schedules by the identity of their clocks, of which there is one except in tests
+        self._schedules: dict[int, Schedule[RenewedLease]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, lease: object) -> bool:
+        return lease in self._entries
+
+    def add(self, lease: Lease, wanted: float, renew_duration: float, listener: Any, owner: object) -> RenewedLease:
+        """Return a new entry, which replaces that of the same lease and owner."""
+        before = self.find(lease, owner)
+        if before is not None:
+            self._unlink(before)
+        clock = lease.clock
+        schedule = self._schedules.setdefault(id(clock), Schedule(clock))
+        entry = RenewedLease(lease, lease.now + wanted, renew_duration, listener, owner, schedule)
+        entry.next = self._entries.get(lease)
+        self._entries[lease] = entry
+        entry.plan()
+        schedule.add(entry)
+        return entry
+
+    def remove(self, lease: Lease, owner: object) -> bool:
+        """Remove the entry of a lease and an owner, of all owners for ``None``; return whether there was one."""
+        entry = self._entries.get(lease) if owner is None else self.find(lease, owner)
+        if entry is None:
+            return False
+        self._unlink(entry)
+        while owner is None and (rest := self._entries.get(lease)) is not None:
+            self._unlink(rest)
+        return True
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        self._entries.clear()
+        self._schedules.clear()
+
+    def find(self, lease: Lease, owner: object) -> RenewedLease | None:
+        """Return the entry of a lease and an owner."""
+        entry = self._entries.get(lease)
+        while entry is not None and entry.owner is not owner:
+            entry = entry.next
+        return entry
+
+    def entry(self, lease: Lease) -> RenewedLease:
+        """Return the entry that the program made, or else the latest one."""
+        entry = self.find(lease, None) or self._entries.get(lease)
+        if entry is None:
+            raise UnknownLeaseError(f"the lease renewal manager does not renew {lease!r}")
+        return entry
+
+    def _unlink(self, entry: RenewedLease) -> None:
+        """Remove an entry."""
+        entry.schedule.remove(entry)
+        if not len(entry.schedule):
+            self._schedules.pop(id(entry.schedule.clock), None)
+        first = self._entries[entry.lease]
+        if first is not entry:
+            while first.next is not None and first.next is not entry:
+                first = first.next
+            first.next = entry.next
+        elif entry.next is not None:
+            self._entries[entry.lease] = entry.next
+        else:
+            del self._entries[entry.lease]
+
+    def left(self) -> float | None:
+        """Return the seconds until the first lease is due; ``None`` without one."""
+        return min(
+            (each for schedule in self._schedules.values() if (each := schedule.left()) is not None), default=None
+        )
+
+    def left_for(self, entry: RenewedLease) -> float | None:
+        """Return the seconds until an entry is due; ``None`` if another one is due before."""
+        return entry.due - entry.lease.now if entry.schedule.is_first(entry) else None
+
+    def take_due(self) -> dict[Grantor, RenewalRequests]:
+        """Return the requests that are to be made now, and give the leases up that have ended."""
+        groups: dict[Grantor, RenewalRequests] = {}
+        for schedule in [*self._schedules.values()]:
+            for entry in schedule.take():
+                self._decide(entry, groups)
+        return groups
+
+    def note(self, part: RenewalRequests, outcomes: list[Any], is_whole: bool) -> None:
+        """Note the outcomes of the requests to one grantor, and whether the request as a whole failed."""
+        for (entry, _, attempt), outcome in zip(part, outcomes, strict=True):
+            if entry.number and entry.schedule is self._schedules.get(id(entry.schedule.clock)):
+                self._note_one(entry, attempt, outcome, is_whole)
+
+    def _decide(self, entry: RenewedLease, groups: dict[Grantor, RenewalRequests]) -> None:
+        """Renew a lease that is due, or give it up."""
+        lease = entry.lease
+        is_reached = lease.now >= entry.desired
+        is_waiting = bool(entry.attempt) and lease.now < entry.answer_until
+        if entry.attempt and not is_waiting:
+            entry.error = DeadlineError(f"{lease!r}: the grantor did not answer in time")
+        if lease.is_ended or is_reached:
+            if is_reached and entry.is_lasting:
+                self._drop(entry, None)
+            elif is_waiting and entry.error is None:
+                self._drop(entry, DeadlineError(f"{lease!r} ended before the grantor answered"))
+            else:
+                self._drop(entry, entry.error or UnknownLeaseError(f"{lease!r} ended before it was renewed"))
+            return
+        if not is_waiting:
+            groups.setdefault(lease.grantor, []).append((entry, entry.wanted(), entry.begin()))
+        entry.plan()
+        entry.schedule.move(entry)
+
+    def _drop(self, entry: RenewedLease, error: MessagingError | None) -> None:
+        """Give a lease up, and have its listener told."""
+        self._unlink(entry)
+        event = LeaseRenewalEvent(entry.lease, entry.desired - entry.lease.now, error)
+        self.ended.append((entry.listener, "expiration_reached" if error is None else "notify", event))
+
+    def _note_one(self, entry: RenewedLease, attempt: int, outcome: Any, is_whole: bool) -> None:
+        """Note the outcome of one request for one lease."""
+        if not isinstance(outcome, MessagingError):
+            entry.succeeded = max(entry.succeeded, attempt)
+            entry.attempt = 0
+            entry.delay = 0.0
+            entry.error = None
+            for each in self._others(entry):  # the lease may end sooner now than they have planned for
+                each.plan()
+                each.schedule.move(each)
+        elif is_definite(outcome) and not (is_whole and isinstance(outcome, ArgumentError)):
+            if attempt > entry.succeeded:
+                if isinstance(outcome, UnknownLeaseError):
+                    for each in self._others(entry):  # they ask at once, and are told as well
+                        each.due, each.early = entry.lease.now, math.inf
+                        each.schedule.move(each)
+                self._drop(entry, outcome)
+            return
+        elif attempt != entry.attempt:
+            return  # it was made again
+        else:
+            entry.attempt = 0
+            entry.error = outcome
+            entry.delay = min(max(entry.delay * 2, _FIRST_DELAY), MAX_DELAY, max(entry.lease.remaining / 2, 0.05))
+        entry.plan()
+        entry.schedule.move(entry)
+
+    def _others(self, entry: RenewedLease) -> list[RenewedLease]:
+        """Return the entries of other owners for the lease of an entry that wait for no answer."""
+        found = []
+        each = self._entries.get(entry.lease)
+        while each is not None:
+            if each is not entry and not each.attempt:
+                found.append(each)
+            each = each.next
+        return found
 
 
 def margin_of(duration: float) -> float:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from messaging.calls import CallServer, Interface, Operation, RemoteObject, Wire, checked_limit, described, error_of
+from messaging.calls import CallServer, Interface, Operation, RemoteObject, WireForm, checked_limit, described, error_of
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -90,7 +90,7 @@ class ListenerReference(NamedTuple):
 
 
 #: a reference to a listener
-REFERENCE: Final = Wire("[channel, id]", ListenerReference.to_value, ListenerReference.from_value)
+REFERENCE: Final = WireForm("[channel, id]", ListenerReference.to_value, ListenerReference.from_value)
 
 
 def _seconds(value: Any) -> float:
@@ -112,9 +112,9 @@ def _read_outcomes(value: Any) -> list[Outcome]:
 #: how senders notify the listeners behind a channel: the body has the lines of the events
 LISTENERS: Final = Interface(
     notify=Operation(
-        Wire("outcomes", _write_outcomes, _read_outcomes),
-        listener=Wire("an id", read=str, missing=""),
-        timeout=Wire("seconds", read=_seconds),
+        WireForm("outcomes", _write_outcomes, _read_outcomes),
+        listener=WireForm("an id", read=str, missing=""),
+        timeout=WireForm("seconds", read=_seconds),
         has_body=True,
     )
 )

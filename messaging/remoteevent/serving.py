@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.calls import PLAIN, Function, Interface, Operation, Wire
+from messaging.calls import PLAIN, Function, Interface, Operation, WireForm
 from messaging.errors import ArgumentError, OutcomeUnknownError, check_instance
 from messaging.leases import LEASE, SECONDS, Landlord, Lease, LeasingServer, lease_from_value, lease_time
 from messaging.leases.lease import check_duration
@@ -44,7 +44,7 @@ def _write_registration(registration: EventRegistration) -> dict[str, Any]:
 #: how other processes register; a generator has its own source, agents and multiplexers need one
 GENERATORS: Final = Interface(
     register=Operation(
-        Wire("a registration", _write_registration),
+        WireForm("a registration", _write_registration),
         id=PLAIN,
         handback=PLAIN,
         listener=REFERENCE,
@@ -147,7 +147,7 @@ class RemoteGenerator(RemoteParty):
 
         try:
             promise = self.call("register", arguments, convert=convert)
-        except BaseException:
+        except Exception:
             remove()
             raise
         promise.listen(lambda: _remove_refused(promise, remove))

@@ -66,7 +66,7 @@ class Bridge:
                 fixed = check_event_id(event_id)
                 self._id_of = lambda _topic: fixed
                 self._introduce(fixed)
-        except BaseException:
+        except Exception:
             self.close()
             raise
 

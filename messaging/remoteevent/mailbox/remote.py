@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from messaging.calls import PLAIN, TEXT, Interface, Operation, Wire, list_of
+from messaging.calls import PLAIN, TEXT, Interface, Operation, WireForm, list_of
 from messaging.errors import ArgumentError, MessagingError, check_instance
 from messaging.execution import Promise, refuse_in_loop
 from messaging.leases import (
@@ -150,21 +150,21 @@ def _read_count(value: Any) -> int:
     return value
 
 
-_ID: Final = Wire("the id of a registration", read=str)
-_COUNT: Final = Wire("an integer from 0", read=_read_count, missing=0)
-_TICKET: Final = Wire("null or an integer from 0", read=lambda value: None if value is None else _read_count(value))
+_ID: Final = WireForm("the id of a registration", read=str)
+_COUNT: Final = WireForm("an integer from 0", read=_read_count, missing=0)
+_TICKET: Final = WireForm("null or an integer from 0", read=lambda value: None if value is None else _read_count(value))
 #: the earlier iterator of an owner, and the ticket up to which events are acknowledged before the mode changes
-_TAKEN: Final = Wire("[iterator, ticket]", list, _read_taken)
+_TAKEN: Final = WireForm("[iterator, ticket]", list, _read_taken)
 #: the operations of a mailbox, beside those of listeners and leases
 MAILBOX: Final = Interface(
-    register=Operation(LEASE, duration=SECONDS, keep=Wire(missing="all"), max_events=PLAIN, full=PLAIN),
+    register=Operation(LEASE, duration=SECONDS, keep=WireForm(missing="all"), max_events=PLAIN, full=PLAIN),
     enable=Operation(id=_ID, target=REFERENCE, taken=_TAKEN),
     disable=Operation(id=_ID, taken=_TAKEN),
-    refuse=Operation(id=_ID, kinds=list_of(Wire("[source, id]", list, _read_kind))),
+    refuse=Operation(id=_ID, kinds=list_of(WireForm("[source, id]", list, _read_kind))),
     # token of the iterator, and the number of stored events
-    iterate=Operation(Wire("[iterator, stored]", list), id=_ID, taken=_TAKEN),
+    iterate=Operation(WireForm("[iterator, stored]", list), id=_ID, taken=_TAKEN),
     fetch=Operation(
-        Wire("a list of [ticket, event]", _page, _entries),
+        WireForm("a list of [ticket, event]", _page, _entries),
         id=_ID,
         iterator=TEXT,
         ticket=_TICKET,
@@ -172,9 +172,9 @@ MAILBOX: Final = Interface(
         timeout=SECONDS._replace(missing=0.0),
     ),
     renew_lease=Operation(
-        id=_ID, lease=Wire("[channel, id, seconds]", _write_renewed, _read_renewed), duration=SECONDS
+        id=_ID, lease=WireForm("[channel, id, seconds]", _write_renewed, _read_renewed), duration=SECONDS
     ),
-    registrations=Operation(list_of(Wire("a registration", _write_info, _read_info))),
+    registrations=Operation(list_of(WireForm("a registration", _write_info, _read_info))),
     # the number of registrations: asks whether there is a mailbox
     mailbox=Operation(),
 )
@@ -291,7 +291,7 @@ class RemoteMailboxRegistration:
                 taken["taken"] = iterator.token, ticket
         try:
             promise = self._mailbox.call(operation, {"id": self.id, **arguments, **taken}, convert=convert)
-        except BaseException:
+        except BaseException:  # an interrupt, too: the iterator would hand out nothing for good
             if iterator is not None:
                 iterator.resume()
             raise

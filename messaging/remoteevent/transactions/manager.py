@@ -129,7 +129,7 @@ class TransactionManager:
         self.decisions = Decisions(path)
         try:
             found = self.decisions.load()
-        except BaseException:
+        except Exception:
             self.decisions.close()
             raise
         _managers.add(self)
@@ -179,7 +179,7 @@ class TransactionManager:
             raise BoundReachedError(f"transaction manager '{self.name}': {self._most} transactions are not completed")
         try:
             phases.lease = self.landlord.grant(duration, _ender(phases), about=f"transaction {phases.id}")
-        except BaseException:
+        except BaseException:  # an interrupt, too: without a lease it would stay for good
             with self._lock:
                 self._transactions.pop(phases.id, None)
             raise

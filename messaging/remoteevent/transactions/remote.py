@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.calls import PLAIN, TEXT, CallServer, Interface, Operation, RemoteObject, Wire, checked_limit
+from messaging.calls import PLAIN, TEXT, CallServer, Interface, Operation, RemoteObject, WireForm, checked_limit
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -73,24 +73,24 @@ def _read_joined(value: Any) -> float | None:
 
 
 _ID: Final = TEXT._replace(what="the id of a transaction")
-_NAME: Final = Wire("a name", read=check_participant_name)
-_CHANNEL: Final = Wire("the channel of a participant", read=check_name)
+_NAME: Final = WireForm("a name", read=check_participant_name)
+_CHANNEL: Final = WireForm("the channel of a participant", read=check_name)
 #: whether all participants have confirmed the outcome
-_IS_CONFIRMED: Final = Wire("a boolean", read=lambda value: value is True)
+_IS_CONFIRMED: Final = WireForm("a boolean", read=lambda value: value is True)
 #: the operations of a manager; the leases of its transactions are served on the same channel
 TRANSACTIONS: Final = Interface(
-    create=Operation(Wire("a transaction", _write_created), duration=SECONDS._replace(missing=Lease.ANY)),
+    create=Operation(WireForm("a transaction", _write_created), duration=SECONDS._replace(missing=Lease.ANY)),
     # seconds that are left of the lease; managers of earlier versions return nothing
     join=Operation(
-        Wire("the lease", _write_joined, _read_joined),
+        WireForm("the lease", _write_joined, _read_joined),
         transaction=_ID,
         name=_NAME,
-        crash_count=Wire(missing=0),
+        crash_count=WireForm(missing=0),
         channel=_CHANNEL,
     ),
     commit=Operation(_IS_CONFIRMED, transaction=_ID, timeout=PLAIN),
     abort=Operation(_IS_CONFIRMED, transaction=_ID, timeout=PLAIN),
-    state=Operation(Wire("a state", int, TransactionState), transaction=_ID),
+    state=Operation(WireForm("a state", int, TransactionState), transaction=_ID),
     # ids of the transactions that are not completed
     recover=Operation(name=_NAME, channel=_CHANNEL),
 )

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from messaging.calls import NOTHING, CallServer, Interface, Operation, RemoteObject, Wire
+from messaging.calls import NOTHING, CallServer, Interface, Operation, RemoteObject, WireForm
 from messaging.errors import ClosedError, MessagingError, UnknownTransactionError
 from messaging.execution import Promise, refuse_in_loop, workers
 from messaging.remoteevent.transactions.participant import Vote, unnamed
@@ -34,10 +34,10 @@ def _vote(vote: Any) -> str:
     return vote.value if isinstance(vote, Vote) else Vote.ABORTED.value
 
 
-_ID: Final = Wire("the id of a transaction", read=str, missing="")
+_ID: Final = WireForm("the id of a transaction", read=str, missing="")
 #: what a manager asks a participant; the vote travels as text
 PARTICIPANTS: Final = Interface(
-    prepare=Operation(Wire("a vote", _vote, Vote), transaction=_ID),
+    prepare=Operation(WireForm("a vote", _vote, Vote), transaction=_ID),
     commit=Operation(NOTHING, transaction=_ID),
     abort=Operation(NOTHING, transaction=_ID),
 )

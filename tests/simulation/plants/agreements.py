@@ -239,7 +239,7 @@ LEASES = (
         "leases",
         (
             Edit(
-                "messaging/leases/renewal.py",
+                "messaging/leases/renewed.py",
                 "is_waiting = bool(entry.attempt) and lease.now < entry.answer_until",
                 "is_waiting = bool(entry.attempt)",
             ),
