@@ -40,10 +40,11 @@ from messaging.text import SafeLog, brief
 
 if TYPE_CHECKING:
     import asyncio
+    from collections import deque
 
     from messaging.execution import Promise
     from messaging.leases.lease import Grantor
-    from messaging.leases.renewal_events import LeaseListener
+    from messaging.leases.renewal_events import LeaseListener, LeaseRenewalEvent
 
 logger = SafeLog(__name__)
 
@@ -81,7 +82,7 @@ class LeaseRenewalManager:
         self._busy: set[Grantor] = set()
         self._is_woken = False
         self._worker = Serial(self._work, lambda: self._is_woken)
-        self._teller = Serial(self._tell, lambda: self._leases.ended)
+        self._teller = Serial(lambda: _tell(self._leases.ended), lambda: self._leases.ended)
         # --- of the loop of the engine
         self._timer: asyncio.TimerHandle | None = None
         #: when the timer fires, and when it last fired, in seconds of the loop
@@ -212,6 +213,11 @@ class LeaseRenewalManager:
             return
         running = engine()
 
+        def look() -> None:
+            self._timer = None
+            self._fired_at = clock.time_of(running.loop)
+            self.look()
+
         def start() -> None:
             at = max(clock.time_of(running.loop) + min(max(delay, 0.0), _LONGEST), self._fired_at + _STEP)
             if self._timer is not None:
@@ -219,15 +225,9 @@ class LeaseRenewalManager:
                     return
                 self._timer.cancel()
             self._fires_at = at
-            self._timer = clock.call_at(running.loop, at, self._wake)
+            self._timer = clock.call_at(running.loop, at, look)
 
         running.call(start)
-
-    def _wake(self) -> None:
-        """Look at the leases. On the loop of the engine."""
-        self._timer = None
-        self._fired_at = clock.time_of(engine().loop)
-        self.look()
 
     def look(self) -> None:
         """Have a worker thread renew the leases that are due. The timer calls it; more calls do no harm."""
@@ -293,24 +293,6 @@ class LeaseRenewalManager:
             self._start(self._teller)
         self._set_timer(left)
 
-    def _tell(self) -> None:
-        """Call the listeners. On a worker thread."""
-        while True:
-            try:
-                listener, method, event = self._leases.ended.popleft()
-            except IndexError:  # the manager was closed
-                return
-            if listener is None:
-                if event.error is not None:
-                    logger.warning("%r is not renewed any more: %s", event.lease, event.error)
-                continue
-            function = getattr(listener, method, None)
-            if callable(function):
-                try:
-                    check_result(function(event), f"{method} of a lease listener")
-                except Exception:
-                    logger.exception("a listener of lease renewals failed")
-
     # --- life cycle
 
     def close(self) -> None:
@@ -325,6 +307,25 @@ class LeaseRenewalManager:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _tell(ended: deque[tuple[Any, str, LeaseRenewalEvent]]) -> None:
+    """Call the listeners of leases that are not renewed any more. On a worker thread."""
+    while True:
+        try:
+            listener, method, event = ended.popleft()
+        except IndexError:  # the manager was closed
+            return
+        if listener is None:
+            if event.error is not None:
+                logger.warning("%r is not renewed any more: %s", event.lease, event.error)
+            continue
+        function = getattr(listener, method, None)
+        if callable(function):
+            try:
+                check_result(function(event), f"{method} of a lease listener")
+            except Exception:
+                logger.exception("a listener of lease renewals failed")
 
 
 def _check_expiration(value: float) -> float:
