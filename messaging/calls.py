@@ -176,9 +176,6 @@ class Interface:
     def __init__(self, **operations: Operation) -> None:
         self._operations = operations
 
-    def __or__(self, other: Interface) -> Interface:
-        return Interface(**self._operations, **other._operations)
-
     def __getitem__(self, name: str) -> Operation:
         return self._operations[name]
 
