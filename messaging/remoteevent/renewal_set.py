@@ -175,7 +175,7 @@ class LeaseRenewalSet:
     def remove(self, lease: Lease) -> bool:
         """Renew a lease no more, without cancelling it; return whether it was in the set. Raises as :meth:`leases`."""
         self._refuse_ended()
-        return self._renewals.remove(_OWNER, lease)
+        return isinstance(lease, Lease) and self._renewals.remove(_OWNER, lease)
 
     def leases(self) -> list[Lease]:
         """Return the leases in the set.

@@ -143,7 +143,8 @@ class OwnedRenewals:
         """
         if not isinstance(lease, Lease):
             raise ArgumentError(f"a lease is needed, not {type(lease).__name__}")
-        if check_duration(duration) == Lease.ANY:
+        duration = check_duration(duration)
+        if duration == Lease.ANY:
             raise ArgumentError("the duration of renewing must be a number of seconds above 0, or Lease.FOREVER")
         key = _key_of(owner, lease)
         is_stored = bool(key[1]) and self._table is not None
