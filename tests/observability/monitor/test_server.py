@@ -285,7 +285,7 @@ def test_a_port_that_is_taken_is_a_configuration_error(services: ServiceRegistry
 
 @table(
     "arguments",
-    [{"m": 3}, {"services": 3}, {"port": -1}, {"port": True}, {"interval": 0}, {"host": ""}, {"viewers": 3},
+    [{"m": 3}, {"services": 3}, {"port": -1}, {"port": True}, {"interval": 0}, {"host": ""},
      {"token": "short"}, {"channel": 3}, {"mask": [""]},
      {"allowed_hosts": "a"}],
 )  # fmt: skip
