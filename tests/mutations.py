@@ -195,7 +195,7 @@ FAULTS = (
     Fault(
         "a PUBREL is not answered",
         "adapters/messaging_adapters/mqtt/answers.py",
-        "            self._writer.answer(packets.acknowledgement(packets.PUBCOMP, packet_id))",
+        "            self._transport.answer(packets.acknowledgement(packets.PUBCOMP, packet_id))",
         "            pass",
         "tests/mqtt",
     ),

@@ -252,4 +252,4 @@ def test_a_malformed_proxy_is_refused_at_once_and_shows_no_password(scheme: str,
 def test_the_password_of_a_proxy_is_shown_nowhere() -> None:
     given = quote("http://joe:hush@127.0.0.1:1", safe="")
     with messaging.connect(f"mqtt://h?proxy={given}", start_offline=True, services=ServiceRegistry()) as m:
-        assert "hush" not in repr(m) + repr(m._adapter.settings) + repr(m._adapter._target)  # type: ignore[attr-defined]
+        assert "hush" not in repr(m) + repr(m._adapter.settings) + repr(m._adapter.session.target)  # type: ignore[attr-defined]

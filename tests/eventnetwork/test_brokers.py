@@ -23,7 +23,7 @@ from messaging.eventnetwork import Notification
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.waiting import PATIENCE, eventually
-from messaging_adapters.mqtt.adapter import CLAIM_TIMEOUT
+from messaging_adapters.mqtt.leftovers import CLAIM_TIMEOUT
 from tests.dispatch.helpers import logged
 from tests.eventnetwork.conftest import BEAT, Join, Participant, resident
 from tests.eventnetwork.plain import event, update

@@ -61,10 +61,10 @@ class Core:
 
     def vanish(self) -> None:
         """Break the connection without DISCONNECT."""
-        link = self.adapter.link
-        assert link is not None
-        assert link._wire is not None
-        socket.socket.shutdown(link._wire._sock, socket.SHUT_RDWR)
+        connection = self.adapter.session.connection
+        assert connection is not None
+        assert connection.transport._sock is not None
+        socket.socket.shutdown(connection.transport._sock, socket.SHUT_RDWR)
 
     def out(self, channel: str, payload: bytes = b"", /, **context: Any) -> Out:
         """``extensions`` beside the arguments of ``MessageContext``; snake case is camel case there."""

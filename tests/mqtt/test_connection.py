@@ -97,7 +97,7 @@ async def test_wrong_credentials_are_reported_and_never_shown(closed_mosquitto: 
     with pytest.raises(AuthenticationError, match="refused a client without user name: "):
         await Core(broker.url, version=version).open()
     async with connected(f"mqtt://user:secret-1@127.0.0.1:{broker.port}", version=version) as core:
-        assert "secret-1" not in repr(core.adapter._target)
+        assert "secret-1" not in repr(core.adapter.session.target)
     async with connected(broker.url, version=version, username="user", password="secret-1"):
         pass
 

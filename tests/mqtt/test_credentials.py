@@ -24,8 +24,8 @@ from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually, results
 from messaging.testing.waiting import subscribed as subscribed_at
-from messaging_adapters.mqtt import adapter as adapter_module
 from messaging_adapters.mqtt import packets
+from messaging_adapters.mqtt import session as session_module
 from tests.mqtt.conftest import Connect, both_versions
 from tests.mqtt.harness import Core, lasting
 from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, refused, sent, session, subscribed
@@ -159,7 +159,7 @@ def test_settings_that_contradict_a_provider_are_refused() -> None:
 async def test_unconfirmed_messages_are_waited_for_and_the_rest_is_sent_again(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter_module, "_PLANNED_TIMEOUT", 0.1)
+    monkeypatch.setattr(session_module, "_PLANNED_TIMEOUT", 0.1)
     settings = {} if version == "5" else lasting(version)
     async with logged_in(**settings) as (core, peer, one, provider):
         out = core.out("t", b"1", qos="1")
@@ -187,7 +187,7 @@ async def test_unconfirmed_messages_are_waited_for_and_the_rest_is_sent_again(
 
 
 async def test_with_confirms_it_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_module, "_PLANNED_TIMEOUT", 3 * PATIENCE)
+    monkeypatch.setattr(session_module, "_PLANNED_TIMEOUT", 3 * PATIENCE)
     async with logged_in() as (core, peer, one, provider):
         out, publish = await sent(core, one, "t", b"1", qos="1")
         renewal = renewing(core, provider)

@@ -33,7 +33,7 @@ async def test_a_session_that_the_broker_does_not_keep_is_an_error() -> None:
         connection.close()
         with pytest.raises(ConnectFailedError, match=r"keeps no session.*600 s were asked for.*keep_session"):
             await opening
-        assert core.adapter.link is None
+        assert core.adapter.session.connection is None
 
 
 @table(

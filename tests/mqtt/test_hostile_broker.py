@@ -11,7 +11,7 @@ import pytest
 
 from messaging.errors import ConnectionLostError
 from messaging.testing.tables import table
-from messaging_adapters.mqtt import packets, writing
+from messaging_adapters.mqtt import packets, transport
 from tests.mqtt.harness import Core
 from tests.mqtt.peer import Connection, Peer, refused, session, subscribed
 
@@ -152,7 +152,7 @@ async def test_packet_ids_given_to_other_messages_cost_linear_time() -> None:
 @table("kind", [packets.PUBREC, packets.PUBREL | 2], ids=hex)
 async def test_a_broker_that_reads_no_answers_is_disconnected(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for it stays within a limit, however much it sends."""
-    monkeypatch.setattr(writing, "UNREAD", 64 * 1024)
+    monkeypatch.setattr(transport, "UNREAD", 64 * 1024)
 
     async with session() as (core, _, connection):
         connection.pause()
@@ -173,7 +173,7 @@ async def test_a_broker_that_reads_no_answers_is_disconnected(kind: int, monkeyp
 async def test_a_broker_that_reads_answers_may_send_as_many_packets_as_it_likes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(writing, "UNREAD", 200 * 1024)
+    monkeypatch.setattr(transport, "UNREAD", 200 * 1024)
 
     async with session() as (core, _, connection):
         sink, _ = await subscribed(core, connection)

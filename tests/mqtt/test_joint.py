@@ -12,7 +12,7 @@ from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
 from messaging_adapters.mqtt import packets
-from messaging_adapters.mqtt.joint import Joint
+from messaging_adapters.mqtt.streams import Joint
 from tests.doubles.timers import LongTimers
 from tests.mqtt.harness import Core, Sink, lasting
 from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, session, subscribed

@@ -145,9 +145,10 @@ def test_closing_while_it_connects_leaves_no_socket(way: str) -> None:
 async def test_packet_ids_in_use_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     async with session() as (core, _, connection):
         options = handshake.subscribe_options(0, no_local=False, as_published=False, retain_handling=0)
-        link = core.adapter.link
-        assert link is not None
-        request = asyncio.create_task(link.requests.subscribe("a", options, None, lambda each: each < 200))
+        established = core.adapter.session.connection
+        assert established is not None
+        monkeypatch.setattr(core.adapter.session, "uses", lambda each: each < 200)
+        request = asyncio.create_task(established.requests.subscribe("a", options, None))
         body = await connection.suback()
         assert body[:2] == (200).to_bytes(2, "big")
         await request

@@ -26,7 +26,7 @@ class Always:
 @pytest.fixture(autouse=True)
 def _close_has_no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing ends in time because nothing holds it up."""
-    monkeypatch.setattr("messaging_adapters.mqtt.link._CLOSE_TIMEOUT", 3 * PATIENCE)
+    monkeypatch.setattr("messaging_adapters.mqtt.connection._CLOSE_TIMEOUT", 3 * PATIENCE)
 
 
 @pytest.fixture

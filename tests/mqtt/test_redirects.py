@@ -30,7 +30,7 @@ from tests.mqtt.peer import Connection, Peer, accept, farewell, refused, sent, s
 @pytest.fixture(autouse=True)
 def _peers_do_not_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer leaves it to the client to close the connection after its DISCONNECT."""
-    monkeypatch.setattr("messaging_adapters.mqtt.link._CLOSE_TIMEOUT", 0.05)
+    monkeypatch.setattr("messaging_adapters.mqtt.connection._CLOSE_TIMEOUT", 0.05)
 
 
 #: delays that no test waits for

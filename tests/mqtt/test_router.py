@@ -71,7 +71,7 @@ def test_the_highest_qos_of_a_route_counts_and_is_confirmed_anew(router: Router)
 
 def test_the_next_stream_of_a_filter_gets_the_messages_that_a_session_holds_for_the_last_one() -> None:
     router = Router(persistent=True)
-    router.connected(is_resumed=True)
+    router.copies.connected(is_resumed=True)
     first = router.add(None, "a", 1, Sink())
     identifier = router.identify(first)
     router.remove(first)
@@ -95,7 +95,7 @@ def test_the_next_stream_of_a_filter_gets_the_messages_that_a_session_holds_for_
 def test_a_message_is_not_taken_for_a_copy_of_an_equal_one_that_came_for_a_filter_that_has_ended() -> None:
     """A restored session gets one copy: those for the other filters are awaited in vain."""
     router = Router(persistent=True)
-    router.connected(is_resumed=True)
+    router.copies.connected(is_resumed=True)
     streams = [add(router, pattern, qos=1) for pattern in ("a/b", "a/+", "#")]
     copies = [message("a/b", router.identify(each)) for each in streams]
     for copy in copies:
@@ -115,12 +115,12 @@ class Copies:
 
     def __init__(self, *patterns: str, is_resumed: bool = False) -> None:
         self.router = Router(persistent=True)
-        self.router.connected(is_resumed=is_resumed)
+        self.router.copies.connected(is_resumed=is_resumed)
         self.streams = [add(self.router, pattern, qos=2) for pattern in patterns]
         self.identifiers = [self.router.identify(each) for each in self.streams]
 
     def reconnect(self, *, is_resumed: bool = True) -> None:
-        self.router.connected(is_resumed=is_resumed)
+        self.router.copies.connected(is_resumed=is_resumed)
 
     def copy(
         self,

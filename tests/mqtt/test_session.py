@@ -11,7 +11,7 @@ import messaging
 from messaging.errors import ConnectionLostError, PayloadTooLargeError, PublishRefusedError, SubscriptionRefusedError
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
-from messaging_adapters.mqtt import outbound, packets
+from messaging_adapters.mqtt import in_flight, packets
 from tests.doubles.timers import LongTimers
 from tests.mqtt.harness import Core, settled
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, sent, session, subscribed
@@ -190,7 +190,7 @@ async def test_if_the_session_is_lost_unfinished_messages_are_sent_as_new_ones()
 
 
 async def test_packet_ids_of_publish_and_subscribe_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbound, "FIRST_ID", 65_535)
+    monkeypatch.setattr(in_flight, "FIRST_ID", 65_535)
 
     async with session() as (core, _, connection):
         outs = [core.out("t", b"", qos="1") for _ in range(3)]

@@ -71,27 +71,27 @@ def test_a_path_is_refused() -> None:
 
 def test_defaults() -> None:
     adapter = make("mqtt://h")
-    target = adapter._target
+    target = adapter.session.target
     assert (target.host, target.port, target.tls, target.v5) == ("h", 1883, None, True)
     assert (target.keepalive, target.session_expiry, target.receive_maximum) == (60, 0, 1024)
     assert adapter.settings.clean_start
     assert not adapter.settings.persistent
-    assert make("mqtts://h")._target.port == 8883
-    assert make("mqtts://h:99")._target.port == 99
-    assert make("mqtts://h")._target.tls is not None
-    assert make("mqtt://[::1]")._target.host == "::1"
+    assert make("mqtts://h").session.target.port == 8883
+    assert make("mqtts://h:99").session.target.port == 99
+    assert make("mqtts://h").session.target.tls is not None
+    assert make("mqtt://[::1]").session.target.host == "::1"
 
 
 def test_credentials_come_from_the_url_first() -> None:
-    target = make("mqtt://u:p@h", username="other", password="else")._target
+    target = make("mqtt://u:p@h", username="other", password="else").session.target
     assert target.username == "u"
     assert target.password is not None
     assert target.password.get_secret_value() == "p"
-    target = make("mqtt://u@h", password="else")._target
+    target = make("mqtt://u@h", password="else").session.target
     assert target.password is not None
     assert target.password.get_secret_value() == "else"
     assert "else" not in repr(target)
-    assert make("mqtt://h")._target.username is None
+    assert make("mqtt://h").session.target.username is None
 
 
 def test_a_generated_client_id_is_unique_and_fits_every_broker() -> None:
@@ -103,7 +103,7 @@ def test_a_generated_client_id_is_unique_and_fits_every_broker() -> None:
         assert each.isascii()
         assert each.isalnum()
         assert len(each) <= 23
-    assert make("mqtt://h?client_id=me")._target.client_id == "me"
+    assert make("mqtt://h?client_id=me").session.target.client_id == "me"
 
 
 @table(

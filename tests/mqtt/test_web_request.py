@@ -141,4 +141,4 @@ def test_what_http_does_not_carry_is_refused_and_not_shown(url: str, settings: d
 def test_query_and_headers_are_shown_nowhere() -> None:
     url = "ws://h?ws_query=token%3Dhush"
     with messaging.connect(url, start_offline=True, services=ServiceRegistry(), ws_headers={"a": "hush"}) as m:
-        assert "hush" not in repr(m) + repr(m._adapter.settings) + repr(m._adapter._target)  # type: ignore[attr-defined]
+        assert "hush" not in repr(m) + repr(m._adapter.settings) + repr(m._adapter.session.target)  # type: ignore[attr-defined]

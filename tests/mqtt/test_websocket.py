@@ -77,7 +77,8 @@ def test_through_the_public_api_over_a_lost_connection(broker: WebBroker) -> Non
     with messaging.connect(url(broker)) as m, m.subscribe("ws/api", qos=1) as stream:
         m.publish("ws/api", b"1", qos=1).result(10)
         assert stream.receive(10).payload == b"1"
-        socket.socket.shutdown(m._adapter.link._wire._sock, socket.SHUT_RDWR)  # type: ignore[attr-defined]
+        transport = m._adapter.session.connection.transport  # type: ignore[attr-defined]
+        socket.socket.shutdown(transport._sock, socket.SHUT_RDWR)
         m.publish("ws/api", b"2", qos=1).result(10)
         assert stream.receive(10).payload == b"2"
 

@@ -1,19 +1,20 @@
 """MQTT 5 and 3.1.1, over paho-mqtt.
 
 ==================  ==================================================================================
-adapter             the contract: opening, losing and closing
+adapter             the contract
 capabilities        features, extensions and checks
-subscriptions       streams at the broker; sharing: whether a 3.1.1 broker has shared subscriptions
-last_will           the last will
-login               credentials that change; reauthentication: AUTH
-outbound            published messages: windows, packet ids, QoS 1 and 2, sending again
+session             publishing, and what a lost connection leaves for the next one; in_flight: its window
 inbound             received messages; answers: when each is acknowledged; leftovers: those without a stream
-router, streams     the streams that a message goes to
+router, streams     the streams that a message goes to; copies: several copies of one message
+subscriptions       streams at the broker; sharing: whether a 3.1.1 broker has shared subscriptions
 mapping             contexts as properties (MQTT 5) or in an envelope (3.1.1)
-packets             PUBLISH and its acknowledgements as bytes
-link                one connection, and the list of its parts
-settings            the options of a URL
+connection          one connection: connecting, control packets, keepalive
+transport, reading  its socket: gathered writes; when to read
+packets             packets of messages as bytes; control: the other packets, by paho
+settings, connect   the options of a URL, and what CONNECT says
 ==================  ==================================================================================
+
+Data goes down: session, transport. Only outcomes come up, once: what was received, written or lost.
 
 paho makes CONNECT, SUBSCRIBE, UNSUBSCRIBE and DISCONNECT, and reads CONNACK and DISCONNECT. The connection is this
 package's own: PUBLISH packets, all answers and pings are read from and written to its buffers and do not pass through

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from messaging_adapters.mqtt.packets import Publish
     from messaging_adapters.mqtt.streams import Token
-    from messaging_adapters.mqtt.writing import Writer
+    from messaging_adapters.mqtt.transport import Transport
 
 #: seconds between answers that no verdict prompts
 _PACE: Final = 0.01
@@ -61,7 +61,7 @@ class Answers:
         self._limit = limit
         #: messages that may be answered once the broker has exceeded the limit: the oldest so many
         self.window = limit if v5 else min(limit, _MOSQUITTO_WINDOW)
-        self._writer: Writer | None = None
+        self._transport: Transport | None = None
         #: number of the session; read from other threads
         self.session = 0
         #: by packet id, in the broker's order: messages of this connection
@@ -81,13 +81,13 @@ class Answers:
 
     # --- connection
 
-    def connected(self, writer: Writer) -> None:
-        """Send answers through ``writer`` from now on."""
-        self._writer = writer
+    def connected(self, transport: Transport) -> None:
+        """Send answers through ``transport`` from now on."""
+        self._transport = transport
 
     def disconnected(self) -> None:
         """Hold all unanswered messages until the broker sends them again."""
-        self._writer = None
+        self._transport = None
         self._held.update(self._open)
         self._drop_open()
 
@@ -160,8 +160,8 @@ class Answers:
         packet_id, _ = packets.parse_acknowledgement(body)
         self._open.pop(packet_id, None)
         self._held.pop(packet_id, None)
-        if self._writer is not None:
-            self._writer.answer(packets.acknowledgement(packets.PUBCOMP, packet_id))
+        if self._transport is not None:
+            self._transport.answer(packets.acknowledgement(packets.PUBCOMP, packet_id))
         if self._behind:
             self._move_up()
             self._answer_some()
@@ -260,15 +260,15 @@ class Answers:
             return  # answered meanwhile, because the broker sent it again
         if receipt.qos == 1:
             del self._open[receipt.id]
-            if self._writer is not None:
-                self._writer.answer(packets.acknowledgement(packets.PUBACK, receipt.id))
+            if self._transport is not None:
+                self._transport.answer(packets.acknowledgement(packets.PUBACK, receipt.id))
             if self._behind:
                 self._move_up()
         else:
             receipt.recorded = True
             receipt.publish.payload = b""
-            if self._writer is not None:
-                self._writer.answer(packets.acknowledgement(packets.PUBREC, receipt.id))
+            if self._transport is not None:
+                self._transport.answer(packets.acknowledgement(packets.PUBREC, receipt.id))
 
 
 class _ResentOrder:

@@ -16,20 +16,21 @@ from typing import TYPE_CHECKING
 from messaging.model import Incoming
 from messaging_adapters.mqtt import packets
 from messaging_adapters.mqtt.answers import Answers
+from messaging_adapters.mqtt.copies import COVERED
 from messaging_adapters.mqtt.leftovers import Leftovers
 from messaging_adapters.mqtt.mapping import PACKET_ID
 from messaging_adapters.mqtt.packets import ProtocolError
-from messaging_adapters.mqtt.router import COVERED, Router
 from messaging_adapters.mqtt.streams import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from messaging_adapters.mqtt.joint import Joint
     from messaging_adapters.mqtt.mapping import Codec, Decoded
     from messaging_adapters.mqtt.packets import Publish
-    from messaging_adapters.mqtt.streams import Outlet, Receipt, Stream
-    from messaging_adapters.mqtt.writing import Writer
+    from messaging_adapters.mqtt.router import Router
+    from messaging_adapters.mqtt.settings import MqttSettings
+    from messaging_adapters.mqtt.streams import Joint, Outlet, Receipt, Stream
+    from messaging_adapters.mqtt.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -39,32 +40,31 @@ class Inbound:
 
     Args:
         name: of the instance, for the log.
-        limit: Receive Maximum.
         aliases: topic aliases that the broker may use.
     """
 
-    def __init__(self, name: str, router: Router, codec: Codec, v5: bool, limit: int, aliases: int = 0) -> None:
+    def __init__(self, name: str, router: Router, codec: Codec, settings: MqttSettings, aliases: int) -> None:
         self._name = name
         self._router = router
         self._codec = codec
-        self._v5 = v5
+        self._v5 = settings.v5
         self._alias_maximum = aliases
         #: topic aliases of this connection
         self._aliases: dict[int, str] = {}
-        self.answers = Answers(limit, v5)
+        self.answers = Answers(settings.receive_maximum, settings.v5)
         self.leftovers = Leftovers(name, router, self.answers)
         #: outlets with a batch
         self._touched: list[Outlet] = []
-        self.released = self.answers.released
-        self.settle = self.answers.settle
+        #: joint subscriptions that take the messages of abandoned channels
+        self._heirs: list[Joint] = []
 
     # --- connection
 
-    def connected(self, writer: Writer, session_present: bool) -> None:
+    def connected(self, transport: Transport, session_present: bool) -> None:
         """Start on a new connection, with the session of the last one or a new one."""
         if not session_present:
             self.forget()
-        self.answers.connected(writer)
+        self.answers.connected(transport)
         self._aliases.clear()
 
     def disconnected(self) -> None:
@@ -76,6 +76,11 @@ class Inbound:
         """Drop the session: every token is stale."""
         self.answers.forget()
         self.leftovers.forget()
+
+    def reset(self) -> None:
+        """Void every handle: the broker has lost all subscriptions."""
+        self._router.reset()
+        self._heirs.clear()
 
     def close(self) -> None:
         """Answer every settled message and hold the others."""
@@ -100,7 +105,7 @@ class Inbound:
             if receipt is not None:
                 self.answers.settled(receipt)
             return
-        if not streams and receipt is not None and (heir := self._router.heir(publish.topic)) is not None:
+        if not streams and receipt is not None and (heir := self._heir(publish.topic)) is not None:
             streams = [heir]
         elif not streams:
             if receipt is None or not self.leftovers.keep(publish, receipt):
@@ -191,10 +196,16 @@ class Inbound:
 
     def abandon(self, joint: Joint) -> None:
         """Deliver messages of abandoned channels to ``joint``, kept and later ones; see ``SubscribesJointly``."""
-        self._router.add_heir(joint)
+        self._heirs = [each for each in self._heirs if not each.ended and each is not joint]
+        self._heirs.append(joint)
         stream = joint.settling
         if stream is not None:
             self._deliver_unclaimed(stream, joint.is_abandoned)
+
+    def _heir(self, topic: str) -> Stream | None:
+        """Return the stream that takes a message of an abandoned channel, which no stream matches."""
+        found = (each.heir(topic) for each in self._heirs if not each.ended)
+        return next((stream for stream in found if stream is not None), None)
 
     def _deliver_unclaimed(self, stream: Stream, matches: Callable[[str], bool]) -> None:
         for publish, receipt in self.leftovers.claim_unclaimed(matches, passes_flags=stream.route.passes_flags):
@@ -208,7 +219,7 @@ class Inbound:
     def release(self, stream: Stream) -> None:
         """Settle the unsettled messages of an ended stream."""
         for token in [*stream.unsettled]:  # in arrival order
-            self.settle(token)
+            self.answers.settle(token)
 
     def leave(self, stream: Stream) -> None:
         """Leave the unsettled messages of an ended stream to the next consumer of its filter.
@@ -233,7 +244,7 @@ class Inbound:
                 del stream.unsettled[token]
                 self._deliver_again(token.receipt, heir)
             else:
-                self.settle(token)
+                self.answers.settle(token)
         self.hand_over()
 
     def _deliver_again(self, receipt: Receipt, stream: Stream) -> None:

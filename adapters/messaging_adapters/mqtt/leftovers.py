@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: seconds that the messages of a resumed session are kept for the streams that subscribe to them
+CLAIM_TIMEOUT: Final = 30.0
 #: seconds that messages of ended streams may fill the whole window
 LEFT_TIMEOUT: Final = 30.0
 
@@ -52,11 +54,12 @@ class Leftovers:
         self._departing: dict[Stream, None] = {}
         #: by packet id: messages that no stream has claimed; ``None`` when none are kept for later streams
         self._unclaimed: dict[int, tuple[Publish, Receipt]] | None = None
+        self._claim_timer: asyncio.TimerHandle | None = None
         #: whether the session may have subscriptions of an earlier process, of which no log line told
         self._is_unreported = False
 
     def await_claims(self, *, of_earlier: bool) -> None:
-        """Keep messages without a stream until :meth:`drop_unclaimed`: a session was resumed.
+        """Keep messages without a stream for :data:`CLAIM_TIMEOUT`: a session was resumed.
 
         Args:
             of_earlier: the session may have subscriptions of an earlier process.
@@ -64,6 +67,9 @@ class Leftovers:
         if self._unclaimed is None:  # else those of the connection before: the broker sends them again as duplicates
             self._unclaimed = {}
         self._is_unreported = self._is_unreported or of_earlier
+        if self._claim_timer is not None:
+            self._claim_timer.cancel()
+        self._claim_timer = clock.call_later(asyncio.get_running_loop(), CLAIM_TIMEOUT, self._drop_unclaimed)
 
     def forget(self) -> None:
         """Forget all messages: their session is lost."""
@@ -72,10 +78,11 @@ class Leftovers:
         self._is_unreported = False
 
     def close(self) -> None:
-        """Stop watching the window."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Stop watching the window, and keep messages without a stream to the end."""
+        for timer in (self._timer, self._claim_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._claim_timer = None
 
     # --- keeping
 
@@ -159,7 +166,7 @@ class Leftovers:
 
     # --- dropping
 
-    def drop_unclaimed(self) -> None:
+    def _drop_unclaimed(self) -> None:
         """Acknowledge and drop the messages that no stream has claimed."""
         unclaimed, self._unclaimed = self._unclaimed, None
         if unclaimed:

@@ -1,8 +1,11 @@
-"""PUBLISH packets and their acknowledgements as bytes (MQTT 3.3 to 3.7). Pure functions."""
+"""Packets as bytes: PUBLISH and its acknowledgements (MQTT 3.3 to 3.7), and the packets of a stream. No I/O."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: packet types: the upper half of the first byte
 CONNACK: Final = 0x20
@@ -338,3 +341,69 @@ def _parse_text(data: bytes, at: int) -> tuple[str, int]:
     start = at + 2
     end = start + (data[at] << 8 | data[at + 1])
     return str(data[start:end], "utf-8"), end
+
+
+class PacketSplitter:
+    """Cuts the bytes of a connection into packets.
+
+    Args:
+        largest: bytes of the largest packet that may arrive.
+    """
+
+    def __init__(self, largest: int = MAX_PACKET) -> None:
+        self._largest = largest
+        #: incomplete packet, and its total length once that is known
+        self._partial = bytearray()
+        self._wanted = 0
+
+    def split(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Cut ``data``, the next bytes of the stream, into packets: first byte, and the bytes after the length.
+
+        Raises:
+            ProtocolError: a length of more than four bytes, or over a limit.
+        """
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._wanted:
+                return
+            data = bytes(self._partial)
+            self._partial.clear()
+        at, size = 0, len(data)
+        while size - at >= 2:
+            start = at + 2
+            length = data[at + 1]
+            if length > 127:
+                length &= 127
+                shift = 7
+                while True:
+                    if start >= size:
+                        self._keep(data, at, size + 1)
+                        return
+                    digit = data[start]
+                    start += 1
+                    length |= (digit & 127) << shift
+                    if digit < 128:
+                        break
+                    shift += 7
+                    if shift > 21:
+                        raise ProtocolError("packet length of more than four bytes")
+                if length > MAX_CONTROL and data[at] & 0xF0 != PUBLISH:
+                    # paho's time to read one grows with the square of its size
+                    raise LimitExceededError(
+                        f"a packet of type {data[at] >> 4} with {length} bytes; at most {MAX_CONTROL} are read"
+                    )
+            end = start + length
+            if end - at > self._largest:
+                raise ProtocolError(
+                    f"a packet of {end - at} bytes; at most {self._largest} were agreed", PACKET_TOO_LARGE
+                )
+            if end > size:
+                self._keep(data, at, end)
+                return
+            yield data[at], data[start:end]
+            at = end
+        self._keep(data, at, at + 2)
+
+    def _keep(self, data: bytes, at: int, end: int) -> None:
+        self._partial += data[at:]
+        self._wanted = end - at

@@ -4,11 +4,7 @@
 sent for. So routing does not depend on whether the broker sends one packet or several for overlapping filters. Shared
 and plain subscriptions are told apart, and a retained message goes to the one stream whose SUBSCRIBE it answers.
 
-A session that mosquitto has restored after its restart gets a message that is published before its client is back only
-once, with one of several identifiers. So where a session was resumed, the first copy of a message is for all matching
-filters, and the copies for the others are dropped as they come (:class:`_Copies`). If the connection is lost between
-the copies of a message, those that come on the next one are told from new messages by their place in the broker's queue
-(:class:`_LastCopy`).
+In a resumed session the first copy of a message may be for all matching filters, see :mod:`.copies`.
 
 **MQTT 3.1.1** (and brokers without identifiers). A message goes to every route whose filter matches. That is right if
 the broker sends one packet for overlapping filters, as mosquitto does. From a broker that sends several, streams of
@@ -26,12 +22,12 @@ since the queue would process them again for each member that joins.
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from messaging.bounded import BoundedCache
 from messaging.errors import SubscriptionRefusedError
 from messaging.model import channels
+from messaging_adapters.mqtt.copies import MessageCopies, alike
 from messaging_adapters.mqtt.streams import Outlet, Route, Stream, filter_of
 
 if TYPE_CHECKING:
@@ -39,14 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from messaging.adapter import Sink
-    from messaging_adapters.mqtt.joint import Joint
     from messaging_adapters.mqtt.packets import Publish
+    from messaging_adapters.mqtt.streams import Joint
 
 _MAX_IDENTIFIER: Final = 268_435_455
-_MAX_PACKET_ID: Final = 65_535
-#: mosquitto finds a level itself first, then these, and the filter that ends there last
-_LEVELS: Final = {"+": 1, "#": 2}
-_END: Final = 3
 #: identifiers kept for each route: the broker may still hold messages with the identifiers of earlier SUBSCRIBEs
 _IDENTIFIERS: Final = 64
 #: removed routes whose identifiers, and options, are kept for the next route of their filter
@@ -56,94 +48,6 @@ _REPLAYED: Final = 4096
 #: channels whose routes are cached, and the longest such channel in characters: others are looked up each time
 _MATCHED: Final = 4096
 _MATCHED_LENGTH: Final = 1024
-#: messages whose further copies are awaited: the broker sends them one after the other
-_AWAITED: Final = 64
-
-#: channel, payload, correlation data and user properties of a message
-_Content: TypeAlias = "tuple[str, bytes, bytes | None, tuple[tuple[str, str], ...]]"
-
-#: streams of a message of which another copy was delivered to all
-COVERED: Final[list[Stream]] = []
-
-
-class _Copies:
-    """The copies that a broker sends of one message, one for each matching filter."""
-
-    def __init__(self) -> None:
-        #: by content: the route of the first copy, and those whose copies are still awaited
-        self._awaited: OrderedDict[_Content, tuple[Route, set[Route]]] = OrderedDict()
-
-    def is_further(self, content: _Content, route: Route, routes: Sequence[Route]) -> bool:
-        """Return whether a copy for ``route`` is a further one of the last message with an equal content.
-
-        Otherwise it is the first copy of a message that is for all ``routes``.
-        """
-        _, awaited = self._awaited.get(content, (route, None))
-        if awaited is not None and route in awaited:
-            awaited.remove(route)
-            if not awaited:
-                del self._awaited[content]
-            return True
-        self._awaited[content] = route, {each for each in routes if each is not route}
-        if len(self._awaited) > _AWAITED:
-            self._awaited.popitem(last=False)
-        return False
-
-    def clear(self) -> None:
-        """Await no copies: the connection is a new one."""
-        self._awaited.clear()
-
-    def forget(self, route: Route) -> None:
-        """Await no further copies of messages whose first one came for ``route``, which is removed.
-
-        A restored session got no others. Those of the next equal message would be taken for them.
-        """
-        for content in [content for content, (first, _) in self._awaited.items() if first is route]:
-            del self._awaited[content]
-
-
-class _LastCopy(NamedTuple):
-    """The last message of a session, if it came as one of several copies. A loss may part it from the next ones.
-
-    A new message that is equal must not be taken for a further copy. After its restart the broker may send it but once,
-    and the streams of all other filters would miss it. What tells them apart is how mosquitto makes copies:
-
-    - It numbers them one after the other when it puts them into the queue of the session, and the numbers outlive it.
-    - It finds the filters in one order (:func:`_place`), and a single copy has the identifier of the first. So a new
-      message does not begin with a filter behind that of the last copy, which is subscribed to.
-
-    Where a broker numbers or orders copies in another way, a further one counts as a new message, and comes twice.
-    """
-
-    packet_id: int
-    content: _Content
-    route: Route
-    #: routes whose streams have received the message with this copy or an earlier one, whether or not theirs came
-    served: Sequence[Route]
-    #: whether the connection was lost after it
-    is_parted: bool = False
-
-    def is_followed_by(self, packet_id: int, content: _Content) -> bool:
-        """Return whether a message with an equal content is the next one in the queue of the session."""
-        return packet_id == self.packet_id % _MAX_PACKET_ID + 1 and content == self.content
-
-    def is_before(self, route: Route) -> bool:
-        """Return whether the broker finds the filter of ``route`` after that of this copy."""
-        return _place(self.route.pattern) < _place(route.pattern)
-
-
-def _content(publish: Publish) -> _Content:
-    """Return what is the same in all copies of a message, its id among it.
-
-    A settled message does not keep its payload.
-    """
-    properties = publish.properties
-    return publish.topic, publish.payload, properties.correlation, tuple(properties.user)
-
-
-def _place(pattern: str) -> tuple[int, ...]:
-    """Return the place of a filter in the order in which mosquitto finds those that match a channel."""
-    return *(_LEVELS.get(level, 0) for level in pattern.split("/")), _END
 
 
 class Router:
@@ -155,6 +59,7 @@ class Router:
     Attributes:
         has_joints: whether there is, or was, a joint subscription.
         has_kept: whether a subscription is, or was, kept without a stream.
+        copies: the copies of messages of the session.
     """
 
     def __init__(self, persistent: bool) -> None:
@@ -176,23 +81,10 @@ class Router:
         self._streams = 0
         self.has_joints = False
         self.has_kept = False
-        #: whether this connection has resumed a session
-        self._is_resumed = False
-        self._copies = _Copies()
-        #: the last message of QoS 1 or 2, if one of several copies
-        self._last: _LastCopy | None = None
-        #: joint subscriptions that take the messages of abandoned channels
-        self._heirs: list[Joint] = []
+        self.copies = MessageCopies()
         #: by filter: the last streams that ended without a connection, or whose connection ended before the broker
         #: answered UNSUBSCRIBE. The filters are to be unsubscribed unless other streams take them over
         self.orphans: dict[str, Stream] = {}
-
-    def connected(self, *, is_resumed: bool) -> None:
-        """Note a new connection."""
-        self._is_resumed = is_resumed
-        self._copies.clear()
-        if self._last is not None:
-            self._last = self._last._replace(is_parted=True) if is_resumed else None
 
     def reset(self) -> None:
         """Void every handle: the broker has lost all subscriptions."""
@@ -204,7 +96,6 @@ class Router:
         self._former.clear()
         self._held.clear()
         self._matched.clear()
-        self._heirs.clear()
         self.orphans.clear()
 
     def add(
@@ -271,9 +162,7 @@ class Router:
             return False
         del self._routes[route.filter]
         self._matched.clear()
-        self._copies.forget(route)
-        if self._last is not None and self._last.route is route:
-            self._last = None
+        self.copies.forget(route)
         if route.held:
             self._held[route.filter] = route.held
             if len(self._held) > _FORMER:
@@ -320,18 +209,13 @@ class Router:
         if not named:
             # from the broker's queue, for a filter that is no longer subscribed to: the others get copies of their own
             is_former = any(each in former for former in self._former.values() for each in identifiers)
-            return () if is_former and not self._is_resumed else None
-        if len(named) == 1 and self._is_resumed and not self._is_parted_copy:
-            alike = self._alike(named[0], routes)
+            return () if is_former and not self.copies.is_resumed else None
+        if len(named) == 1 and self.copies.is_resumed and not self.copies.is_parted:
+            same = alike(named[0], routes)
             # a retained message is for the one SUBSCRIBE that it answers
-            if named[0] in alike and (named[0].passes_flags or not publish.retain):
-                return alike
+            if named[0] in same and (named[0].passes_flags or not publish.retain):
+                return same
         return named
-
-    @property
-    def _is_parted_copy(self) -> bool:
-        """Whether the last message was a further copy of one whose first copies came on an earlier connection."""
-        return self._last is not None and self._last.is_parted
 
     def kept(self, publish: Publish, ended: Sequence[Stream]) -> list[Stream]:
         """Return the streams that a message without receivers is for.
@@ -387,9 +271,9 @@ class Router:
 
         A shared route moves on to its next stream. The caller must not change the list.
         """
-        last = self._last
+        last = None
         if publish.qos:
-            self._last = None
+            last, self.copies.last = self.copies.last, None
         identifiers = publish.properties.subscriptions
         if not identifiers:
             return self._newcomer(publish.topic) if publish.retain else self._by_topic(publish.topic)
@@ -404,7 +288,7 @@ class Router:
                 routes = self._matching(publish.topic)
                 if known[0] in routes:
                     if len(routes) > 1 and publish.qos:
-                        return self._once(publish, known[0], routes, last)
+                        return self.copies.once(publish, known[0], routes, last)
                     return known[0].receivers()
         found = [self._identified[each] for each in identifiers if each in self._identified]
         if self._foreign_identifiers:
@@ -427,51 +311,6 @@ class Router:
             return found[0][0].receivers()
         # two identifiers may belong to an earlier and a later SUBSCRIBE of one route
         return [stream for route in dict.fromkeys(route for route, _ in found) for stream in route.receivers()]
-
-    def _once(self, publish: Publish, route: Route, routes: Sequence[Route], last: _LastCopy | None) -> list[Stream]:
-        """Return the streams of all ``routes`` for the first copy of a message, ``COVERED`` for the further ones.
-
-        On the connection that began the session each copy is for the streams of its own route.
-        """
-        alike = self._alike(route, routes)
-        content = _content(publish)
-        is_next = last is not None and last.is_followed_by(publish.id, content)
-        if route not in alike or len(alike) == 1:
-            if last is not None and is_next:  # between the copies for the others
-                self._last = last._replace(packet_id=publish.id)
-            return route.receivers()
-        if last is not None and is_next and last.is_parted and last.is_before(route):
-            self._last = last._replace(packet_id=publish.id, route=route)
-            return COVERED if route in last.served else route.receivers()
-        self._last = _LastCopy(publish.id, content, route, alike if self._is_resumed else ())
-        if not self._is_resumed:
-            return route.receivers()
-        if self._copies.is_further(content, route, alike):
-            return COVERED
-        return [stream for each in alike for stream in each.receivers()]
-
-    @staticmethod
-    def _alike(named: Route, routes: Sequence[Route]) -> list[Route]:
-        """Return those of ``routes`` that a single copy for ``named`` is for in a restored session.
-
-        It comes for the filter that the broker finds first. A message of this instance comes for filters without
-        ``noLocal`` alone. So a copy for one with it is of another client, and if the broker finds that filter first,
-        the copy may be the only one. A filter with ``noLocal`` that is found later gets what comes for itself.
-        """
-        if not named.no_local:
-            return [each for each in routes if each.qos and not (each.is_shared or each.no_local)]
-        alike = [each for each in routes if each.qos and not each.is_shared]
-        return alike if named is min(alike, key=lambda each: _place(each.pattern), default=None) else [named]
-
-    def add_heir(self, joint: Joint) -> None:
-        """Have ``joint`` take the messages of channels that it says are abandoned."""
-        self._heirs = [each for each in self._heirs if not each.ended and each is not joint]
-        self._heirs.append(joint)
-
-    def heir(self, topic: str) -> Stream | None:
-        """Return the stream that takes a message of an abandoned channel, which no stream matches."""
-        found = (each.heir(topic) for each in self._heirs if not each.ended)
-        return next((stream for stream in found if stream is not None), None)
 
     def _is_own(self, identifier: int) -> bool:
         return (identifier - 1 - self._first) % _MAX_IDENTIFIER < self._given

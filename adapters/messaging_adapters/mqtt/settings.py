@@ -122,6 +122,11 @@ class MqttSettings(TlsSettings):
         """Whether the broker keeps the session while this client is away."""
         return self.session_expiry > 0 if self.v5 else not self.clean_start
 
+    @property
+    def bridges_session(self) -> bool:
+        """Whether the broker keeps the session for planned reconnects alone; see :mod:`.session`."""
+        return self.v5 and self.has_provider and not self.persistent
+
 
 def check(url: BrokerUrl, settings: MqttSettings) -> None:
     """Refuse settings that contradict each other or the URL.

@@ -23,7 +23,7 @@ from messaging.errors import ConnectFailedError, ConnectionLostError, Subscripti
 from messaging.execution import clock
 from messaging_adapters.mqtt import handshake, packets
 from messaging_adapters.mqtt.capabilities import NO_SHARING
-from messaging_adapters.mqtt.link import Link
+from messaging_adapters.mqtt.connection import NetworkConnection
 
 if TYPE_CHECKING:
     from messaging_adapters.mqtt.handshake import Connack, Target
@@ -72,20 +72,20 @@ class Sharing:
         token = secrets.token_hex(8)
         probe = _Probe(f"{CHANNEL}/{token}/shared", f"{CHANNEL}/{token}/control")
         target = dataclasses.replace(target, client_id=f"probe{token}")
-        link = Link(target, probe)
+        connection = NetworkConnection(target, probe)
         options = handshake.subscribe_options(0, no_local=False, as_published=False, retain_handling=0)
         try:
             async with clock.timeout(target.connect_timeout):
-                await link.connect(clean_start=True, will=None)
+                await connection.connect(clean_start=True, will=None)
                 began = clock.monotonic()
                 answers = [
-                    await link.requests.subscribe(each, options, None, lambda _: False)
+                    await connection.requests.subscribe(each, options, None)
                     for each in (f"$share/{token}/{probe.shared}", probe.control)
                 ]
                 wait = min(max(_LEAST_WAIT, _WAIT_FACTOR * (clock.monotonic() - began)), _MOST_WAIT)
             if any(answer.code >= packets.FAILURE for answer in answers):
                 reason = "it refuses the subscriptions"
-            elif (found := await probe.outcome(link, wait)) is not None:
+            elif (found := await probe.outcome(connection, wait)) is not None:
                 return found
             elif probe.ended is None:
                 reason = "no message arrives"
@@ -96,7 +96,7 @@ class Sharing:
                 is_there = None  # the next subscription to a queue asks again
             reason = str(error) or "it does not answer in time"
         finally:
-            await link.close()
+            await connection.close()
         logger.warning(
             "%s: cannot find out whether the broker has shared subscriptions: %s on %s/#; without them "
             "queues stay empty; let this client use these channels, or set version=5",
@@ -106,7 +106,7 @@ class Sharing:
 
 
 class _Probe:
-    """Collects the messages on the probe's connection: ``link.Events``."""
+    """Collects the messages on the probe's connection: ``connection.Events``."""
 
     def __init__(self, shared: str, control: str) -> None:
         self.shared = shared
@@ -116,16 +116,16 @@ class _Probe:
         #: why the connection ended, if it was lost
         self.ended: ConnectionLostError | None = None
 
-    async def outcome(self, link: Link, wait: float) -> bool | None:
+    async def outcome(self, connection: NetworkConnection, wait: float) -> bool | None:
         """Publish, and return whether the message through the queue arrived; ``None`` if neither message did.
 
         Args:
-            link: connected and subscribed.
+            connection: connected and subscribed.
             wait: length of a round, seconds.
         """
         for _ in range(_ROUNDS):
             for channel in (self.shared, self.control):
-                link.writer.send(packets.plain_publish(channel))
+                connection.transport.send(packets.plain_publish(channel))
             try:
                 async with clock.timeout(wait):
                     while self.shared not in self._arrived and self.ended is None:
@@ -138,22 +138,26 @@ class _Probe:
             return True
         return False if self.control in self._arrived else None
 
-    def connected(self, link: Link, connack: Connack) -> None:
-        """See ``link.Events``."""
+    def connected(self, connection: NetworkConnection, connack: Connack) -> None:
+        """See ``connection.Events``."""
 
     def received(self, head: int, body: bytes) -> None:
-        """See ``link.Events``."""
+        """See ``connection.Events``."""
         if head & 0xF0 == packets.PUBLISH:
             self._arrived.add(packets.parse_publish(head, body, False).topic)
             self._changed.set()
 
     def received_all(self) -> None:
-        """See ``link.Events``."""
+        """See ``connection.Events``."""
 
-    def written(self, link: Link) -> None:
-        """See ``link.Events``."""
+    def written(self, sent: int) -> None:
+        """See ``connection.Events``."""
 
-    def lost(self, link: Link, error: ConnectionLostError) -> None:  # noqa: ARG002  # there is one link
-        """See ``link.Events``."""
+    def uses(self, packet_id: int) -> bool:  # noqa: ARG002  # it publishes with QoS 0
+        """See ``connection.Events``."""
+        return False
+
+    def lost(self, connection: NetworkConnection, error: ConnectionLostError) -> None:  # noqa: ARG002  # there is one
+        """See ``connection.Events``."""
         self.ended = error
         self._changed.set()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from messaging_adapters.mqtt.control import ControlClient
     from messaging_adapters.mqtt.handshake import Target
-    from messaging_adapters.mqtt.writing import Writer
+    from messaging_adapters.mqtt.transport import PacketEvents, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +34,10 @@ class Answer(NamedTuple):
 class SubscribeRequests:
     """The requests that the broker has not answered. On the loop."""
 
-    def __init__(self, target: Target, writer: Writer) -> None:
+    def __init__(self, target: Target, transport: Transport, events: PacketEvents) -> None:
         self._target = target
-        self._writer = writer
+        self._transport = transport
+        self._events = events
         self._loop = asyncio.get_running_loop()
         self._control: ControlClient | None = None
         #: by packet id, which is in use until the answer arrives
@@ -68,7 +69,6 @@ class SubscribeRequests:
         topic_filter: str,
         options: SubscribeOptions,
         identifier: int | None,
-        uses: Callable[[int], bool],
         read: Callable[[Answer], object] | None = None,
     ) -> Answer:
         """Subscribe and return the broker's answer.
@@ -77,20 +77,18 @@ class SubscribeRequests:
             topic_filter: what to subscribe to.
             options: made by :func:`.handshake.subscribe_options`.
             identifier: MQTT 5: the subscription identifier.
-            uses: returns whether a packet id is in use for a published message.
             read: called when the answer is read, before the packets that follow it.
 
         Raises:
             ConnectionLostError: the connection ended before the answer.
         """
         control = self._require_control()
-        request = self._request(*control.subscribe(topic_filter, options, identifier, self._taken(uses)), read)
+        request = self._request(*control.subscribe(topic_filter, options, identifier, self._is_taken), read)
         return await request
 
     async def unsubscribe(
         self,
         topic_filter: str,
-        uses: Callable[[int], bool],
         read: Callable[[Answer], object] | None = None,
         lost: Callable[[], object] | None = None,
     ) -> None:
@@ -100,7 +98,7 @@ class SubscribeRequests:
             ConnectionLostError: the connection ended before the answer.
         """
         self._require_control()
-        request = self.unsubscribe_soon(topic_filter, uses, read, lost)
+        request = self.unsubscribe_soon(topic_filter, read, lost)
         if request is None:
             return
         answer = await shielded(request)
@@ -114,7 +112,6 @@ class SubscribeRequests:
     def unsubscribe_soon(
         self,
         topic_filter: str,
-        uses: Callable[[int], bool],
         read: Callable[[Answer], object] | None = None,
         lost: Callable[[], object] | None = None,
     ) -> asyncio.Future[Answer] | None:
@@ -122,13 +119,12 @@ class SubscribeRequests:
 
         Args:
             topic_filter: what to unsubscribe from.
-            uses: as for :meth:`subscribe`.
             read: as for :meth:`subscribe`.
             lost: called when the connection has ended before the answer.
         """
         if self._control is None:
             return None
-        answer = self._request(*self._control.unsubscribe(topic_filter, self._taken(uses)), read)
+        answer = self._request(*self._control.unsubscribe(topic_filter, self._is_taken), read)
         self._ending[topic_filter] = answer
 
         def answered(_: asyncio.Future[Answer]) -> None:
@@ -159,8 +155,8 @@ class SubscribeRequests:
                 read(told)
             answer.set_result(told)
 
-    def _taken(self, uses: Callable[[int], bool]) -> Callable[[int], bool]:
-        return lambda packet_id: packet_id in self.pending or uses(packet_id)
+    def _is_taken(self, packet_id: int) -> bool:
+        return packet_id in self.pending or self._events.uses(packet_id)
 
     def _require_control(self) -> ControlClient:
         if self._control is None:
@@ -174,5 +170,5 @@ class SubscribeRequests:
         answer = self.pending[packet_id] = self._loop.create_future()
         if read is not None:
             self._readers[packet_id] = read
-        self._writer.send(packet)
+        self._transport.send(packet)
         return answer

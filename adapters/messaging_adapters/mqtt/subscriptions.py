@@ -14,23 +14,20 @@ from messaging.execution import clock
 from messaging.model import Features
 from messaging_adapters.mqtt import handshake, packets
 from messaging_adapters.mqtt.capabilities import NO_LOCAL, RETAIN_AS_PUBLISHED, RETAIN_HANDLING
-from messaging_adapters.mqtt.grants import is_unacknowledged
 from messaging_adapters.mqtt.mapping import PACKET_ID
 from messaging_adapters.mqtt.sharing import Sharing
-from messaging_adapters.mqtt.streams import filter_of
+from messaging_adapters.mqtt.streams import filter_of, shown
 
 if TYPE_CHECKING:
     from messaging.adapter import Sink
     from messaging.model import Capabilities, SubscriptionSpec
-    from messaging_adapters.mqtt.grants import Grants
-    from messaging_adapters.mqtt.handshake import Connack, Target
+    from messaging_adapters.mqtt.connection import NetworkConnection
+    from messaging_adapters.mqtt.handshake import Connack, Grants, Target
+    from messaging_adapters.mqtt.in_flight import InFlightWindow
     from messaging_adapters.mqtt.inbound import Inbound
-    from messaging_adapters.mqtt.joint import Joint
-    from messaging_adapters.mqtt.link import Link
-    from messaging_adapters.mqtt.outbound import Outbound
     from messaging_adapters.mqtt.router import Router
     from messaging_adapters.mqtt.settings import MqttSettings
-    from messaging_adapters.mqtt.streams import Route, Stream
+    from messaging_adapters.mqtt.streams import Joint, Route, Stream
     from messaging_adapters.mqtt.subscribe_requests import Answer
 
 logger = logging.getLogger(__name__)
@@ -39,43 +36,44 @@ logger = logging.getLogger(__name__)
 ORPHAN_TIMEOUT: Final = 30.0
 
 
-class Owner(Protocol):
-    """The adapter, as its subscriptions see it."""
+class Instance(Protocol):
+    """The adapter, as its session sees it."""
 
     settings: MqttSettings
     name: str
     capabilities: Capabilities
-    grants: Grants
 
 
 class Subscriptions:
     """The subscriptions of one instance. On the loop.
 
     Args:
-        owner: the instance: its name, settings and features.
-        outbound: knows the packet ids that are in use.
+        window: knows when a packet id is free.
     """
 
-    def __init__(self, owner: Owner, router: Router, inbound: Inbound, outbound: Outbound) -> None:
-        self._owner = owner
+    def __init__(
+        self, instance: Instance, grants: Grants, router: Router, inbound: Inbound, window: InFlightWindow
+    ) -> None:
+        self._instance = instance
+        self._grants = grants
         self._router = router
         self._inbound = inbound
-        self._outbound = outbound
-        self._persistent = owner.settings.persistent
+        self._window = window
+        self._persistent = instance.settings.persistent
         self._sharing = Sharing()
-        self._link: Link | None = None
+        self._connection: NetworkConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
         #: filters of an earlier process, whose subscriptions are to end on the next connection
         self._abandoned: dict[str, None] = {}
         self._connack: Connack | None = None
 
-    def connected(self, link: Link, connack: Connack) -> None:
+    def connected(self, connection: NetworkConnection, connack: Connack) -> None:
         """Use a new connection; end the subscriptions that the broker did not confirm to end on an earlier one.
 
         That waits for the streams that subscribe again: between an UNSUBSCRIBE and the next SUBSCRIBE, a session would
         miss messages.
         """
-        self._link = link
+        self._connection = connection
         self._connack = connack
         if not connack.session_present:
             self._abandoned.clear()
@@ -84,16 +82,16 @@ class Subscriptions:
 
     def disconnected(self) -> None:
         """Note that the connection is lost."""
-        self._link = None
+        self._connection = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def end_orphans(self) -> None:
         """End the subscriptions that were to end on an earlier connection, and that no stream has taken over."""
-        if self._link is not None:
+        if self._connection is not None:
             for stream in self._router.orphans.values():
-                self._unsubscribe_soon(self._link, stream)
+                self._unsubscribe_soon(self._connection, stream)
                 self._inbound.leftovers.drop(stream)
             self._router.orphans.clear()
             abandoned, self._abandoned = self._abandoned, {}
@@ -101,13 +99,11 @@ class Subscriptions:
                 if not self._router.has(topic_filter):
                     self._leave_abandoned(topic_filter)
 
-    def _unsubscribe_soon(self, link: Link, stream: Stream) -> None:
+    def _unsubscribe_soon(self, connection: NetworkConnection, stream: Stream) -> None:
         """Unsubscribe the filter of a removed stream, again on the next connection if this one ends unanswered."""
         topic_filter = stream.route.filter
-        link.requests.unsubscribe_soon(
-            topic_filter, self._outbound.uses, partial(self._unsubscribed, topic_filter),
-            partial(self._router.orphan, stream),
-        )  # fmt: skip
+        read, lost = partial(self._unsubscribed, topic_filter), partial(self._router.orphan, stream)
+        connection.requests.unsubscribe_soon(topic_filter, read, lost)
 
     def _unsubscribed(self, topic_filter: str, answer: Answer) -> None:
         """Process the answer to the UNSUBSCRIBE of removed streams."""
@@ -124,11 +120,11 @@ class Subscriptions:
             joint: the joint subscription that it becomes part of.
         """
         queue, custom = spec.options.queue, spec.options.custom
-        link, connack = self._link, self._connack
-        if link is None or connack is None:
+        connection, connack = self._connection, self._connack
+        if connection is None or connack is None:
             raise ConnectionLostError(f"no connection to {target}")
         # messages on their way to an earlier stream of the filter are not for this one
-        await link.requests.unsubscribed(filter_of(queue, spec.channel))
+        await connection.requests.unsubscribed(filter_of(queue, spec.channel))
         stream = self._router.add(
             queue,
             spec.channel,
@@ -154,10 +150,10 @@ class Subscriptions:
                 joint.left(stream)
 
         try:
-            await self._outbound.free_id()
+            await self._window.free_id()
             qos = route.qos
             identifier = self._router.identify(stream) if connack.identifiers else None
-            if not (self._owner.settings.v5 and connack.identifiers):
+            if not (self._instance.settings.v5 and connack.identifiers):
                 self._warn_of_overlap(route)
             wanted = handshake.subscribe_options(
                 qos,
@@ -167,9 +163,9 @@ class Subscriptions:
                 retain_handling=2 if route.is_shared else custom.get(RETAIN_HANDLING, 0),
             )
             if route.differs:
-                self._end_differing(link, route)
+                self._end_differing(connection, route)
             route.held.add(route.options)
-            answer = await link.requests.subscribe(route.filter, wanted, identifier, self._outbound.uses, read)
+            answer = await connection.requests.subscribe(route.filter, wanted, identifier, read)
         except BaseException:
             # a session may have the subscription from an earlier attempt or process: it keeps it for the next one
             self._withdraw(stream, is_at_broker=not self._persistent)
@@ -182,11 +178,11 @@ class Subscriptions:
             raise SubscriptionRefusedError(
                 f"{target} refused {shown(spec)}: {reason}", code=answer.code, detail=answer.detail
             )
-        self._owner.grants.subscribed(target, route.filter, asked, answer.code)
+        self._grants.subscribed(target, route.filter, asked, answer.code)
         route.confirmed = route.confirmed or qos == route.qos
         return stream
 
-    def _end_differing(self, link: Link, route: Route) -> None:
+    def _end_differing(self, connection: NetworkConnection, route: Route) -> None:
         """End the subscription that the broker has to a filter, or may have, for the sake of other options.
 
         By MQTT 5, 3.8.4, SUBSCRIBE alone replaces it, and loses no message. But mosquitto up to 2.0 keeps the options
@@ -195,7 +191,7 @@ class Subscriptions:
         logger.warning(
             "mqtt '%s': the subscription to %r gets other values of noLocal or retainAsPublished: it is ended and made "
             "again; a message that the broker receives in the moment between is lost",
-            self._owner.name, route.filter,
+            self._instance.name, route.filter,
         )  # fmt: skip
         ended = route.held - {route.options}
 
@@ -206,20 +202,20 @@ class Subscriptions:
             logger.warning(
                 "mqtt '%s': the broker refused to end the subscription to %r: %s; it may keep its values of noLocal "
                 "and retainAsPublished; use another instance, or end the session",
-                self._owner.name, route.filter, handshake.reason_name(answer.code, answer.detail),
+                self._instance.name, route.filter, handshake.reason_name(answer.code, answer.detail),
             )  # fmt: skip
 
-        link.requests.unsubscribe_soon(route.filter, self._outbound.uses, read)
+        connection.requests.unsubscribe_soon(route.filter, read)
 
     async def check_sharing(self, target: Target, spec: SubscriptionSpec) -> None:
         """Refuse a queue if the broker has no shared subscriptions; see :mod:`.sharing`."""
-        if spec.options.queue is None or self._owner.settings.v5:
+        if spec.options.queue is None or self._instance.settings.v5:
             return
         try:
             await self._sharing.require(target)
         except SubscriptionRefusedError:
-            features = self._owner.capabilities.features - {Features.POINT_TO_POINT, Features.EXTENSION_QUEUE}
-            self._owner.capabilities = replace(self._owner.capabilities, features=features)
+            features = self._instance.capabilities.features - {Features.POINT_TO_POINT, Features.EXTENSION_QUEUE}
+            self._instance.capabilities = replace(self._instance.capabilities, features=features)
             raise
 
     def _warn_of_overlap(self, route: Route) -> None:
@@ -228,7 +224,7 @@ class Subscriptions:
             logger.warning(
                 "mqtt '%s': subscriptions to %r (QoS %d) and %r (QoS %d) overlap: without MQTT 5 a message for both "
                 "may come with QoS 0, and without acknowledgement; give both the same qos",
-                self._owner.name, route.filter, route.qos, other.filter, other.qos,
+                self._instance.name, route.filter, route.qos, other.filter, other.qos,
             )  # fmt: skip
 
     def _withdraw(self, stream: Stream, *, is_at_broker: bool) -> None:
@@ -244,8 +240,8 @@ class Subscriptions:
         if stream.route.is_kept and stream.route.streams == [stream] and not is_at_broker:
             self._router.detach(stream)  # as it was before
         elif self._router.remove(stream) and is_at_broker:
-            if self._link is not None:
-                self._unsubscribe_soon(self._link, stream)
+            if self._connection is not None:
+                self._unsubscribe_soon(self._connection, stream)
             else:
                 self._router.orphan(stream)
 
@@ -269,18 +265,18 @@ class Subscriptions:
 
         if len(stream.route.streams) > 1:
             part()
-        elif self._link is None:
+        elif self._connection is None:
             raise ConnectionLostError(f"no connection to end the subscription to {pattern!r}")
         else:
-            await self._link.requests.unsubscribe(stream.route.filter, self._outbound.uses, read)
+            await self._connection.requests.unsubscribe(stream.route.filter, read)
 
     def _leave_abandoned(self, topic_filter: str) -> None:
         """Unsubscribe a filter of an earlier process, on the next connection if this one ends unanswered."""
-        if self._link is None:
+        if self._connection is None:
             self._abandoned[topic_filter] = None
         else:
             lost = partial(self._abandoned.setdefault, topic_filter, None)
-            self._link.requests.unsubscribe_soon(topic_filter, self._outbound.uses, lost=lost)
+            self._connection.requests.unsubscribe_soon(topic_filter, lost=lost)
 
     async def unsubscribe_joint(self, joint: Joint) -> None:
         """End a joint subscription; see ``Adapter.unsubscribe``."""
@@ -303,13 +299,13 @@ class Subscriptions:
             self._end(stream)
         if not self._router.remove(stream):
             return
-        if self._link is not None:
+        if self._connection is not None:
             leftovers = self._inbound.leftovers
             with leftovers.departing(stream) if self._persistent else contextlib.nullcontext():
                 # a session that outlives the connection may keep the subscription if the broker has not answered
                 lost = partial(self._router.orphan, stream)
                 read = partial(self._unsubscribed, route.filter)
-                await self._link.requests.unsubscribe(route.filter, self._outbound.uses, read, lost)
+                await self._connection.requests.unsubscribe(route.filter, read, lost)
         else:
             self._router.orphan(stream)
 
@@ -338,10 +334,4 @@ class Subscriptions:
 
 
 def _is_refused(answer: Answer, asked: int) -> bool:
-    return answer.code >= packets.FAILURE or is_unacknowledged(asked, answer.code)
-
-
-def shown(spec: SubscriptionSpec) -> str:
-    """Return the text that names a subscription in errors."""
-    queue = f" (queue {spec.options.queue!r})" if spec.options.queue is not None else ""
-    return f"the subscription to {spec.channel!r}{queue}"
+    return answer.code >= packets.FAILURE or handshake.is_unacknowledged(asked, answer.code)

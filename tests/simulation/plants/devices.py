@@ -39,9 +39,9 @@ DEVICES = (
         "devices",
         (
             Edit(
-                "adapters/messaging_adapters/mqtt/link.py",
-                "            self.writer.finish(self._control.disconnect(session_expiry))\n",
-                '            self._control.disconnect(session_expiry)\n            self.writer.finish(b"")\n',
+                "adapters/messaging_adapters/mqtt/connection.py",
+                "            self.transport.finish(self._control.disconnect(session_expiry))\n",
+                '            self._control.disconnect(session_expiry)\n            self.transport.finish(b"")\n',
             ),
         ),
         "tests/mqtt/test_connection.py::test_closing_in_good_order_publishes_no_will_even_with_unread_data",
@@ -52,7 +52,7 @@ DEVICES = (
         "devices",
         (
             Edit(
-                "adapters/messaging_adapters/mqtt/last_will.py",
+                "adapters/messaging_adapters/mqtt/connect.py",
                 "            self._outgoing.confirm()\n            self._outgoing = None\n",
                 "            self._outgoing.confirm()\n            self._outgoing = self.will = None\n",
             ),

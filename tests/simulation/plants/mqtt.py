@@ -33,8 +33,8 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/messaging_adapters/mqtt/adapter.py",
-                "        self._subscriptions.end_orphans()\n",
+                "adapters/messaging_adapters/mqtt/session.py",
+                "        self.subscriptions.end_orphans()\n",
                 "",
             ),
         ),
@@ -46,9 +46,9 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/messaging_adapters/mqtt/outbound.py",
-                "self._unresumed.extendleft(reversed(self._handshakes.values()))",
-                "self._unresumed.extendleft(self._handshakes.values())",
+                "adapters/messaging_adapters/mqtt/in_flight.py",
+                "self.unresumed.extendleft(reversed(self.handshakes.values()))",
+                "self.unresumed.extendleft(self.handshakes.values())",
             ),
         ),
         "tests/mqtt/test_session.py::test_a_resumed_session_finishes_every_handshake_in_order_within_the_window",
@@ -59,10 +59,10 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/messaging_adapters/mqtt/outbound.py",
+                "adapters/messaging_adapters/mqtt/in_flight.py",
                 """\
         if not connack.session_present:
-            for handshake in self._unresumed:
+            for handshake in self.unresumed:
                 handshake.released = False
 """,
                 "",
@@ -102,7 +102,7 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/messaging_adapters/mqtt/adapter.py",
+                "adapters/messaging_adapters/mqtt/session.py",
                 "        await_claims = connack.session_present\n",
                 "        await_claims = False\n",
             ),
@@ -146,9 +146,9 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/messaging_adapters/mqtt/adapter.py",
-                "        if await_claims:\n            self._inbound",
-                "        if of_earlier:\n            self._inbound",
+                "adapters/messaging_adapters/mqtt/session.py",
+                "        if await_claims:\n            self.inbound",
+                "        if of_earlier:\n            self.inbound",
             ),
         ),
         "tests/mqtt/test_ended_streams.py"
@@ -217,10 +217,9 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/messaging_adapters/mqtt/adapter.py",
-                "    # an answer after DISCONNECT would be lost: it is sent when the broker sends its message again\n"
-                "    adapter._inbound.disconnected()\n",
-                "",
+                "adapters/messaging_adapters/mqtt/session.py",
+                "sends its message again\n        self.inbound.disconnected()\n",
+                "sends its message again\n",
             ),
         ),
         "tests/mqtt/test_credentials.py::test_a_message_that_is_settled_during_the_reconnect_is_not_delivered_twice",
@@ -231,9 +230,9 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/messaging_adapters/mqtt/adapter.py",
-                "        await link.close(expiry, takes_late=True)",
-                "        await link.close(expiry)",
+                "adapters/messaging_adapters/mqtt/session.py",
+                "            await connection.close(expiry, takes_late=True)",
+                "            await connection.close(expiry)",
             ),
         ),
         "tests/mqtt/test_credentials.py::test_messages_with_qos_0_are_received_up_to_the_end_of_the_connection",
@@ -247,7 +246,7 @@ MQTT = (
                 "adapters/messaging_adapters/mqtt/router.py",
                 """\
                     if len(routes) > 1 and publish.qos:
-                        return self._once(publish, known[0], routes, last)
+                        return self.copies.once(publish, known[0], routes, last)
 """,
                 "",
             ),
@@ -260,9 +259,9 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/messaging_adapters/mqtt/link.py",
-                "self._finished is None and self._keepalive.is_lost(wire, self.writer):",
-                "self._finished is None and self._keepalive.is_lost(wire, self.writer) is None:",
+                "adapters/messaging_adapters/mqtt/connection.py",
+                "self._finished is None and self._keepalive.is_lost():",
+                "self._finished is None and self._keepalive.is_lost() is None:",
             ),
         ),
         "tests/mqtt/test_keepalive.py::test_a_silent_broker_is_lost_within_twice_the_keepalive",

@@ -1,23 +1,71 @@
-"""The last will of an instance, until the broker has registered or refused it."""
+"""What CONNECT says of an instance: its broker and client, and its last will."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
-from messaging.errors import AuthenticationError, PayloadTooLargeError, PublishRefusedError
+from messaging.connection.proxies import parse_proxy
+from messaging.connection.tls import ClientTls
+from messaging.errors import AuthenticationError, MissingExtraError, PayloadTooLargeError, PublishRefusedError
+from messaging_adapters.mqtt import settings as options
 from messaging_adapters.mqtt.capabilities import WILL_DELAY
-from messaging_adapters.mqtt.handshake import Will
+from messaging_adapters.mqtt.handshake import Target, Will
 
 if TYPE_CHECKING:
     from messaging.errors import ConnectFailedError
-    from messaging.model import Outgoing
+    from messaging.model import BrokerUrl, Outgoing
     from messaging_adapters.mqtt.mapping import Codec
+    from messaging_adapters.mqtt.settings import MqttSettings
 
-#: bytes
+#: seconds that the broker keeps the session of a bridged connection that is lost: the least there is. DISCONNECT may
+#: change the time only if CONNECT asked for more than none (MQTT 5, 3.14.2.2.2).
+_SHORTEST: Final = 1
+#: bytes of the payload of a will
 _MAX_PAYLOAD: Final = 65_535
 #: reasons of a refusing CONNACK that blame the will: topic invalid, payload format, retain and QoS not supported
 _REFUSALS: Final = ("Topic name invalid", "Payload format invalid", "Retain not supported", "QoS not supported")
+
+
+def target_of(url: BrokerUrl, settings: MqttSettings, name: str) -> Target:
+    """Return where to connect to, and as which client."""
+    username, password = options.credentials(url, settings)
+    secure = url.scheme in options.SECURE
+    target = Target(
+        host=url.host,
+        port=url.port or options.PORTS[url.scheme],
+        tls=ClientTls(settings, url.label(name)) if secure else None,
+        proxy=parse_proxy(settings.proxy),
+        v5=settings.v5,
+        client_id=options.client_id(settings, name),
+        username=username,
+        password=password,
+        auth_method=settings.auth_method,
+        keepalive=settings.keepalive,
+        connect_timeout=settings.connect_timeout,
+        session_expiry=_SHORTEST if settings.bridges_session else settings.session_expiry,
+        receive_maximum=settings.receive_maximum,
+        topic_alias_maximum=settings.topic_alias_maximum if settings.v5 else 0,
+        maximum_packet_size=settings.max_packet_size,
+        name=name,
+        follows_redirects=settings.follow_redirects,
+    )
+    if url.scheme not in options.WEB:
+        return target
+    try:
+        from messaging_adapters.mqtt import websocket
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "websockets":
+            raise
+        raise MissingExtraError("ws", f"{url.scheme}://") from error
+    path = "/" + quote(url.path or options.WEB_PATH)
+    web = functools.partial(
+        websocket.WebSocket, path=path, secure=secure, headers=settings.ws_headers, query=settings.ws_query
+    )
+    return dataclasses.replace(target, web=web)
 
 
 class LastWill:
