@@ -1,4 +1,4 @@
-"""PUBLISH and its acknowledgements as bytes: compared with paho's own, and robust against any bytes."""
+"""Packets as bytes: compared with paho's own, and robust against any bytes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from messaging.testing.tables import table
 from messaging_adapters.mqtt import packets
@@ -90,6 +91,58 @@ def test_paho_makes_packets_we_read(
     assert not publish.dup
     if v5:
         assert same(publish.properties, given)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["5", "3.1.1"])
+def subscriber(request: pytest.FixtureRequest) -> tuple[bool, MemorySocket]:
+    """Whether it is MQTT 5, and the socket of a connected paho."""
+    v5 = request.param
+    memory = MemorySocket(CallbackAPIVersion.VERSION2, "c", protocol=mqtt.MQTTv5 if v5 else mqtt.MQTTv311)
+    memory.connect(memory.client.connect)
+    memory.take()
+    return v5, memory
+
+
+@given(
+    TOPIC, st.integers(0, 2), st.booleans(), st.booleans(), st.integers(0, 2), st.none() | st.integers(1, 268_435_455)
+)
+def test_subscribe_and_unsubscribe_are_what_paho_makes(
+    subscriber: tuple[bool, MemorySocket],
+    topic: str,
+    qos: int,
+    no_local: bool,
+    as_published: bool,
+    retain: int,
+    identifier: int | None,
+) -> None:
+    v5, memory = subscriber
+    options = packets.subscribe_options(qos, no_local=no_local, as_published=as_published, retain_handling=retain)
+    if v5:
+        given = PahoProperties(PacketTypes.SUBSCRIBE)  # type: ignore[no-untyped-call]
+        if identifier is not None:
+            given.SubscriptionIdentifier = identifier
+        wanted = SubscribeOptions(qos, no_local, as_published, retain)
+        _, packet_id = memory.client.subscribe(topic, options=wanted, properties=given)
+    else:
+        _, packet_id = memory.client.subscribe(topic, qos)
+    assert packet_id is not None
+    assert packets.subscribe(packet_id, topic, options, v5, identifier) == memory.take()
+    _, packet_id = memory.client.unsubscribe(topic)
+    assert packet_id is not None
+    assert packets.unsubscribe(packet_id, topic, v5) == memory.take()
+
+
+@table("expiry", [None, 0, 60])
+def test_disconnect_is_what_paho_makes(expiry: int | None) -> None:
+    memory = MemorySocket(CallbackAPIVersion.VERSION2, "c", protocol=mqtt.MQTTv5)
+    memory.connect(memory.client.connect)
+    memory.take()
+    given = None
+    if expiry is not None:
+        given = PahoProperties(PacketTypes.DISCONNECT)  # type: ignore[no-untyped-call]
+        given.SessionExpiryInterval = expiry
+    memory.client.disconnect(properties=given)
+    assert packets.disconnect(session_expiry=expiry) == memory.take()
 
 
 @given(properties())

@@ -15,7 +15,7 @@ from messaging.errors import AuthenticationError, ConnectFailedError, Connection
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
-from messaging_adapters.mqtt import handshake, packets, paho_socket
+from messaging_adapters.mqtt import packets, paho_socket
 from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.conftest import both_versions
 from tests.mqtt.harness import Core, connected, lasting
@@ -144,7 +144,7 @@ def test_closing_while_it_connects_leaves_no_socket(way: str) -> None:
 
 async def test_packet_ids_in_use_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     async with session() as (core, _, connection):
-        options = handshake.subscribe_options(0, no_local=False, as_published=False, retain_handling=0)
+        options = packets.subscribe_options(0, no_local=False, as_published=False, retain_handling=0)
         established = core.adapter.session.connection
         assert established is not None
         monkeypatch.setattr(core.adapter.session, "uses", lambda each: each < 200)

@@ -10,16 +10,16 @@ subscriptions       streams at the broker; sharing: whether a 3.1.1 broker has s
 mapping             contexts as properties (MQTT 5) or in an envelope (3.1.1)
 connection          one connection: connecting, control packets, keepalive
 transport, reading  its socket: gathered writes; when to read
-packets             packets of messages as bytes; control: the other packets, by paho
+packets             packets as bytes; control: those of paho
 settings, connect   the options of a URL, and what CONNECT says
 ==================  ==================================================================================
 
 Data goes down: session, transport. Only outcomes come up, once: what was received, written or lost.
 
-paho makes CONNECT, SUBSCRIBE, UNSUBSCRIBE and DISCONNECT, and reads CONNACK and DISCONNECT. The connection is this
-package's own: PUBLISH packets, all answers and pings are read from and written to its buffers and do not pass through
-paho. That takes several times fewer steps per message, and keeps the state of every handshake in one place: which
-packet ids are in use, which packets to send again after reconnecting, and which acknowledgements are still owed.
+paho makes CONNECT, and reads CONNACK and the broker's DISCONNECT. All other packets are this package's own, read from
+and written to its own connection. That takes several times fewer steps per message, and keeps the state of every
+handshake in one place: which packet ids are in use, which packets to send again after reconnecting, and which
+acknowledgements are still owed.
 """
 
 from messaging_adapters.mqtt.adapter import MqttAdapter

@@ -3,7 +3,7 @@
 ================================  ==========================================================================
 :mod:`.transport`                 TCP, TLS and WebSocket; gathered writes
 :mod:`.reading`                   when to read; bytes as packets
-:mod:`.control`                   control packets, by paho
+:mod:`.control`                   CONNECT and CONNACK, by paho
 :mod:`.subscribe_requests`        SUBSCRIBE, UNSUBSCRIBE and their answers
 ================================  ==========================================================================
 
@@ -170,7 +170,7 @@ class NetworkConnection:
             self.end(result)
             return
         self.is_up = True
-        self.requests.open(self._control)
+        self.requests.is_open = True
         self._keepalive.interval = float(handshake.agreed_keepalive(self.target.keepalive, result.keepalive))
         self._events.connected(self, result)
         if not self._connack.done():
@@ -255,16 +255,16 @@ class NetworkConnection:
 
         Closing at once could reset the connection: the broker would take that for a loss and publish the will.
         """
-        if not self.is_up or self._control is None or self._finished is not None:
+        if not self.is_up or self._finished is not None:
             self._dispose()
             return
         self.reader.drain(takes_late=takes_late)
         if self.closed:  # by a packet that was read already
             return
         self._finished = self._loop.create_future()
-        self.requests.close()
+        self.requests.is_open = False
         try:
-            self.transport.finish(self._control.disconnect(session_expiry))
+            self.transport.finish(packets.disconnect(session_expiry=session_expiry))
             await clock.wait([self._finished], timeout=_CLOSE_TIMEOUT)
         finally:
             self._dispose()

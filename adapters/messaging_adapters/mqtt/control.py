@@ -1,8 +1,8 @@
-"""Control packets, by paho-mqtt: makes CONNECT, SUBSCRIBE, UNSUBSCRIBE, DISCONNECT, and reads CONNACK and DISCONNECT.
+"""The MQTT handshake by paho-mqtt: makes CONNECT, and reads CONNACK and DISCONNECT.
 
-For each connection there is a new client, so that no queue, no half-read packet and no message to send again is left
-in it. paho's callbacks run while it holds a lock and is in the middle of a packet, and an exception would leave it
-there. So they only note the result.
+For each connection there is a new client, so that no queue and no half-read packet is left in it. paho's callbacks run
+while it holds a lock and is in the middle of a packet, and an exception would leave it there. So they only note the
+result.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ from messaging_adapters.mqtt import handshake, packets
 from messaging_adapters.mqtt.paho_socket import new_socket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from paho.mqtt.properties import Properties as PahoProperties
     from paho.mqtt.reasoncodes import ReasonCode
-    from paho.mqtt.subscribeoptions import SubscribeOptions
 
     from messaging.errors import BrokerError
     from messaging_adapters.mqtt.handshake import Connack, Target, Will
@@ -32,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 #: return codes of MQTT 3.1.1 that paho takes for protocol errors, and the reason codes that mean the same
 _RETURN_CODES: Final = {b"\x01": 0x84, b"\x02": 0x85}
-_MAX_ID: Final = 65_535
 
 
 class ControlClient:
@@ -84,42 +80,6 @@ class ControlClient:
                 properties.AuthenticationData = target.password.get_secret_value().encode()
             options = {"clean_start": self._clean_start, "properties": properties}
         self._socket.connect(lambda host, port: self._client.connect(host, port, target.keepalive, **options))
-        return self._socket.take()
-
-    def subscribe(
-        self, topic_filter: str, options: SubscribeOptions, identifier: int | None, is_taken: Callable[[int], bool]
-    ) -> tuple[int, bytes]:
-        """Return the packet id of a SUBSCRIBE, for which ``is_taken`` is false, and the packet."""
-        if not self._target.v5:
-            return self._make(lambda: self._client.subscribe(topic_filter, options.QoS), is_taken)
-        properties = handshake.new_properties(PacketTypes.SUBSCRIBE)
-        if identifier is not None:
-            properties.SubscriptionIdentifier = identifier
-        return self._make(
-            lambda: self._client.subscribe(topic_filter, options=options, properties=properties), is_taken
-        )
-
-    def unsubscribe(self, topic_filter: str, is_taken: Callable[[int], bool]) -> tuple[int, bytes]:
-        """Return the packet id of an UNSUBSCRIBE, for which ``is_taken`` is false, and the packet."""
-        return self._make(lambda: self._client.unsubscribe(topic_filter), is_taken)
-
-    def _make(self, make: Callable[[], tuple[Any, int | None]], is_taken: Callable[[int], bool]) -> tuple[int, bytes]:
-        # paho counts its packet ids and knows nothing of those of published messages: packets that meet one are dropped
-        for _ in range(_MAX_ID):
-            _, packet_id = make()
-            packet = self._socket.take()
-            if packet_id is not None and not is_taken(packet_id):
-                return packet_id, packet
-        raise ConnectionLostError(f"{self._target}: all packet ids are in use")
-
-    def disconnect(self, session_expiry: int | None = None) -> bytes:
-        """Return DISCONNECT. MQTT 5: with how long the broker keeps the session from now on, seconds."""
-        if session_expiry is None:
-            self._client.disconnect()
-        else:
-            properties = handshake.new_properties(PacketTypes.DISCONNECT)
-            properties.SessionExpiryInterval = session_expiry
-            self._client.disconnect(properties=properties)
         return self._socket.take()
 
     def read(self, head: int, body: bytes) -> Connack | BrokerError:

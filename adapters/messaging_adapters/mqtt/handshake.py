@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from paho.mqtt.reasoncodes import ReasonCode
-from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from messaging.bounded import BoundedCache
 from messaging.errors import (
@@ -242,11 +241,6 @@ def with_detail(reason: str, detail: str | None) -> str:
 def new_properties(kind: int) -> PahoProperties:
     """Return empty properties for a packet type of paho."""
     return _new_properties(kind)
-
-
-def subscribe_options(qos: int, *, no_local: bool, as_published: bool, retain_handling: int) -> SubscribeOptions:
-    """Return the options of a SUBSCRIBE."""
-    return SubscribeOptions(qos, no_local, as_published, retain_handling)
 
 
 def will_properties(will: Will) -> PahoProperties:

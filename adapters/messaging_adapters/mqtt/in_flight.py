@@ -20,7 +20,7 @@ WINDOW_V5: Final = 1024
 #: smaller windows are refilled at once
 _SMALL: Final = 16
 _MAX_ID: Final = 65_535
-#: first packet id of an instance: half of all ids away from 1, where paho begins for SUBSCRIBE
+#: first packet id of an instance: half of all ids away from 1, where SUBSCRIBE begins
 FIRST_ID: Final = 32_768
 
 

@@ -1,4 +1,4 @@
-"""Packets as bytes: PUBLISH and its acknowledgements (MQTT 3.3 to 3.7), and the packets of a stream. No I/O."""
+"""Packets as bytes: all but CONNECT, CONNACK and the broker's DISCONNECT, see :mod:`.control`. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ PUBACK: Final = 0x40
 PUBREC: Final = 0x50
 PUBREL: Final = 0x60
 PUBCOMP: Final = 0x70
+SUBSCRIBE: Final = 0x80
 SUBACK: Final = 0x90
+UNSUBSCRIBE: Final = 0xA0
 UNSUBACK: Final = 0xB0
 PINGREQ: Final = 0xC0
 PINGRESP: Final = 0xD0
@@ -208,9 +210,35 @@ def parse_answer(body: bytes, v5: bool) -> tuple[int, bytes, str | None]:
     return packet_id, body[at:], reason
 
 
-def disconnect(code: int) -> bytes:
-    """Encode a DISCONNECT of MQTT 5 with a reason code."""
-    return bytes((DISCONNECT, 2, code, 0))
+def subscribe_options(qos: int, *, no_local: bool, as_published: bool, retain_handling: int) -> int:
+    """Return the options of a SUBSCRIBE (MQTT 5, 3.8.3.1)."""
+    return qos | no_local << 2 | as_published << 3 | retain_handling << 4
+
+
+def subscribe(packet_id: int, topic_filter: str, options: int, v5: bool, identifier: int | None) -> bytes:
+    """Encode a SUBSCRIBE to one filter. MQTT 3.1.1 has no identifier, and no options but the QoS."""
+    properties = b""
+    if v5:
+        properties = b"" if identifier is None else b"\x0b" + varint(identifier)
+        properties = varint(len(properties)) + properties
+    subscription = text(topic_filter) + bytes((options if v5 else options & 3,))
+    return _request(SUBSCRIBE, packet_id, properties + subscription)
+
+
+def unsubscribe(packet_id: int, topic_filter: str, v5: bool) -> bytes:
+    """Encode an UNSUBSCRIBE of one filter."""
+    return _request(UNSUBSCRIBE, packet_id, (b"\0" if v5 else b"") + text(topic_filter))
+
+
+def _request(kind: int, packet_id: int, rest: bytes) -> bytes:
+    return bytes((kind | 2,)) + varint(2 + len(rest)) + packet_id.to_bytes(2, "big") + rest
+
+
+def disconnect(code: int = 0, session_expiry: int | None = None) -> bytes:
+    """Encode a DISCONNECT. MQTT 5: with a reason code, and how long the broker keeps the session, seconds."""
+    if session_expiry is not None:
+        return bytes((DISCONNECT, 7, code, 5, 0x11)) + session_expiry.to_bytes(4, "big")
+    return bytes((DISCONNECT, 2, code, 0)) if code else bytes((DISCONNECT, 0))
 
 
 def auth(reason: int, method: str, data: bytes) -> bytes:

@@ -10,8 +10,8 @@ the package. So paho needs a socket whose other end is in this process. There ar
                             other releases.
 ==========================  ==========================================================================================
 
-Both carry only CONNECT, CONNACK, SUBSCRIBE, UNSUBSCRIBE and DISCONNECT. Messages are equally fast with either, and
-connecting is, too (2 ms of CPU). The first opens no listening socket, which a sandbox may forbid, and no descriptors.
+Both carry only CONNECT, CONNACK and DISCONNECT. Messages are equally fast with either, and connecting is, too (2 ms of
+CPU). The first opens no listening socket, which a sandbox may forbid, and no descriptors.
 """
 
 from __future__ import annotations

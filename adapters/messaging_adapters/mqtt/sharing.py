@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ConnectFailedError, ConnectionLostError, SubscriptionRefusedError
 from messaging.execution import clock
-from messaging_adapters.mqtt import handshake, packets
+from messaging_adapters.mqtt import packets
 from messaging_adapters.mqtt.capabilities import NO_SHARING
 from messaging_adapters.mqtt.connection import NetworkConnection
 
@@ -73,7 +73,7 @@ class Sharing:
         probe = _Probe(f"{CHANNEL}/{token}/shared", f"{CHANNEL}/{token}/control")
         target = dataclasses.replace(target, client_id=f"probe{token}")
         connection = NetworkConnection(target, probe)
-        options = handshake.subscribe_options(0, no_local=False, as_published=False, retain_handling=0)
+        options = packets.subscribe_options(0, no_local=False, as_published=False, retain_handling=0)
         try:
             async with clock.timeout(target.connect_timeout):
                 await connection.connect(clean_start=True, will=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from messaging.errors import ConnectionLostError
 from messaging.execution import shielded
@@ -14,13 +14,12 @@ from messaging_adapters.mqtt.packets import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paho.mqtt.subscribeoptions import SubscribeOptions
-
-    from messaging_adapters.mqtt.control import ControlClient
     from messaging_adapters.mqtt.handshake import Target
     from messaging_adapters.mqtt.transport import PacketEvents, Transport
 
 logger = logging.getLogger(__name__)
+
+_MAX_ID: Final = 65_535
 
 
 class Answer(NamedTuple):
@@ -32,32 +31,29 @@ class Answer(NamedTuple):
 
 
 class SubscribeRequests:
-    """The requests that the broker has not answered. On the loop."""
+    """The requests that the broker has not answered. On the loop.
+
+    Attributes:
+        is_open: whether further requests can be made.
+        pending: by packet id, which is in use until the answer arrives.
+    """
 
     def __init__(self, target: Target, transport: Transport, events: PacketEvents) -> None:
         self._target = target
         self._transport = transport
         self._events = events
         self._loop = asyncio.get_running_loop()
-        self._control: ControlClient | None = None
-        #: by packet id, which is in use until the answer arrives
+        self._id = 0
+        self.is_open = False
         self.pending: dict[int, asyncio.Future[Answer]] = {}
         #: by packet id: called when the answer is read
         self._readers: dict[int, Callable[[Answer], object]] = {}
         #: by filter: UNSUBSCRIBE
         self._ending: dict[str, asyncio.Future[Answer]] = {}
 
-    def open(self, control: ControlClient) -> None:
-        """Have ``control`` make the packets from now on."""
-        self._control = control
-
-    def close(self) -> None:
-        """Make no further requests."""
-        self._control = None
-
     def fail_pending(self) -> None:
         """Fail all requests without answer: the connection ended. Idempotent."""
-        self._control = None
+        self.is_open = False
         pending, self.pending = self.pending, {}
         self._readers.clear()
         for answer in pending.values():
@@ -67,7 +63,7 @@ class SubscribeRequests:
     async def subscribe(
         self,
         topic_filter: str,
-        options: SubscribeOptions,
+        options: int,
         identifier: int | None,
         read: Callable[[Answer], object] | None = None,
     ) -> Answer:
@@ -75,16 +71,17 @@ class SubscribeRequests:
 
         Args:
             topic_filter: what to subscribe to.
-            options: made by :func:`.handshake.subscribe_options`.
+            options: made by :func:`.packets.subscribe_options`.
             identifier: MQTT 5: the subscription identifier.
             read: called when the answer is read, before the packets that follow it.
 
         Raises:
             ConnectionLostError: the connection ended before the answer.
         """
-        control = self._require_control()
-        request = self._request(*control.subscribe(topic_filter, options, identifier, self._is_taken), read)
-        return await request
+        self._require_open()
+        packet_id = self._next_id()
+        packet = packets.subscribe(packet_id, topic_filter, options, self._target.v5, identifier)
+        return await self._request(packet_id, packet, read)
 
     async def unsubscribe(
         self,
@@ -97,7 +94,7 @@ class SubscribeRequests:
         Raises:
             ConnectionLostError: the connection ended before the answer.
         """
-        self._require_control()
+        self._require_open()
         request = self.unsubscribe_soon(topic_filter, read, lost)
         if request is None:
             return
@@ -122,9 +119,10 @@ class SubscribeRequests:
             read: as for :meth:`subscribe`.
             lost: called when the connection has ended before the answer.
         """
-        if self._control is None:
+        if not self.is_open:
             return None
-        answer = self._request(*self._control.unsubscribe(topic_filter, self._is_taken), read)
+        packet_id = self._next_id()
+        answer = self._request(packet_id, packets.unsubscribe(packet_id, topic_filter, self._target.v5), read)
         self._ending[topic_filter] = answer
 
         def answered(_: asyncio.Future[Answer]) -> None:
@@ -155,13 +153,16 @@ class SubscribeRequests:
                 read(told)
             answer.set_result(told)
 
-    def _is_taken(self, packet_id: int) -> bool:
-        return packet_id in self.pending or self._events.uses(packet_id)
+    def _next_id(self) -> int:
+        for _ in range(_MAX_ID):
+            self._id = self._id % _MAX_ID + 1
+            if self._id not in self.pending and not self._events.uses(self._id):
+                return self._id
+        raise ConnectionLostError(f"{self._target}: all packet ids are in use")
 
-    def _require_control(self) -> ControlClient:
-        if self._control is None:
+    def _require_open(self) -> None:
+        if not self.is_open:
             raise ConnectionLostError(f"no connection to {self._target}")
-        return self._control
 
     def _request(
         self, packet_id: int, packet: bytes, read: Callable[[Answer], object] | None

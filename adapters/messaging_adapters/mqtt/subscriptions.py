@@ -155,7 +155,7 @@ class Subscriptions:
             identifier = self._router.identify(stream) if connack.identifiers else None
             if not (self._instance.settings.v5 and connack.identifiers):
                 self._warn_of_overlap(route)
-            wanted = handshake.subscribe_options(
+            wanted = packets.subscribe_options(
                 qos,
                 no_local=route.no_local,
                 as_published=route.as_published,

@@ -40,8 +40,8 @@ DEVICES = (
         (
             Edit(
                 "adapters/messaging_adapters/mqtt/connection.py",
-                "            self.transport.finish(self._control.disconnect(session_expiry))\n",
-                '            self._control.disconnect(session_expiry)\n            self.transport.finish(b"")\n',
+                "            self.transport.finish(packets.disconnect(session_expiry=session_expiry))\n",
+                '            self.transport.finish(b"")\n',
             ),
         ),
         "tests/mqtt/test_connection.py::test_closing_in_good_order_publishes_no_will_even_with_unread_data",
