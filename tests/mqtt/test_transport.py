@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from messaging.testing.tables import table
 from messaging_adapters.mqtt import packets
 from messaging_adapters.mqtt.packets import PacketSplitter
-from messaging_adapters.mqtt.transport import Transport
+from messaging_adapters.mqtt.transport import PacketEvents, Transport
 
 PACKETS = st.lists(
     st.tuples(st.integers(0, 255), st.binary(max_size=20) | st.integers(100, 20_000).map(bytes)), max_size=8
@@ -43,7 +43,7 @@ def test_a_long_packet_in_many_pieces_does_not_take_quadratic_time() -> None:
 
 
 class Owner:
-    """The connection and the session of a transport whose socket fails."""
+    """The connection of a transport whose socket fails."""
 
     is_up = True
     closed = False
@@ -51,29 +51,17 @@ class Owner:
     def __init__(self) -> None:
         self.errors: list[Exception] = []
 
-    def write_failed(self, error: OSError) -> None:
-        self.errors.append(error)
-
-    def failed(self, error: Exception) -> None:
-        raise AssertionError(error)
-
     def begun(self, data: bytes) -> bool:
         raise AssertionError(data)
 
     def controlled(self, head: int, body: bytes) -> None:
         raise AssertionError(head)
 
-    def received(self, head: int, body: bytes) -> None:
-        raise AssertionError(head)
+    def write_failed(self, error: OSError) -> None:
+        self.errors.append(error)
 
-    def received_all(self) -> None:
-        raise AssertionError
-
-    def written(self, sent: int) -> None:
-        raise AssertionError(sent)
-
-    def uses(self, packet_id: int) -> bool:
-        raise AssertionError(packet_id)
+    def failed(self, error: Exception) -> None:
+        raise AssertionError(error)
 
 
 @table("secure", [False, True], ids=["plain", "tls"])
@@ -84,7 +72,7 @@ async def test_an_error_while_writing_keeps_no_bytes_in_the_variables_of_its_fra
     context = ssl.create_default_context()
     sock = context.wrap_socket(ours, server_hostname="h", do_handshake_on_connect=False) if secure else ours
     owner = Owner()
-    transport = Transport(owner, owner)
+    transport = Transport(owner, PacketEvents())
     transport.open(sock, None)
     transport.send(b"hunter2")
     transport.flush()

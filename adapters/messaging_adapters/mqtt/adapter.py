@@ -63,7 +63,7 @@ class MqttAdapter(Adapter):
         self.capabilities = capabilities.announced(self.settings, name, target.client_id)
         if not self.settings.v5:
             self.addressing = capabilities.IndividualAddressing()
-        self.session = session.Session(self, target)
+        self.session = session.Session(self, self.settings, target)
 
     def check_publish(self, plan: PublishPlan) -> None:
         """Refuse channels that clients must not publish to, and properties that receivers would misread."""

@@ -4,7 +4,7 @@
 :mod:`.transport`                 TCP, TLS and WebSocket; gathered writes
 :mod:`.reading`                   when to read; bytes as packets
 :mod:`.control`                   CONNECT and CONNACK, by paho
-:mod:`.subscribe_requests`        SUBSCRIBE, UNSUBSCRIBE and their answers
+:mod:`.in_flight`                 SUBSCRIBE, UNSUBSCRIBE and their answers
 ================================  ==========================================================================
 
 Dialing runs on a worker thread, everything else on the loop. Packets of data go to the session as they are.
@@ -21,7 +21,7 @@ broker accepts or refuses it.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from messaging.connection import tls
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError, RedirectedError
@@ -29,9 +29,9 @@ from messaging.execution import clock, on_worker
 from messaging_adapters.mqtt import handshake, packets
 from messaging_adapters.mqtt.control import ControlClient
 from messaging_adapters.mqtt.handshake import Connack
+from messaging_adapters.mqtt.in_flight import SubscribeRequests
 from messaging_adapters.mqtt.packets import LimitExceededError, ProtocolError
 from messaging_adapters.mqtt.reading import PacketReader
-from messaging_adapters.mqtt.subscribe_requests import SubscribeRequests
 from messaging_adapters.mqtt.transport import Dialer, PacketEvents, Transport
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _TICK: Final = 1.0
 _PATIENCE: Final = 0.75
 
 
-class Events(PacketEvents, Protocol):
+class Events(PacketEvents):
     """The session, as its connection sees it. Called on the loop."""
 
     def connected(self, connection: NetworkConnection, connack: Connack) -> None:

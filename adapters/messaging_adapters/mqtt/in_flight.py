@@ -1,16 +1,28 @@
-"""The in-flight window: QoS 1 and 2 messages between their PUBLISH and the broker's last answer, and packet ids."""
+"""What awaits the broker's answer, and its packet ids: published messages, SUBSCRIBE and UNSUBSCRIBE.
+
+Published messages are a session's, and outlive a connection. Requests are a connection's, and fail with it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from messaging.errors import ConnectionLostError
+from messaging.execution import shielded
+from messaging_adapters.mqtt import handshake, packets
+from messaging_adapters.mqtt.packets import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
     from messaging.model import Outgoing
-    from messaging_adapters.mqtt.handshake import Connack
+    from messaging_adapters.mqtt.handshake import Connack, Target
+    from messaging_adapters.mqtt.transport import PacketEvents, Transport
+
+logger = logging.getLogger(__name__)
 
 #: 3.1.1: unconfirmed messages at most, and how many of them may have QoS 2
 WINDOW: Final = 100
@@ -137,3 +149,156 @@ class InFlightWindow:
         """Wait until a message was confirmed or written, or the connection was lost."""
         self.changed.clear()
         await self.changed.wait()
+
+
+class Answer(NamedTuple):
+    """The broker's answer to SUBSCRIBE or UNSUBSCRIBE of one filter."""
+
+    code: int
+    #: its reason string
+    detail: str | None
+
+
+class SubscribeRequests:
+    """The requests that the broker has not answered. On the loop.
+
+    Attributes:
+        is_open: whether further requests can be made.
+        pending: by packet id, which is in use until the answer arrives.
+    """
+
+    def __init__(self, target: Target, transport: Transport, events: PacketEvents) -> None:
+        self._target = target
+        self._transport = transport
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._id = 0
+        self.is_open = False
+        self.pending: dict[int, asyncio.Future[Answer]] = {}
+        #: by packet id: called when the answer is read
+        self._readers: dict[int, Callable[[Answer], object]] = {}
+        #: by filter: UNSUBSCRIBE
+        self._ending: dict[str, asyncio.Future[Answer]] = {}
+
+    def fail_pending(self) -> None:
+        """Fail all requests without answer: the connection ended. Idempotent."""
+        self.is_open = False
+        pending, self.pending = self.pending, {}
+        self._readers.clear()
+        for answer in pending.values():
+            if not answer.done():
+                answer.set_exception(ConnectionLostError(f"connection to {self._target} lost before it answered"))
+
+    async def subscribe(
+        self,
+        topic_filter: str,
+        options: int,
+        identifier: int | None,
+        read: Callable[[Answer], object] | None = None,
+    ) -> Answer:
+        """Subscribe and return the broker's answer.
+
+        Args:
+            topic_filter: what to subscribe to.
+            options: made by :func:`.packets.subscribe_options`.
+            identifier: MQTT 5: the subscription identifier.
+            read: called when the answer is read, before the packets that follow it.
+
+        Raises:
+            ConnectionLostError: the connection ended before the answer.
+        """
+        self._require_open()
+        packet_id = self._next_id()
+        packet = packets.subscribe(packet_id, topic_filter, options, self._target.v5, identifier)
+        return await self._request(packet_id, packet, read)
+
+    async def unsubscribe(
+        self,
+        topic_filter: str,
+        read: Callable[[Answer], object] | None = None,
+        lost: Callable[[], object] | None = None,
+    ) -> None:
+        """Unsubscribe and wait for the answer. Arguments as for :meth:`unsubscribe_soon`.
+
+        Raises:
+            ConnectionLostError: the connection ended before the answer.
+        """
+        self._require_open()
+        request = self.unsubscribe_soon(topic_filter, read, lost)
+        if request is None:
+            return
+        answer = await shielded(request)
+        if answer.code >= packets.FAILURE:
+            reason = handshake.reason_name(answer.code, answer.detail)
+            logger.warning(
+                "%s: the broker refused to end the subscription to %r: %s; messages that still arrive are dropped",
+                self._target.component, topic_filter, reason,
+            )  # fmt: skip
+
+    def unsubscribe_soon(
+        self,
+        topic_filter: str,
+        read: Callable[[Answer], object] | None = None,
+        lost: Callable[[], object] | None = None,
+    ) -> asyncio.Future[Answer] | None:
+        """Unsubscribe without waiting for the answer; ``None`` without a connection.
+
+        Args:
+            topic_filter: what to unsubscribe from.
+            read: as for :meth:`subscribe`.
+            lost: called when the connection has ended before the answer.
+        """
+        if not self.is_open:
+            return None
+        packet_id = self._next_id()
+        answer = self._request(packet_id, packets.unsubscribe(packet_id, topic_filter, self._target.v5), read)
+        self._ending[topic_filter] = answer
+
+        def answered(_: asyncio.Future[Answer]) -> None:
+            error = answer.exception()  # its result need not be retrieved
+            if isinstance(error, ConnectionLostError) and lost is not None:
+                lost()
+            if self._ending.get(topic_filter) is answer:
+                del self._ending[topic_filter]
+
+        answer.add_done_callback(answered)
+        return answer
+
+    async def unsubscribed(self, topic_filter: str) -> None:
+        """Wait for the answer to an UNSUBSCRIBE of the filter, if one was sent. Raises as :meth:`subscribe`."""
+        answer = self._ending.get(topic_filter)
+        if answer is not None:
+            await shielded(answer)
+
+    def answered(self, kind: int, body: bytes) -> None:
+        """Process a SUBACK or UNSUBACK. May raise ``ProtocolError``."""
+        packet_id, codes, detail = packets.parse_answer(body, self._target.v5)
+        if kind == packets.SUBACK and len(codes) != 1:
+            raise ProtocolError(f"SUBACK with {len(codes)} reason codes for one subscription")
+        answer, read = self.pending.pop(packet_id, None), self._readers.pop(packet_id, None)
+        if answer is not None and not answer.done():
+            told = Answer(codes[0] if codes else 0, self._target.showable(detail))
+            if read is not None:
+                read(told)
+            answer.set_result(told)
+
+    def _next_id(self) -> int:
+        for _ in range(_MAX_ID):
+            self._id = self._id % _MAX_ID + 1
+            if self._id not in self.pending and not self._events.uses(self._id):
+                return self._id
+        raise ConnectionLostError(f"{self._target}: all packet ids are in use")
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise ConnectionLostError(f"no connection to {self._target}")
+
+    def _request(
+        self, packet_id: int, packet: bytes, read: Callable[[Answer], object] | None
+    ) -> asyncio.Future[Answer]:
+        # stays there until the broker has answered, also after its caller was cancelled
+        answer = self.pending[packet_id] = self._loop.create_future()
+        if read is not None:
+            self._readers[packet_id] = read
+        self._transport.send(packet)
+        return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -103,21 +104,17 @@ class Properties:
         self.reason: str | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Publish:
     """A received PUBLISH packet. ``id`` is 0 with QoS 0."""
 
-    __slots__ = ("dup", "id", "payload", "properties", "qos", "retain", "topic")
-
-    def __init__(
-        self, topic: str, payload: bytes, qos: int, retain: bool, dup: bool, packet_id: int, properties: Properties
-    ) -> None:
-        self.topic = topic
-        self.payload = payload
-        self.qos = qos
-        self.retain = retain
-        self.dup = dup
-        self.id = packet_id
-        self.properties = properties
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    dup: bool
+    id: int
+    properties: Properties
 
 
 #: shared by all packets without properties; never written to

@@ -48,7 +48,7 @@ from messaging.errors import (
 from messaging.execution import clock
 from messaging_adapters.mqtt import capabilities, packets
 from messaging_adapters.mqtt.connect import LastWill
-from messaging_adapters.mqtt.connection import NetworkConnection
+from messaging_adapters.mqtt.connection import Events, NetworkConnection
 from messaging_adapters.mqtt.handshake import Connack, Grants, reason_name
 from messaging_adapters.mqtt.in_flight import InFlightWindow, PublishHandshake
 from messaging_adapters.mqtt.inbound import Inbound
@@ -59,10 +59,11 @@ from messaging_adapters.mqtt.subscriptions import Subscriptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from messaging.adapter import Events
+    from messaging.adapter import Adapter
+    from messaging.adapter import Events as CoreEvents
     from messaging.model import Outgoing
     from messaging_adapters.mqtt.handshake import Target
-    from messaging_adapters.mqtt.subscriptions import Instance
+    from messaging_adapters.mqtt.settings import MqttSettings
     from messaging_adapters.mqtt.transport import Transport
 
 #: bytes that may wait for room in the socket's buffer before publishing pauses
@@ -73,10 +74,11 @@ _PLANNED_TIMEOUT: Final = 1.0
 _BRIDGE: Final = 60
 
 
-class Session:
+class Session(Events):
     """The session of one instance. On the loop.
 
     Args:
+        adapter: has the features; they are replaced once the broker is known.
         target: what CONNECT says.
 
     Attributes:
@@ -87,18 +89,18 @@ class Session:
         is_renewing: whether new credentials are being handed over on the connection.
     """
 
-    def __init__(self, instance: Instance, target: Target) -> None:
-        settings = instance.settings
-        self._instance = instance
+    def __init__(self, adapter: Adapter, settings: MqttSettings, target: Target) -> None:
+        self._adapter = adapter
+        self._settings = settings
         #: those of a broker that restricts nothing
-        self._announced = instance.capabilities
+        self._announced = adapter.capabilities
         self.target = target
         self.codec: Codec = Mqtt5Codec() if settings.v5 else Mqtt3Codec(settings.envelope)
         self.router = Router(settings.persistent)
-        self.inbound = Inbound(instance.name, self.router, self.codec, settings, target.topic_alias_maximum)
+        self.inbound = Inbound(adapter.name, self.router, self.codec, settings, target.topic_alias_maximum)
         self.window = InFlightWindow(settings.v5, settings.max_inflight)
         self._grants = Grants()
-        self.subscriptions = Subscriptions(instance, self._grants, self.router, self.inbound, self.window)
+        self.subscriptions = Subscriptions(adapter, settings, self._grants, self.router, self.inbound, self.window)
         self.will = LastWill(self.codec)
         self.connection: NetworkConnection | None = None
         #: of the connection, until it has ended
@@ -107,7 +109,7 @@ class Session:
         #: QoS 0 messages in the transport's buffer, with the value of ``Transport.sent`` at which they have left it
         self._unflushed: deque[tuple[int, Outgoing]] = deque()
         self._is_paused = False
-        self._core: Events | None = None
+        self._core: CoreEvents | None = None
         #: the session at the broker does not hold the subscriptions: the core has to subscribe again
         self._unsubscribed = True
         #: where the session of the last connection is
@@ -119,9 +121,9 @@ class Session:
 
     # --- connection
 
-    async def open(self, core: Events) -> bool:
+    async def open(self, core: CoreEvents) -> bool:
         """See ``Adapter.open``."""
-        settings, target = self._instance.settings, self.target
+        settings, target = self._settings, self.target
         clean = not settings.persistent if self.opened_before and settings.v5 else settings.clean_start
         connection = NetworkConnection(target, self)
         try:
@@ -161,8 +163,8 @@ class Session:
             # from now on this client's own: with it the session can be resumed
             self.target = dataclasses.replace(self.target, client_id=connack.assigned_id)
         # the next host may lack other features than the last one
-        self._instance.capabilities = capabilities.restricted(
-            self._announced, self._instance.settings, connack, self.target.client_id
+        self._adapter.capabilities = capabilities.restricted(
+            self._announced, self._settings, connack, self.target.client_id
         )
         if is_old:
             connack = dataclasses.replace(connack, session_present=False)
@@ -199,7 +201,7 @@ class Session:
             # the host and its session are in order, and the next connection has other credentials
             error = PlannedLossError(str(error), code=error.code, detail=error.detail)
             self._begin_planned()
-        persistent = self._instance.settings.persistent or self._is_bridging
+        persistent = self._settings.persistent or self._is_bridging
         self.subscriptions.disconnected()
         self.inbound.disconnected()
         if not persistent:
@@ -248,17 +250,17 @@ class Session:
 
     def _begin_planned(self) -> int | None:
         """Have the next connection resume the session. Return the session expiry interval of DISCONNECT."""
-        self._is_bridging = self._instance.settings.bridges_session
+        self._is_bridging = self._settings.bridges_session
         if not self._is_bridging:
             return None
         # until the next CONNACK
-        self._instance.capabilities = dataclasses.replace(self._instance.capabilities, keeps_session=True)
+        self._adapter.capabilities = dataclasses.replace(self._adapter.capabilities, keeps_session=True)
         return _BRIDGE
 
     @property
     def _last_expiry(self) -> int | None:
         """The session expiry interval of a DISCONNECT that ends the instance; ``None`` for no change."""
-        return 0 if self._instance.settings.bridges_session else None
+        return 0 if self._settings.bridges_session else None
 
     async def close(self) -> None:
         """See ``Adapter.close``. No unsettled message is settled: a session that lives on delivers it again."""

@@ -23,10 +23,10 @@ from messaging.errors import ConnectFailedError, ConnectionLostError, Subscripti
 from messaging.execution import clock
 from messaging_adapters.mqtt import packets
 from messaging_adapters.mqtt.capabilities import NO_SHARING
-from messaging_adapters.mqtt.connection import NetworkConnection
+from messaging_adapters.mqtt.connection import Events, NetworkConnection
 
 if TYPE_CHECKING:
-    from messaging_adapters.mqtt.handshake import Connack, Target
+    from messaging_adapters.mqtt.handshake import Target
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Sharing:
         return is_there
 
 
-class _Probe:
+class _Probe(Events):
     """Collects the messages on the probe's connection: ``connection.Events``."""
 
     def __init__(self, shared: str, control: str) -> None:
@@ -138,24 +138,11 @@ class _Probe:
             return True
         return False if self.control in self._arrived else None
 
-    def connected(self, connection: NetworkConnection, connack: Connack) -> None:
-        """See ``connection.Events``."""
-
     def received(self, head: int, body: bytes) -> None:
         """See ``connection.Events``."""
         if head & 0xF0 == packets.PUBLISH:
             self._arrived.add(packets.parse_publish(head, body, False).topic)
             self._changed.set()
-
-    def received_all(self) -> None:
-        """See ``connection.Events``."""
-
-    def written(self, sent: int) -> None:
-        """See ``connection.Events``."""
-
-    def uses(self, packet_id: int) -> bool:  # noqa: ARG002  # it publishes with QoS 0
-        """See ``connection.Events``."""
-        return False
 
     def lost(self, connection: NetworkConnection, error: ConnectionLostError) -> None:  # noqa: ARG002  # there is one
         """See ``connection.Events``."""

@@ -124,24 +124,6 @@ class Stream:
 class Route:
     """A subscription at the broker and the streams behind it."""
 
-    __slots__ = (
-        "_turn",
-        "as_published",
-        "confirmed",
-        "detached",
-        "filter",
-        "held",
-        "identifiers",
-        "is_kept",
-        "is_shared",
-        "matches",
-        "no_local",
-        "passes_flags",
-        "pattern",
-        "qos",
-        "streams",
-    )
-
     def __init__(
         self,
         queue: str | None,

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.execution import clock
@@ -19,16 +19,15 @@ from messaging_adapters.mqtt.sharing import Sharing
 from messaging_adapters.mqtt.streams import filter_of, shown
 
 if TYPE_CHECKING:
-    from messaging.adapter import Sink
-    from messaging.model import Capabilities, SubscriptionSpec
+    from messaging.adapter import Adapter, Sink
+    from messaging.model import SubscriptionSpec
     from messaging_adapters.mqtt.connection import NetworkConnection
     from messaging_adapters.mqtt.handshake import Connack, Grants, Target
-    from messaging_adapters.mqtt.in_flight import InFlightWindow
+    from messaging_adapters.mqtt.in_flight import Answer, InFlightWindow
     from messaging_adapters.mqtt.inbound import Inbound
     from messaging_adapters.mqtt.router import Router
     from messaging_adapters.mqtt.settings import MqttSettings
     from messaging_adapters.mqtt.streams import Joint, Route, Stream
-    from messaging_adapters.mqtt.subscribe_requests import Answer
 
 logger = logging.getLogger(__name__)
 
@@ -36,30 +35,30 @@ logger = logging.getLogger(__name__)
 ORPHAN_TIMEOUT: Final = 30.0
 
 
-class Instance(Protocol):
-    """The adapter, as its session sees it."""
-
-    settings: MqttSettings
-    name: str
-    capabilities: Capabilities
-
-
 class Subscriptions:
     """The subscriptions of one instance. On the loop.
 
     Args:
+        adapter: has the features; those that the broker lacks are removed.
         window: knows when a packet id is free.
     """
 
     def __init__(
-        self, instance: Instance, grants: Grants, router: Router, inbound: Inbound, window: InFlightWindow
+        self,
+        adapter: Adapter,
+        settings: MqttSettings,
+        grants: Grants,
+        router: Router,
+        inbound: Inbound,
+        window: InFlightWindow,
     ) -> None:
-        self._instance = instance
+        self._adapter = adapter
+        self._settings = settings
         self._grants = grants
         self._router = router
         self._inbound = inbound
         self._window = window
-        self._persistent = instance.settings.persistent
+        self._persistent = settings.persistent
         self._sharing = Sharing()
         self._connection: NetworkConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -153,7 +152,7 @@ class Subscriptions:
             await self._window.free_id()
             qos = route.qos
             identifier = self._router.identify(stream) if connack.identifiers else None
-            if not (self._instance.settings.v5 and connack.identifiers):
+            if not (self._settings.v5 and connack.identifiers):
                 self._warn_of_overlap(route)
             wanted = packets.subscribe_options(
                 qos,
@@ -191,7 +190,7 @@ class Subscriptions:
         logger.warning(
             "mqtt '%s': the subscription to %r gets other values of noLocal or retainAsPublished: it is ended and made "
             "again; a message that the broker receives in the moment between is lost",
-            self._instance.name, route.filter,
+            self._adapter.name, route.filter,
         )  # fmt: skip
         ended = route.held - {route.options}
 
@@ -202,20 +201,20 @@ class Subscriptions:
             logger.warning(
                 "mqtt '%s': the broker refused to end the subscription to %r: %s; it may keep its values of noLocal "
                 "and retainAsPublished; use another instance, or end the session",
-                self._instance.name, route.filter, handshake.reason_name(answer.code, answer.detail),
+                self._adapter.name, route.filter, handshake.reason_name(answer.code, answer.detail),
             )  # fmt: skip
 
         connection.requests.unsubscribe_soon(route.filter, read)
 
     async def check_sharing(self, target: Target, spec: SubscriptionSpec) -> None:
         """Refuse a queue if the broker has no shared subscriptions; see :mod:`.sharing`."""
-        if spec.options.queue is None or self._instance.settings.v5:
+        if spec.options.queue is None or self._settings.v5:
             return
         try:
             await self._sharing.require(target)
         except SubscriptionRefusedError:
-            features = self._instance.capabilities.features - {Features.POINT_TO_POINT, Features.EXTENSION_QUEUE}
-            self._instance.capabilities = replace(self._instance.capabilities, features=features)
+            features = self._adapter.capabilities.features - {Features.POINT_TO_POINT, Features.EXTENSION_QUEUE}
+            self._adapter.capabilities = replace(self._adapter.capabilities, features=features)
             raise
 
     def _warn_of_overlap(self, route: Route) -> None:
@@ -224,7 +223,7 @@ class Subscriptions:
             logger.warning(
                 "mqtt '%s': subscriptions to %r (QoS %d) and %r (QoS %d) overlap: without MQTT 5 a message for both "
                 "may come with QoS 0, and without acknowledgement; give both the same qos",
-                self._instance.name, route.filter, route.qos, other.filter, other.qos,
+                self._adapter.name, route.filter, route.qos, other.filter, other.qos,
             )  # fmt: skip
 
     def _withdraw(self, stream: Stream, *, is_at_broker: bool) -> None:

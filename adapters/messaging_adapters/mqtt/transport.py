@@ -40,8 +40,8 @@ UNREAD: Final = 2 * 1024 * 1024
 _QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
-class PacketEvents(Protocol):
-    """The session, as the parts of its connection see it. Called on the loop."""
+class PacketEvents:
+    """The session, as the parts of its connection see it. Called on the loop. The defaults ignore everything."""
 
     def received(self, head: int, body: bytes) -> None:
         """Process a PUBLISH or an acknowledgement. May raise ``ProtocolError``."""
@@ -52,8 +52,9 @@ class PacketEvents(Protocol):
     def written(self, sent: int) -> None:
         """Called after bytes were handed to the socket: ``sent`` of packets so far."""
 
-    def uses(self, packet_id: int) -> bool:
+    def uses(self, packet_id: int) -> bool:  # noqa: ARG002
         """Return whether a packet id is in use for a published message."""
+        return False
 
 
 class TransportOwner(Protocol):
