@@ -12,7 +12,7 @@ from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
 from messaging_adapters.mqtt import packets
-from messaging_adapters.mqtt.streams import Joint
+from messaging_adapters.mqtt.streams import JointOutlet
 from tests.doubles.timers import LongTimers
 from tests.mqtt.harness import Core, Sink, lasting
 from tests.mqtt.peer import Connection, Peer, accept, farewell, reconnect, session, subscribed
@@ -35,7 +35,7 @@ def answer(kind: int, asked: bytes, reason: int = 0) -> bytes:
     return bytes((kind, len(body))) + body
 
 
-async def joined(core: Core, connection: Connection, *channels: str, **options: Any) -> tuple[Sink, Joint]:
+async def joined(core: Core, connection: Connection, *channels: str, **options: Any) -> tuple[Sink, JointOutlet]:
     sink, joint = Sink(), None
     for channel in channels:
         joining = asyncio.create_task(core.adapter.join(core.spec(channel, **options), sink, joint))
@@ -45,7 +45,7 @@ async def joined(core: Core, connection: Connection, *channels: str, **options: 
     return sink, joint
 
 
-async def parted(core: Core, connection: Connection, joint: Joint, channel: str) -> None:
+async def parted(core: Core, connection: Connection, joint: JointOutlet, channel: str) -> None:
     parting = asyncio.create_task(core.adapter.part(joint, channel))
     await connection.unsuback()
     await parting

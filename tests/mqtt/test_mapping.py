@@ -15,7 +15,7 @@ from messaging.execution import clock
 from messaging.model import MessageContext, PublishOptions
 from messaging.testing.tables import table
 from messaging_adapters.mqtt import mapping, packets
-from messaging_adapters.mqtt.mapping import Codec, Decoded, Mqtt3Codec, Mqtt5Codec
+from messaging_adapters.mqtt.mapping import Decoded, Mqtt3Codec, Mqtt5Codec, PublishCodec
 from tests.doubles.plans import plan_of
 from tests.mqtt.test_packets import body
 
@@ -33,7 +33,7 @@ class Out:
         self.correlation_id = context.correlation_id
 
 
-def there_and_back(codec: Codec, v5: bool, out: Any) -> Decoded | None:
+def there_and_back(codec: PublishCodec, v5: bool, out: Any) -> Decoded | None:
     qos = int(out.plan.options.qos)
     frame = codec.frame(out, out.payload, qos, 7)
     publish = packets.parse_publish(frame[0], body(frame), v5)
@@ -60,7 +60,7 @@ def outgoing(draw: st.DrawFn) -> Any:
 
 @given(outgoing(), st.booleans())
 def test_everything_arrives_as_it_was_sent(out: Any, v5: bool) -> None:
-    codec: Codec = Mqtt5Codec() if v5 else Mqtt3Codec(enveloped=True)
+    codec: PublishCodec = Mqtt5Codec() if v5 else Mqtt3Codec(enveloped=True)
     decoded = there_and_back(codec, v5, out)
     assert decoded is not None
     payload, content_type, content_encoding, correlation_id, reply_to, extensions = decoded
@@ -99,7 +99,7 @@ def test_correlation_data_that_is_not_text_is_shown_in_hex() -> None:
 @table("v5", [True, False], ids=["5", "envelope"])
 @table("value, received", [(("x", "y", "x"), ("x", "y", "x")), (("x",), "x")], ids=["several", "one"])
 def test_a_sequence_of_texts_travels_as_several_values_of_one_name(v5: bool, value: Any, received: Any) -> None:
-    codec: Codec = Mqtt5Codec() if v5 else Mqtt3Codec(enveloped=True)
+    codec: PublishCodec = Mqtt5Codec() if v5 else Mqtt3Codec(enveloped=True)
     out: Any = Out(b"", MessageContext("t"), PublishOptions(qos="1", headers={"a": value, "b": "2"}))
     decoded = there_and_back(codec, v5, out)
     assert decoded is not None
@@ -113,7 +113,7 @@ def test_a_reader_that_knows_no_repeated_headers_finds_the_last_value_in_an_enve
 
 
 def test_several_user_properties_of_one_name_keep_all_values() -> None:
-    properties = packets.Properties()
+    properties = packets.PacketProperties()
     properties.user = [("a", "1"), ("b", "2"), ("a", "3"), ("content-encoding", "gzip"), ("message-id", "m")]
     decoded = Mqtt5Codec().decode(packets.Publish("t", b"", 1, True, True, 1, properties))
     assert decoded is not None

@@ -16,7 +16,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from messaging.testing.tables import table
 from messaging_adapters.mqtt import packets
-from messaging_adapters.mqtt.packets import Properties, ProtocolError
+from messaging_adapters.mqtt.packets import PacketProperties, ProtocolError
 from messaging_adapters.mqtt.paho_socket import MemorySocket
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
@@ -24,8 +24,8 @@ TOPIC = TEXT.filter(lambda text: text and not set(text) & set("+#"))
 
 
 @st.composite
-def properties(draw: st.DrawFn) -> Properties:
-    made = Properties()
+def properties(draw: st.DrawFn) -> PacketProperties:
+    made = PacketProperties()
     made.content_type = draw(st.none() | TEXT)
     made.response_topic = draw(st.none() | TOPIC)
     made.correlation = draw(st.none() | st.binary(max_size=20))
@@ -34,8 +34,8 @@ def properties(draw: st.DrawFn) -> Properties:
     return made
 
 
-def same(one: Properties, other: Properties) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in Properties.__slots__)
+def same(one: PacketProperties, other: PacketProperties) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in PacketProperties.__slots__)
 
 
 def body(frame: bytes) -> bytes:
@@ -60,7 +60,7 @@ def paho(request: pytest.FixtureRequest) -> Any:
     memory.connect(client.connect)
     memory.take()
 
-    def make(topic: str, payload: bytes, qos: int, retain: bool, given: Properties) -> tuple[bytes, int]:
+    def make(topic: str, payload: bytes, qos: int, retain: bool, given: PacketProperties) -> tuple[bytes, int]:
         wanted = None
         if v5:
             wanted = new_properties()
@@ -81,7 +81,7 @@ def paho(request: pytest.FixtureRequest) -> Any:
 
 @given(TOPIC, st.binary(max_size=300), st.integers(0, 2), st.booleans(), properties())
 def test_paho_makes_packets_we_read(
-    paho: Any, topic: str, payload: bytes, qos: int, retain: bool, given: Properties
+    paho: Any, topic: str, payload: bytes, qos: int, retain: bool, given: PacketProperties
 ) -> None:
     v5, make = paho
     frame, mid = make(topic, payload, qos, retain, given)
@@ -146,7 +146,7 @@ def test_disconnect_is_what_paho_makes(expiry: int | None) -> None:
 
 
 @given(properties())
-def test_paho_reads_properties_we_make(given: Properties) -> None:
+def test_paho_reads_properties_we_make(given: PacketProperties) -> None:
     data = packets.properties_bytes(given)
     read = new_properties()
     read.unpack(packets.varint(len(data)) + data)
@@ -158,7 +158,7 @@ def test_paho_reads_properties_we_make(given: Properties) -> None:
 
 
 @given(properties(), st.lists(st.integers(1, 2**28 - 1), max_size=3))
-def test_properties_survive_the_way_there_and_back(given: Properties, identifiers: list[int]) -> None:
+def test_properties_survive_the_way_there_and_back(given: PacketProperties, identifiers: list[int]) -> None:
     data = packets.properties_bytes(given) + b"".join(b"\x0b" + packets.varint(each) for each in identifiers)
     body = packets.text("t") + packets.varint(len(data)) + data + b"payload"
     publish = packets.parse_publish(packets.PUBLISH, body, True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from messaging_adapters.mqtt.packets import Properties, Publish
+from messaging_adapters.mqtt.packets import PacketProperties, Publish
 from messaging_adapters.mqtt.router import Router
 from messaging_adapters.mqtt.streams import Stream
 from tests.mqtt.harness import Sink
 
 
 def message(topic: str, *identifiers: int, retain: bool = False) -> Publish:
-    properties = Properties()
+    properties = PacketProperties()
     properties.subscriptions = identifiers
     return Publish(topic, b"", 0, retain, False, 0, properties)
 

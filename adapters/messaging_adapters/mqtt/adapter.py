@@ -17,7 +17,7 @@ from messaging_adapters.mqtt import capabilities, mapping
 from messaging_adapters.mqtt import settings as options
 from messaging_adapters.mqtt.capabilities import NO_LOCAL, WILL_DELAY
 from messaging_adapters.mqtt.settings import MqttSettings
-from messaging_adapters.mqtt.streams import Joint, filter_of, shown
+from messaging_adapters.mqtt.streams import JointOutlet, filter_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -149,22 +149,22 @@ class MqttAdapter(Adapter):
 
     # --- subscribing
 
-    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: Joint | None) -> Joint:
+    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: JointOutlet | None) -> JointOutlet:
         """See ``SubscribesJointly``."""
-        joint = handle or Joint(sink)
+        joint = handle or JointOutlet(sink)
         await self.subscribe(spec, sink, joint)
         return joint
 
-    async def part(self, handle: Joint, channel: str) -> None:
+    async def part(self, handle: JointOutlet, channel: str) -> None:
         """See ``SubscribesJointly``."""
         await self.session.subscriptions.part(handle, channel)
 
-    def abandon(self, handle: Joint, is_abandoned: Callable[[str], bool]) -> None:
+    def abandon(self, handle: JointOutlet, is_abandoned: Callable[[str], bool]) -> None:
         """See ``SubscribesJointly``."""
         handle.is_abandoned = is_abandoned
         self.session.inbound.abandon(handle)
 
-    async def subscribe(self, spec: SubscriptionSpec, sink: Sink, joint: Joint | None = None) -> Stream:
+    async def subscribe(self, spec: SubscriptionSpec, sink: Sink, joint: JointOutlet | None = None) -> Stream:
         """See ``Adapter.subscribe``; or subscribe as a part of ``joint``.
 
         A connection without an answer within ``timeout`` is lost: the next one subscribes.
@@ -182,9 +182,9 @@ class MqttAdapter(Adapter):
                 connection.end(error)
             raise error from None
 
-    async def unsubscribe(self, handle: Stream | Joint) -> None:
+    async def unsubscribe(self, handle: Stream | JointOutlet) -> None:
         """See ``Adapter.unsubscribe``."""
-        if isinstance(handle, Joint):
+        if isinstance(handle, JointOutlet):
             await self.session.subscriptions.unsubscribe_joint(handle)
         else:
             await self.session.subscriptions.unsubscribe(handle)

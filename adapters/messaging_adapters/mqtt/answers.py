@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from messaging_adapters.mqtt.packets import Publish
-    from messaging_adapters.mqtt.streams import Token
+    from messaging_adapters.mqtt.streams import CopyToken
     from messaging_adapters.mqtt.transport import Transport
 
 #: seconds between answers that no verdict prompts
@@ -168,7 +168,7 @@ class Answers:
 
     # --- verdicts
 
-    def settle(self, token: Token) -> None:
+    def settle(self, token: CopyToken) -> None:
         """Settle a stream's copy. The second time, and after the session is lost, this does nothing."""
         unsettled = token.stream.unsettled
         if token not in unsettled:

@@ -13,12 +13,12 @@ from messaging.connection.tls import ClientTls
 from messaging.errors import AuthenticationError, MissingExtraError, PayloadTooLargeError, PublishRefusedError
 from messaging_adapters.mqtt import settings as options
 from messaging_adapters.mqtt.capabilities import WILL_DELAY
-from messaging_adapters.mqtt.handshake import Target, Will
+from messaging_adapters.mqtt.handshake import ConnectTarget, Will
 
 if TYPE_CHECKING:
     from messaging.errors import ConnectFailedError
     from messaging.model import BrokerUrl, Outgoing
-    from messaging_adapters.mqtt.mapping import Codec
+    from messaging_adapters.mqtt.mapping import PublishCodec
     from messaging_adapters.mqtt.settings import MqttSettings
 
 #: seconds that the broker keeps the session of a bridged connection that is lost: the least there is. DISCONNECT may
@@ -30,11 +30,11 @@ _MAX_PAYLOAD: Final = 65_535
 _REFUSALS: Final = ("Topic name invalid", "Payload format invalid", "Retain not supported", "QoS not supported")
 
 
-def target_of(url: BrokerUrl, settings: MqttSettings, name: str) -> Target:
+def target_of(url: BrokerUrl, settings: MqttSettings, name: str) -> ConnectTarget:
     """Return where to connect to, and as which client."""
     username, password = options.credentials(url, settings)
     secure = url.scheme in options.SECURE
-    target = Target(
+    target = ConnectTarget(
         host=url.host,
         port=url.port or options.PORTS[url.scheme],
         tls=ClientTls(settings, url.label(name)) if secure else None,
@@ -68,14 +68,14 @@ def target_of(url: BrokerUrl, settings: MqttSettings, name: str) -> Target:
     return dataclasses.replace(target, web=web)
 
 
-class LastWill:
+class ConnectWill:
     """The will that CONNECT carries.
 
     Attributes:
         will: the will; ``None`` for none.
     """
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: PublishCodec) -> None:
         self._codec = codec
         #: the message, until the broker has registered it
         self._outgoing: Outgoing | None = None

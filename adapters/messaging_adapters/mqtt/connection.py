@@ -36,7 +36,7 @@ from messaging_adapters.mqtt.transport import Dialer, PacketEvents, Transport
 
 if TYPE_CHECKING:
     from messaging.errors import BrokerError
-    from messaging_adapters.mqtt.handshake import Target, Will
+    from messaging_adapters.mqtt.handshake import ConnectTarget, Will
 
 #: seconds that a broker may take to close after DISCONNECT
 _CLOSE_TIMEOUT: Final = 1.0
@@ -46,7 +46,7 @@ _TICK: Final = 1.0
 _PATIENCE: Final = 0.75
 
 
-class Events(PacketEvents):
+class NetworkEvents(PacketEvents):
     """The session, as its connection sees it. Called on the loop."""
 
     def connected(self, connection: NetworkConnection, connack: Connack) -> None:
@@ -69,7 +69,7 @@ class NetworkConnection:
         error: why the connection ended, if it was lost.
     """
 
-    def __init__(self, target: Target, events: Events) -> None:
+    def __init__(self, target: ConnectTarget, events: NetworkEvents) -> None:
         self.target = target
         self._events = events
         self._loop = asyncio.get_running_loop()
@@ -215,7 +215,7 @@ class NetworkConnection:
 
     # --- authentication
 
-    async def reauthenticate(self, target: Target, timeout: float) -> bool:
+    async def reauthenticate(self, target: ConnectTarget, timeout: float) -> bool:
         """Authenticate with the credentials of ``target``; at most one attempt at a time.
 
         Returns:

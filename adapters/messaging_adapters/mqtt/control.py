@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paho.mqtt.reasoncodes import ReasonCode
 
     from messaging.errors import BrokerError
-    from messaging_adapters.mqtt.handshake import Connack, Target, Will
+    from messaging_adapters.mqtt.handshake import Connack, ConnectTarget, Will
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _RETURN_CODES: Final = {b"\x01": 0x84, b"\x02": 0x85}
 class ControlClient:
     """paho's client of one connection. On the loop, but for :meth:`connect`."""
 
-    def __init__(self, target: Target, *, clean_start: bool, will: Will | None) -> None:
+    def __init__(self, target: ConnectTarget, *, clean_start: bool, will: Will | None) -> None:
         self._target = target
         self._clean_start = clean_start
         self._accepted: Connack | None = None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from messaging_adapters.mqtt.packets import Publish
-    from messaging_adapters.mqtt.streams import Route, Stream
+    from messaging_adapters.mqtt.streams import FilterRoute, Stream
 
 _MAX_PACKET_ID: Final = 65_535
 #: mosquitto finds a level itself first, then these, and the filter that ends there last
@@ -47,9 +47,9 @@ class _LastCopy(NamedTuple):
 
     packet_id: int
     content: _Content
-    route: Route
+    route: FilterRoute
     #: routes whose streams have received the message with this copy or an earlier one, whether or not theirs came
-    served: Sequence[Route]
+    served: Sequence[FilterRoute]
     #: whether the connection was lost after it
     is_parted: bool = False
 
@@ -57,7 +57,7 @@ class _LastCopy(NamedTuple):
         """Return whether a message with an equal content is the next one in the queue of the session."""
         return packet_id == self.packet_id % _MAX_PACKET_ID + 1 and content == self.content
 
-    def is_before(self, route: Route) -> bool:
+    def is_before(self, route: FilterRoute) -> bool:
         """Return whether the broker finds the filter of ``route`` after that of this copy."""
         return _place(self.route.pattern) < _place(route.pattern)
 
@@ -74,9 +74,9 @@ class MessageCopies:
         self.is_resumed = False
         self.last: _LastCopy | None = None
         #: by content: the route of the first copy, and those whose copies are still awaited
-        self._awaited: OrderedDict[_Content, tuple[Route, set[Route]]] = OrderedDict()
+        self._awaited: OrderedDict[_Content, tuple[FilterRoute, set[FilterRoute]]] = OrderedDict()
 
-    def _is_further(self, content: _Content, route: Route, routes: Sequence[Route]) -> bool:
+    def _is_further(self, content: _Content, route: FilterRoute, routes: Sequence[FilterRoute]) -> bool:
         """Return whether a copy for ``route`` is a further one of the last message with an equal content.
 
         Otherwise it is the first copy of a message that is for all ``routes``.
@@ -104,7 +104,9 @@ class MessageCopies:
         """Whether the last message was a further copy of one whose first copies came on an earlier connection."""
         return self.last is not None and self.last.is_parted
 
-    def once(self, publish: Publish, route: Route, routes: Sequence[Route], last: _LastCopy | None) -> list[Stream]:
+    def once(
+        self, publish: Publish, route: FilterRoute, routes: Sequence[FilterRoute], last: _LastCopy | None
+    ) -> list[Stream]:
         """Return the streams of all ``routes`` for the first copy of a message, ``COVERED`` for the further ones.
 
         On the connection that began the session each copy is for the streams of its own route.
@@ -126,7 +128,7 @@ class MessageCopies:
             return COVERED
         return [stream for each in same for stream in each.receivers()]
 
-    def forget(self, route: Route) -> None:
+    def forget(self, route: FilterRoute) -> None:
         """Await no further copies of messages whose first one came for ``route``, which is removed.
 
         A restored session got no others. Those of the next equal message would be taken for them.
@@ -137,7 +139,7 @@ class MessageCopies:
             self.last = None
 
 
-def alike(named: Route, routes: Sequence[Route]) -> list[Route]:
+def alike(named: FilterRoute, routes: Sequence[FilterRoute]) -> list[FilterRoute]:
     """Return those of ``routes`` that a single copy for ``named`` is for in a restored session.
 
     It comes for the filter that the broker finds first. A message of this instance comes for filters without

@@ -51,13 +51,13 @@ class Will:
     payload: bytes
     qos: int
     retain: bool
-    properties: packets.Properties
+    properties: packets.PacketProperties
     #: MQTT 5: seconds between the loss and the will, at least
     delay: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ConnectTarget:
     """The broker's address and everything that CONNECT says, but for the will. Its repr shows no secret."""
 
     host: str
@@ -104,12 +104,12 @@ class Target:
     def __str__(self) -> str:
         return str(Endpoint(Host(self.host, self.port), self.address))
 
-    def at(self, endpoint: Endpoint, default_port: int | None) -> Target:
+    def at(self, endpoint: Endpoint, default_port: int | None) -> ConnectTarget:
         """Return the same target at another host or address. Schemes of subclasses may have no default port."""
         host = endpoint.host
         return replace(self, host=host.name, port=host.port or default_port or self.port, address=endpoint.address)
 
-    def logged_in(self, credentials: Credentials, username: str | None) -> Target:
+    def logged_in(self, credentials: Credentials, username: str | None) -> ConnectTarget:
         """Return the same target with these credentials, and with ``username`` if they have none.
 
         Raises:
@@ -173,7 +173,7 @@ def connack(session_present: bool, properties: PahoProperties | None) -> Connack
     )
 
 
-def refusal(target: Target, reason: str, code: int, properties: PahoProperties | None = None) -> BrokerError:
+def refusal(target: ConnectTarget, reason: str, code: int, properties: PahoProperties | None = None) -> BrokerError:
     """Return the error for a refusing CONNACK."""
     detail = detail_of(target, properties)
     why = with_detail(reason, detail)
@@ -190,7 +190,7 @@ def refusal(target: Target, reason: str, code: int, properties: PahoProperties |
 
 
 def redirected(
-    target: Target, what: str, code: int | None, properties: PahoProperties | None
+    target: ConnectTarget, what: str, code: int | None, properties: PahoProperties | None
 ) -> RedirectedError | None:
     """Return the error for a CONNACK or DISCONNECT that refers to other servers (MQTT 5, 4.11); ``None`` for others.
 
@@ -221,14 +221,14 @@ def is_listed(kind: int, code: int) -> bool:
     return any(kind >> 4 in kinds for kinds in ReasonCode.names.get(code, {}).values())
 
 
-def unlisted(target: Target, kind: int, code: int) -> BrokerError:
+def unlisted(target: ConnectTarget, kind: int, code: int) -> BrokerError:
     """Return the error for a CONNACK or DISCONNECT with a reason code that the specification does not list."""
     if kind == packets.CONNACK:
         return refusal(target, reason_name(code), code)
     return ConnectionLostError(f"{target} disconnected this client: {reason_name(code)}", code=code)
 
 
-def detail_of(target: Target, properties: PahoProperties | None) -> str | None:
+def detail_of(target: ConnectTarget, properties: PahoProperties | None) -> str | None:
     """Return the reason string of a packet that paho has read, if it can be shown."""
     return target.showable(getattr(properties, "ReasonString", None))
 
@@ -281,13 +281,13 @@ class Grants:
     def __init__(self) -> None:
         self._warned: BoundedCache[str, bool] = BoundedCache()
 
-    def _warn(self, target: Target, text: str) -> None:
+    def _warn(self, target: ConnectTarget, text: str) -> None:
         key = f"{target} {text}"
         if key not in self._warned:
             self._warned[key] = True
             logger.warning("%s: %s", target.component, text)
 
-    def connected(self, target: Target, connack: Connack, *, needs_session: bool) -> ConnectFailedError | None:
+    def connected(self, target: ConnectTarget, connack: Connack, *, needs_session: bool) -> ConnectFailedError | None:
         """Compare a CONNACK. Return the error for a guarantee that the broker does not give.
 
         Args:
@@ -317,7 +317,7 @@ class Grants:
             )
         return None
 
-    def subscribed(self, target: Target, topic_filter: str, asked: int, granted: int) -> None:
+    def subscribed(self, target: ConnectTarget, topic_filter: str, asked: int, granted: int) -> None:
         """Compare the QoS of a SUBACK; see :func:`is_unacknowledged` for the one that is refused."""
         if granted < asked:
             self._warn(
@@ -326,7 +326,7 @@ class Grants:
                 f"{asked}: messages may come twice",
             )
 
-    def resumed(self, target: Target, *, asked: bool, granted: bool) -> None:
+    def resumed(self, target: ConnectTarget, *, asked: bool, granted: bool) -> None:
         """Compare the session of a reconnect; each one that is lost is a warning of its own."""
         if asked and not granted:
             logger.warning(

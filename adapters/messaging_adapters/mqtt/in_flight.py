@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container
 
     from messaging.model import Outgoing
-    from messaging_adapters.mqtt.handshake import Connack, Target
+    from messaging_adapters.mqtt.handshake import Connack, ConnectTarget
     from messaging_adapters.mqtt.transport import PacketEvents, Transport
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class SubscribeRequests:
         pending: by packet id, which is in use until the answer arrives.
     """
 
-    def __init__(self, target: Target, transport: Transport, events: PacketEvents) -> None:
+    def __init__(self, target: ConnectTarget, transport: Transport, events: PacketEvents) -> None:
         self._target = target
         self._transport = transport
         self._events = events

@@ -20,16 +20,16 @@ from messaging_adapters.mqtt.copies import COVERED
 from messaging_adapters.mqtt.leftovers import Leftovers
 from messaging_adapters.mqtt.mapping import PACKET_ID
 from messaging_adapters.mqtt.packets import ProtocolError
-from messaging_adapters.mqtt.streams import Token
+from messaging_adapters.mqtt.streams import CopyToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from messaging_adapters.mqtt.mapping import Codec, Decoded
+    from messaging_adapters.mqtt.mapping import Decoded, PublishCodec
     from messaging_adapters.mqtt.packets import Publish
     from messaging_adapters.mqtt.router import Router
     from messaging_adapters.mqtt.settings import MqttSettings
-    from messaging_adapters.mqtt.streams import Joint, Outlet, Receipt, Stream
+    from messaging_adapters.mqtt.streams import JointOutlet, Receipt, Stream, StreamOutlet
     from messaging_adapters.mqtt.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Inbound:
         aliases: topic aliases that the broker may use.
     """
 
-    def __init__(self, name: str, router: Router, codec: Codec, settings: MqttSettings, aliases: int) -> None:
+    def __init__(self, name: str, router: Router, codec: PublishCodec, settings: MqttSettings, aliases: int) -> None:
         self._name = name
         self._router = router
         self._codec = codec
@@ -54,9 +54,9 @@ class Inbound:
         self.answers = Answers(settings.receive_maximum, settings.v5)
         self.leftovers = Leftovers(name, router, self.answers)
         #: outlets with a batch
-        self._touched: list[Outlet] = []
+        self._touched: list[StreamOutlet] = []
         #: joint subscriptions that take the messages of abandoned channels
-        self._heirs: list[Joint] = []
+        self._heirs: list[JointOutlet] = []
 
     # --- connection
 
@@ -152,7 +152,7 @@ class Inbound:
             if receipt is not None:
                 # a stream that asked for QoS 0 has nothing to settle, whatever QoS it shares a subscription with
                 if stream.settles:
-                    token = Token(receipt, stream)
+                    token = CopyToken(receipt, stream)
                     stream.unsettled[token] = None
                     copies += 1
                 if stream.tells_id:
@@ -194,7 +194,7 @@ class Inbound:
             self._deliver_again(receipt, stream)
         self._deliver_unclaimed(stream, stream.route.matches)
 
-    def abandon(self, joint: Joint) -> None:
+    def abandon(self, joint: JointOutlet) -> None:
         """Deliver messages of abandoned channels to ``joint``, kept and later ones; see ``SubscribesJointly``."""
         self._heirs = [each for each in self._heirs if not each.ended and each is not joint]
         self._heirs.append(joint)
@@ -262,6 +262,6 @@ class Inbound:
         self._deliver(receipt.publish.topic, decoded, receipt, (stream,))
         receipt.copies = copies
 
-    def is_stale(self, token: Token) -> bool:
+    def is_stale(self, token: CopyToken) -> bool:
         """Return whether a verdict on ``token`` can no longer reach the broker. From any thread."""
         return token.receipt.session != self.answers.session or token.stream.ended

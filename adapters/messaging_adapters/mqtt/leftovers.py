@@ -18,7 +18,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from messaging.execution import clock
-from messaging_adapters.mqtt.streams import Token
+from messaging_adapters.mqtt.streams import CopyToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,7 +48,7 @@ class Leftovers:
         self._router = router
         self._answers = answers
         #: copies of ended streams
-        self._left: dict[Token, None] = {}
+        self._left: dict[CopyToken, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         #: ended streams that the broker has not unsubscribed yet
         self._departing: dict[Stream, None] = {}
@@ -133,7 +133,7 @@ class Leftovers:
     def keep_for(self, receipt: Receipt, streams: Sequence[Stream]) -> None:
         """Keep a copy of a message for the next stream of the filter of each of ``streams``."""
         receipt.copies += len(streams)
-        self._left |= {Token(receipt, stream): None for stream in streams}
+        self._left |= {CopyToken(receipt, stream): None for stream in streams}
         self._watch()
 
     # --- claiming
@@ -181,7 +181,7 @@ class Leftovers:
         """Acknowledge and drop the messages of an ended stream, whose subscription ends."""
         self._acknowledge([token for token in self._left if token.stream is stream])
 
-    def _acknowledge(self, tokens: Sequence[Token]) -> None:
+    def _acknowledge(self, tokens: Sequence[CopyToken]) -> None:
         for token in tokens:
             del self._left[token]
             token.stream.unsettled[token] = None

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.errors import InvalidChannelError, InvalidHeaderError, PayloadTooLargeError
 from messaging.model import Features, envelope, gathered
 from messaging_adapters.mqtt import packets
-from messaging_adapters.mqtt.packets import Properties
+from messaging_adapters.mqtt.packets import PacketProperties
 
 if TYPE_CHECKING:
     from messaging.model import Outgoing, PublishPlan
@@ -69,7 +69,7 @@ _NOT_WORTH: Final = 5
 Decoded = tuple[bytes, str | None, str | None, str | None, str | None, MappingProxyType[str, Any]]
 
 
-class Codec(abc.ABC):
+class PublishCodec(abc.ABC):
     """Encodes messages as PUBLISH packets, and decodes PUBLISH packets for the core."""
 
     #: aliases that the broker accepts on this connection
@@ -95,7 +95,7 @@ class Codec(abc.ABC):
         """
 
     @abc.abstractmethod
-    def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
+    def will(self, outgoing: Outgoing) -> tuple[bytes, PacketProperties]:
         """Return payload and properties of a will."""
 
     @abc.abstractmethod
@@ -149,7 +149,7 @@ def correlation_text(data: bytes) -> str:
         return _HEX + data.hex()
 
 
-class _Compiled:
+class _CompiledPublish:
     """The common part of all messages of one publish plan, in its slot."""
 
     __slots__ = (
@@ -183,7 +183,7 @@ class _Aliases:
         #: topics that were published to once, and have no alias yet
         self._seen: set[bytes] = set()
 
-    def apply(self, compiled: _Compiled) -> bool:
+    def apply(self, compiled: _CompiledPublish) -> bool:
         """Choose topic or alias for the next message of a context. Return whether the choice is final here."""
         topic, properties = compiled.bare_topic, compiled.bare_properties
         number = self._numbers.get(topic)
@@ -205,27 +205,27 @@ class _Aliases:
         return False
 
 
-class Mqtt5Codec(Codec):
+class Mqtt5Codec(PublishCodec):
     """Contexts as properties of MQTT 5."""
 
     def __init__(self) -> None:
         self._aliases = _Aliases(0)
 
     def connected(self, topic_alias_maximum: int) -> None:
-        """See :class:`Codec`."""
+        """See :class:`PublishCodec`."""
         super().connected(topic_alias_maximum)
         self._aliases = _Aliases(topic_alias_maximum)
 
     def unsent(self) -> None:
-        """See :class:`Codec`. The frame may have introduced an alias: all are introduced again, which is allowed."""
+        """See :class:`PublishCodec`. The frame may have introduced an alias: all are introduced again, as allowed."""
         self.connected(self.alias_maximum)
 
     def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
-        """See :class:`Codec`."""
+        """See :class:`PublishCodec`."""
         plan = outgoing.plan
-        compiled: _Compiled | None = plan.slot
+        compiled: _CompiledPublish | None = plan.slot
         if compiled is None:
-            compiled = plan.slot = _Compiled(plan)
+            compiled = plan.slot = _CompiledPublish(plan)
         aliases = self._aliases
         if compiled.aliases is not aliases and aliases.apply(compiled):
             compiled.aliases = aliases
@@ -249,15 +249,15 @@ class Mqtt5Codec(Codec):
             rest = b"%b%b%b" % (compiled.topic, packets.varint(len(properties)), properties)
         return _publish(compiled.head | qos << 1, rest, payload)
 
-    def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
-        """See :class:`Codec`."""
+    def will(self, outgoing: Outgoing) -> tuple[bytes, PacketProperties]:
+        """See :class:`PublishCodec`."""
         properties = _properties(outgoing.plan, outgoing.correlation_id)
         if outgoing.plan.options.qos != "0" and outgoing.plan.options.message_id is None:
             properties.user.append((MESSAGE_ID, outgoing.message_id))
         return outgoing.payload, properties
 
     def decode(self, publish: Publish) -> Decoded | None:
-        """See :class:`Codec`."""
+        """See :class:`PublishCodec`."""
         told = _received(publish)
         properties = publish.properties
         correlation_id = content_encoding = None
@@ -288,26 +288,26 @@ class Mqtt5Codec(Codec):
         )
 
 
-class Mqtt3Codec(Codec):
+class Mqtt3Codec(PublishCodec):
     """Contexts in an envelope; without it, only the fields of the fixed header of MQTT 3.1.1."""
 
     def __init__(self, enveloped: bool) -> None:
         self._enveloped = enveloped
 
     def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
-        """See :class:`Codec`."""
+        """See :class:`PublishCodec`."""
         rest = _topic(outgoing.plan.channel)
         if qos:
             rest += packet_id.to_bytes(2, "big")
         head = packets.PUBLISH | qos << 1 | (1 if outgoing.plan.options.retain else 0)
         return _publish(head, rest, self._payload(outgoing, payload))
 
-    def will(self, outgoing: Outgoing) -> tuple[bytes, Properties]:
-        """See :class:`Codec`. A will that expires would do so from now on, so ``timeToLive`` is left out."""
+    def will(self, outgoing: Outgoing) -> tuple[bytes, PacketProperties]:
+        """See :class:`PublishCodec`. A will that expires would do so from now on, so ``timeToLive`` is left out."""
         return self._payload(outgoing, outgoing.payload, expires=False), packets.NO_PROPERTIES
 
     def decode(self, publish: Publish) -> Decoded | None:
-        """See :class:`Codec`."""
+        """See :class:`PublishCodec`."""
         if not self._enveloped:
             return publish.payload, None, None, None, None, _received(publish)
         return envelope.unwrap(publish.payload, _received(publish))
@@ -333,9 +333,9 @@ def _publish(head: int, rest: bytes, payload: bytes) -> bytes:
     return b"%c%b%b%b" % (head, packets.varint(remaining), rest, payload)
 
 
-def _properties(plan: PublishPlan, correlation_id: str | None) -> Properties:
+def _properties(plan: PublishPlan, correlation_id: str | None) -> PacketProperties:
     options = plan.options
-    properties = Properties()
+    properties = PacketProperties()
     properties.content_type = plan.content_type
     properties.response_topic = plan.reply_to_channel
     if correlation_id is not None:

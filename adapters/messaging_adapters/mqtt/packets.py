@@ -85,7 +85,7 @@ class LimitExceededError(ProtocolError):
         super().__init__(message, QUOTA_EXCEEDED)
 
 
-class Properties:
+class PacketProperties:
     """MQTT 5 properties of a PUBLISH packet, a will, or (``reason`` and ``user``) an acknowledgement."""
 
     __slots__ = ("alias", "content_type", "correlation", "expiry", "reason", "response_topic", "subscriptions", "user")
@@ -114,11 +114,11 @@ class Publish:
     retain: bool
     dup: bool
     id: int
-    properties: Properties
+    properties: PacketProperties
 
 
 #: shared by all packets without properties; never written to
-NO_PROPERTIES: Final = Properties()
+NO_PROPERTIES: Final = PacketProperties()
 
 
 def varint(value: int) -> bytes:
@@ -153,7 +153,7 @@ def topic_alias(number: int) -> bytes:
     return b"\x23" + number.to_bytes(2, "big")
 
 
-def properties_bytes(properties: Properties) -> bytes:
+def properties_bytes(properties: PacketProperties) -> bytes:
     """Encode properties, without their length."""
     parts = []
     if properties.expiry is not None:
@@ -303,7 +303,7 @@ def _parse_varint(data: bytes, at: int) -> tuple[int, int]:
             raise ProtocolError("variable byte integer of more than four bytes")
 
 
-def _parse_properties(data: bytes, at: int) -> tuple[Properties, int]:
+def _parse_properties(data: bytes, at: int) -> tuple[PacketProperties, int]:
     """Return the properties whose length is at index ``at``, and the index after them."""
     try:
         length, at = _parse_varint(data, at)
@@ -312,7 +312,7 @@ def _parse_properties(data: bytes, at: int) -> tuple[Properties, int]:
             raise ProtocolError("properties longer than their packet")
         if length > MAX_PROPERTIES:
             raise LimitExceededError(f"{length} bytes of properties in one packet; at most {MAX_PROPERTIES} are read")
-        found = Properties()
+        found = PacketProperties()
         identifiers: dict[int, None] | None = None
         has_format = False
         while at < end:

@@ -28,7 +28,7 @@ from messaging.bounded import BoundedCache
 from messaging.errors import SubscriptionRefusedError
 from messaging.model import channels
 from messaging_adapters.mqtt.copies import MessageCopies, alike
-from messaging_adapters.mqtt.streams import Outlet, Route, Stream, filter_of
+from messaging_adapters.mqtt.streams import FilterRoute, Stream, StreamOutlet, filter_of
 
 if TYPE_CHECKING:
     from collections import deque
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from messaging.adapter import Sink
     from messaging_adapters.mqtt.packets import Publish
-    from messaging_adapters.mqtt.streams import Joint
+    from messaging_adapters.mqtt.streams import JointOutlet
 
 _MAX_IDENTIFIER: Final = 268_435_455
 #: identifiers kept for each route: the broker may still hold messages with the identifiers of earlier SUBSCRIBEs
@@ -63,11 +63,11 @@ class Router:
     """
 
     def __init__(self, persistent: bool) -> None:
-        self._routes: dict[str, Route] = {}
-        #: by filter: options of subscriptions of removed routes, of which the broker may have one; see ``Route.held``
+        self._routes: dict[str, FilterRoute] = {}
+        #: by filter: options of subscriptions of removed routes, of which the broker may have one (``held``)
         self._held: dict[str, set[tuple[bool, bool]]] = {}
         #: subscription identifier -> its route, and the stream whose SUBSCRIBE it was
-        self._identified: dict[int, tuple[Route, Stream]] = {}
+        self._identified: dict[int, tuple[FilterRoute, Stream]] = {}
         self._foreign_identifiers = persistent
         #: identifiers of removed routes, by filter: the session may still hold messages with them, and the broker a
         #: subscription that no SUBSCRIBE has replaced. The next stream of the filter gets those messages
@@ -75,7 +75,7 @@ class Router:
         # random: unlikely to meet the identifiers that an earlier process used in this session
         self._first = secrets.randbelow(_MAX_IDENTIFIER) if persistent else 0
         self._given = 0
-        self._matched: BoundedCache[str, list[Route]] = BoundedCache(_MATCHED)
+        self._matched: BoundedCache[str, list[FilterRoute]] = BoundedCache(_MATCHED)
         #: pairs of filters that were reported to contradict each other
         self._told: set[frozenset[str]] = set()
         self._streams = 0
@@ -108,7 +108,7 @@ class Router:
         no_local: bool = False,
         as_published: bool = False,
         tells_id: bool = False,
-        joint: Joint | None = None,
+        joint: JointOutlet | None = None,
     ) -> Stream:
         """Add a stream, by itself or to ``joint``, and its route if this is the first stream of its filter.
 
@@ -119,7 +119,7 @@ class Router:
         route = self._routes.get(topic_filter)
         if route is None:
             held = self._held.pop(topic_filter, None)
-            route = self._routes[topic_filter] = Route(queue, pattern, no_local, as_published, held)
+            route = self._routes[topic_filter] = FilterRoute(queue, pattern, no_local, as_published, held)
             self._matched.clear()
             self.orphans.pop(topic_filter, None)
         elif route.options != (no_local, as_published) and route.streams:
@@ -137,7 +137,7 @@ class Router:
             route.qos = qos
             route.confirmed = False
         self._streams += 1
-        stream = Stream(route, joint or Outlet(sink), self._streams, qos > 0, tells_id)
+        stream = Stream(route, joint or StreamOutlet(sink), self._streams, qos > 0, tells_id)
         self.has_joints = self.has_joints or joint is not None
         route.streams.append(stream)
         if route.options != (no_local, as_published):
@@ -202,7 +202,7 @@ class Router:
         meant = self._meant(publish, routes)
         return self._detached([route for route in routes if not route.is_shared] if meant is None else meant)
 
-    def _meant(self, publish: Publish, routes: Sequence[Route]) -> Sequence[Route] | None:
+    def _meant(self, publish: Publish, routes: Sequence[FilterRoute]) -> Sequence[FilterRoute] | None:
         """Return those of ``routes`` that a message is for; ``None`` if its identifiers do not tell."""
         identifiers = publish.properties.subscriptions
         named = [route for route in routes if any(each in route.identifiers for each in identifiers)]
@@ -231,7 +231,7 @@ class Router:
         return found + [stream for stream in ended if stream.route in meant]
 
     @staticmethod
-    def _detached(routes: Sequence[Route]) -> list[Stream]:
+    def _detached(routes: Sequence[FilterRoute]) -> list[Stream]:
         return [route.detached for route in routes if route.detached is not None and not route.streams]
 
     @property
@@ -239,7 +239,7 @@ class Router:
         """Whether any stream has to acknowledge its messages."""
         return any(stream.settles for route in self._routes.values() for stream in route.streams)
 
-    def contradicting(self, route: Route) -> list[Route]:
+    def contradicting(self, route: FilterRoute) -> list[FilterRoute]:
         """Return the routes that overlap ``route`` where one side acknowledges messages and the other does not.
 
         Pairs that were returned before, perhaps on another connection, are left out.
@@ -334,7 +334,7 @@ class Router:
             newest.replayed.add(topic)
         return [newest]
 
-    def _matching(self, topic: str) -> list[Route]:
+    def _matching(self, topic: str) -> list[FilterRoute]:
         routes = self._matched.get(topic)
         if routes is None:
             routes = [route for route in self._routes.values() if route.matches(topic)]

@@ -47,22 +47,21 @@ from messaging.errors import (
 )
 from messaging.execution import clock
 from messaging_adapters.mqtt import capabilities, packets
-from messaging_adapters.mqtt.connect import LastWill
-from messaging_adapters.mqtt.connection import Events, NetworkConnection
+from messaging_adapters.mqtt.connect import ConnectWill
+from messaging_adapters.mqtt.connection import NetworkConnection, NetworkEvents
 from messaging_adapters.mqtt.handshake import Connack, Grants, reason_name
 from messaging_adapters.mqtt.in_flight import InFlightWindow, PublishHandshake
 from messaging_adapters.mqtt.inbound import Inbound
-from messaging_adapters.mqtt.mapping import Codec, Mqtt3Codec, Mqtt5Codec
+from messaging_adapters.mqtt.mapping import Mqtt3Codec, Mqtt5Codec, PublishCodec
 from messaging_adapters.mqtt.router import Router
-from messaging_adapters.mqtt.subscriptions import Subscriptions
+from messaging_adapters.mqtt.subscriptions import BrokerSubscriptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from messaging.adapter import Adapter
-    from messaging.adapter import Events as CoreEvents
+    from messaging.adapter import Adapter, Events
     from messaging.model import Outgoing
-    from messaging_adapters.mqtt.handshake import Target
+    from messaging_adapters.mqtt.handshake import ConnectTarget
     from messaging_adapters.mqtt.settings import MqttSettings
     from messaging_adapters.mqtt.transport import Transport
 
@@ -74,7 +73,7 @@ _PLANNED_TIMEOUT: Final = 1.0
 _BRIDGE: Final = 60
 
 
-class Session(Events):
+class Session(NetworkEvents):
     """The session of one instance. On the loop.
 
     Args:
@@ -89,19 +88,21 @@ class Session(Events):
         is_renewing: whether new credentials are being handed over on the connection.
     """
 
-    def __init__(self, adapter: Adapter, settings: MqttSettings, target: Target) -> None:
+    def __init__(self, adapter: Adapter, settings: MqttSettings, target: ConnectTarget) -> None:
         self._adapter = adapter
         self._settings = settings
         #: those of a broker that restricts nothing
         self._announced = adapter.capabilities
         self.target = target
-        self.codec: Codec = Mqtt5Codec() if settings.v5 else Mqtt3Codec(settings.envelope)
+        self.codec: PublishCodec = Mqtt5Codec() if settings.v5 else Mqtt3Codec(settings.envelope)
         self.router = Router(settings.persistent)
         self.inbound = Inbound(adapter.name, self.router, self.codec, settings, target.topic_alias_maximum)
         self.window = InFlightWindow(settings.v5, settings.max_inflight)
         self._grants = Grants()
-        self.subscriptions = Subscriptions(adapter, settings, self._grants, self.router, self.inbound, self.window)
-        self.will = LastWill(self.codec)
+        self.subscriptions = BrokerSubscriptions(
+            adapter, settings, self._grants, self.router, self.inbound, self.window
+        )
+        self.will = ConnectWill(self.codec)
         self.connection: NetworkConnection | None = None
         #: of the connection, until it has ended
         self._transport: Transport | None = None
@@ -109,7 +110,7 @@ class Session(Events):
         #: QoS 0 messages in the transport's buffer, with the value of ``Transport.sent`` at which they have left it
         self._unflushed: deque[tuple[int, Outgoing]] = deque()
         self._is_paused = False
-        self._core: CoreEvents | None = None
+        self._core: Events | None = None
         #: the session at the broker does not hold the subscriptions: the core has to subscribe again
         self._unsubscribed = True
         #: where the session of the last connection is
@@ -121,7 +122,7 @@ class Session(Events):
 
     # --- connection
 
-    async def open(self, core: CoreEvents) -> bool:
+    async def open(self, core: Events) -> bool:
         """See ``Adapter.open``."""
         settings, target = self._settings, self.target
         clean = not settings.persistent if self.opened_before and settings.v5 else settings.clean_start
@@ -153,7 +154,7 @@ class Session(Events):
         return resumed
 
     def connected(self, connection: NetworkConnection, connack: Connack) -> None:
-        """See ``connection.Events``."""
+        """See ``connection.NetworkEvents``."""
         self.connection, self._transport = connection, connection.transport
         self._is_bridging = False
         await_claims = connack.session_present
@@ -193,7 +194,7 @@ class Session(Events):
         return connack.session_present and before is not None and before != self._place
 
     def lost(self, connection: NetworkConnection, error: ConnectionLostError) -> None:
-        """See ``connection.Events``."""
+        """See ``connection.NetworkEvents``."""
         if connection is not self.connection:
             return
         self.connection = None
@@ -343,12 +344,12 @@ class Session(Events):
     # --- events of the connection
 
     def uses(self, packet_id: int) -> bool:
-        """See ``connection.Events``."""
+        """See ``connection.NetworkEvents``."""
         window = self.window
         return packet_id in window.handshakes or any(each.id == packet_id for each in window.unresumed)
 
     def received(self, head: int, body: bytes) -> None:
-        """See ``connection.Events``."""
+        """See ``connection.NetworkEvents``."""
         kind = head & 0xF0
         if kind == packets.PUBLISH:
             self.inbound.publish(head, body)
@@ -358,11 +359,11 @@ class Session(Events):
             self._acknowledged(kind, body)
 
     def received_all(self) -> None:
-        """See ``connection.Events``."""
+        """See ``connection.NetworkEvents``."""
         self.inbound.hand_over()
 
     def written(self, sent: int) -> None:
-        """See ``connection.Events``. Confirms the QoS 0 messages that were handed to the socket."""
+        """See ``connection.NetworkEvents``. Confirms the QoS 0 messages that were handed to the socket."""
         unflushed = self._unflushed
         while unflushed and unflushed[0][0] <= sent:
             unflushed.popleft()[1].confirm()
@@ -393,7 +394,7 @@ class Session(Events):
             handshake.outgoing.confirm()  # unless it has failed
 
 
-def _refusal(target: Target, outgoing: Outgoing, reason: int, body: bytes) -> PublishRefusedError | None:
+def _refusal(target: ConnectTarget, outgoing: Outgoing, reason: int, body: bytes) -> PublishRefusedError | None:
     """Return the error of a message whose answer refuses it, or is malformed; the connection goes on."""
     channel = outgoing.plan.channel
     try:

@@ -23,10 +23,10 @@ from messaging.errors import ConnectFailedError, ConnectionLostError, Subscripti
 from messaging.execution import clock
 from messaging_adapters.mqtt import packets
 from messaging_adapters.mqtt.capabilities import NO_SHARING
-from messaging_adapters.mqtt.connection import Events, NetworkConnection
+from messaging_adapters.mqtt.connection import NetworkConnection, NetworkEvents
 
 if TYPE_CHECKING:
-    from messaging_adapters.mqtt.handshake import Target
+    from messaging_adapters.mqtt.handshake import ConnectTarget
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Sharing:
         #: the broker that this is known of
         self._probed = ""
 
-    async def require(self, target: Target) -> None:
+    async def require(self, target: ConnectTarget) -> None:
         """Return once shared subscriptions are known to work, or after a warning that the probe had no result.
 
         Args:
@@ -67,7 +67,7 @@ class Sharing:
             if self._is_there is False:
                 raise SubscriptionRefusedError(f"{target}: {NO_SHARING}")
 
-    async def _probe(self, target: Target) -> bool | None:
+    async def _probe(self, target: ConnectTarget) -> bool | None:
         is_there: bool | None = True
         token = secrets.token_hex(8)
         probe = _Probe(f"{CHANNEL}/{token}/shared", f"{CHANNEL}/{token}/control")
@@ -105,8 +105,8 @@ class Sharing:
         return is_there
 
 
-class _Probe(Events):
-    """Collects the messages on the probe's connection: ``connection.Events``."""
+class _Probe(NetworkEvents):
+    """Collects the messages on the probe's connection: ``connection.NetworkEvents``."""
 
     def __init__(self, shared: str, control: str) -> None:
         self.shared = shared
@@ -139,12 +139,12 @@ class _Probe(Events):
         return False if self.control in self._arrived else None
 
     def received(self, head: int, body: bytes) -> None:
-        """See ``connection.Events``."""
+        """See ``connection.NetworkEvents``."""
         if head & 0xF0 == packets.PUBLISH:
             self._arrived.add(packets.parse_publish(head, body, False).topic)
             self._changed.set()
 
     def lost(self, connection: NetworkConnection, error: ConnectionLostError) -> None:  # noqa: ARG002  # there is one
-        """See ``connection.Events``."""
+        """See ``connection.NetworkEvents``."""
         self.ended = error
         self._changed.set()

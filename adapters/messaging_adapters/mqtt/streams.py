@@ -1,8 +1,9 @@
 """Subscriptions at the broker, the streams behind them, and the messages of QoS 1 and 2 that await an answer.
 
-The broker holds one subscription for each distinct filter (:class:`Route`). Any number of subscriptions of the core
-(:class:`Stream`) share it. A message of QoS 1 or 2 has one :class:`Receipt`, and a :class:`Token` for each stream that
-has to settle its copy. Several subscriptions of the core may share one order of arrival (:class:`Joint`).
+The broker holds one subscription for each distinct filter (:class:`FilterRoute`). Any number of subscriptions of the
+core (:class:`Stream`) share it. A message of QoS 1 or 2 has one :class:`Receipt`, and a :class:`CopyToken` for each
+stream that has to settle its copy. Several subscriptions of the core may share one order of arrival
+(:class:`JointOutlet`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Receipt:
         return not (self.copies or self.recorded)
 
 
-class Token:
+class CopyToken:
     """One stream's copy of a message."""
 
     __slots__ = ("receipt", "stream")
@@ -59,8 +60,8 @@ class Token:
         self.stream = stream
 
 
-class Outlet:
-    """Hands over the messages of one stream, or of several in one order of arrival (:class:`Joint`).
+class StreamOutlet:
+    """Hands over the messages of one stream, or of several in one order of arrival (:class:`JointOutlet`).
 
     Attributes:
         sink: takes the messages.
@@ -97,7 +98,7 @@ class Stream:
 
     __slots__ = ("ended", "number", "outlet", "replayed", "route", "settles", "since", "tells_id", "unsettled")
 
-    def __init__(self, route: Route, outlet: Outlet, number: int, settles: bool, tells_id: bool) -> None:
+    def __init__(self, route: FilterRoute, outlet: StreamOutlet, number: int, settles: bool, tells_id: bool) -> None:
         self.route = route
         #: whether its messages carry their packet identifiers
         self.tells_id = tells_id
@@ -109,7 +110,7 @@ class Stream:
         #: number of the first message that can arrive for it: those before arrived earlier
         self.since = 0
         #: in arrival order
-        self.unsettled: dict[Token, None] = {}
+        self.unsettled: dict[CopyToken, None] = {}
         #: without subscription identifiers: channels whose retained message it has received
         self.replayed: set[str] = set()
         self.ended = False
@@ -121,7 +122,7 @@ class Stream:
         self.outlet.left(self)
 
 
-class Route:
+class FilterRoute:
     """A subscription at the broker and the streams behind it."""
 
     def __init__(
@@ -179,7 +180,7 @@ class Route:
         return self.streams[self._turn : self._turn + 1]
 
 
-class Joint(Outlet):
+class JointOutlet(StreamOutlet):
     """Several channels with one order of arrival: the streams of a joint subscription; its handle.
 
     Each channel has a subscription at the broker, which sends one packet for overlapping ones, or one for each (MQTT 5

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from messaging.adapter import Adapter, Sink
     from messaging.model import SubscriptionSpec
     from messaging_adapters.mqtt.connection import NetworkConnection
-    from messaging_adapters.mqtt.handshake import Connack, Grants, Target
+    from messaging_adapters.mqtt.handshake import Connack, ConnectTarget, Grants
     from messaging_adapters.mqtt.in_flight import Answer, InFlightWindow
     from messaging_adapters.mqtt.inbound import Inbound
     from messaging_adapters.mqtt.router import Router
     from messaging_adapters.mqtt.settings import MqttSettings
-    from messaging_adapters.mqtt.streams import Joint, Route, Stream
+    from messaging_adapters.mqtt.streams import FilterRoute, JointOutlet, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 ORPHAN_TIMEOUT: Final = 30.0
 
 
-class Subscriptions:
+class BrokerSubscriptions:
     """The subscriptions of one instance. On the loop.
 
     Args:
@@ -109,7 +109,9 @@ class Subscriptions:
         if answer.code < packets.FAILURE:
             self._router.unsubscribed(topic_filter)
 
-    async def subscribe(self, target: Target, spec: SubscriptionSpec, sink: Sink, joint: Joint | None = None) -> Stream:
+    async def subscribe(
+        self, target: ConnectTarget, spec: SubscriptionSpec, sink: Sink, joint: JointOutlet | None = None
+    ) -> Stream:
         """See ``Adapter.subscribe``. There is no time limit here.
 
         Args:
@@ -181,7 +183,7 @@ class Subscriptions:
         route.confirmed = route.confirmed or qos == route.qos
         return stream
 
-    def _end_differing(self, connection: NetworkConnection, route: Route) -> None:
+    def _end_differing(self, connection: NetworkConnection, route: FilterRoute) -> None:
         """End the subscription that the broker has to a filter, or may have, for the sake of other options.
 
         By MQTT 5, 3.8.4, SUBSCRIBE alone replaces it, and loses no message. But mosquitto up to 2.0 keeps the options
@@ -206,7 +208,7 @@ class Subscriptions:
 
         connection.requests.unsubscribe_soon(route.filter, read)
 
-    async def check_sharing(self, target: Target, spec: SubscriptionSpec) -> None:
+    async def check_sharing(self, target: ConnectTarget, spec: SubscriptionSpec) -> None:
         """Refuse a queue if the broker has no shared subscriptions; see :mod:`.sharing`."""
         if spec.options.queue is None or self._settings.v5:
             return
@@ -217,7 +219,7 @@ class Subscriptions:
             self._adapter.capabilities = replace(self._adapter.capabilities, features=features)
             raise
 
-    def _warn_of_overlap(self, route: Route) -> None:
+    def _warn_of_overlap(self, route: FilterRoute) -> None:
         """Warn that the broker sends one packet for overlapping filters, with the QoS of any one of them."""
         for other in self._router.contradicting(route):
             logger.warning(
@@ -244,7 +246,7 @@ class Subscriptions:
             else:
                 self._router.orphan(stream)
 
-    async def part(self, joint: Joint, pattern: str) -> None:
+    async def part(self, joint: JointOutlet, pattern: str) -> None:
         """See ``SubscribesJointly``. The stream takes messages until the broker has answered."""
         stream = joint.streams.get(pattern)
         if stream is None:
@@ -277,7 +279,7 @@ class Subscriptions:
             lost = partial(self._abandoned.setdefault, topic_filter, None)
             self._connection.requests.unsubscribe_soon(topic_filter, lost=lost)
 
-    async def unsubscribe_joint(self, joint: Joint) -> None:
+    async def unsubscribe_joint(self, joint: JointOutlet) -> None:
         """End a joint subscription; see ``Adapter.unsubscribe``."""
         joint.ended = True
         for stream in joint.parted:

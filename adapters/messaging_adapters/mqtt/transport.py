@@ -30,7 +30,7 @@ if sys.platform == "linux":
     import termios
 
 if TYPE_CHECKING:
-    from messaging_adapters.mqtt.handshake import Target
+    from messaging_adapters.mqtt.handshake import ConnectTarget
     from messaging_adapters.mqtt.websocket import WebSocket
 
 #: bytes to read at a time; more only costs allocations
@@ -310,7 +310,7 @@ class Dialer:
     from another thread at any time, also after that.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ConnectTarget) -> None:
         self._target = target
         self._lock = threading.Lock()  # guards the three below
         #: the socket that is being connected
