@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from messaging.model import SubscriptionSpec
+from messaging.model.extensions import SubscribeOptions
+from messaging_adapters.mqtt.capabilities import NO_LOCAL
 from messaging_adapters.mqtt.packets import PacketProperties, Publish
 from messaging_adapters.mqtt.router import Router
 from messaging_adapters.mqtt.streams import Stream
@@ -16,8 +19,9 @@ def message(topic: str, *identifiers: int, retain: bool = False) -> Publish:
     return Publish(topic, b"", 0, retain, False, 0, properties)
 
 
-def add(router: Router, pattern: str, queue: str | None = None, qos: int = 0) -> Stream:
-    return router.add(queue, pattern, qos, Sink())
+def add(router: Router, pattern: str, queue: str | None = None, qos: int = 0, *, no_local: bool = False) -> Stream:
+    options = SubscribeOptions(qos=str(qos), queue=queue, custom={NO_LOCAL: no_local})
+    return router.add(SubscriptionSpec(pattern, None, options), Sink())
 
 
 @pytest.fixture
@@ -72,23 +76,23 @@ def test_the_highest_qos_of_a_route_counts_and_is_confirmed_anew(router: Router)
 def test_the_next_stream_of_a_filter_gets_the_messages_that_a_session_holds_for_the_last_one() -> None:
     router = Router(persistent=True)
     router.copies.connected(is_resumed=True)
-    first = router.add(None, "a", 1, Sink())
+    first = add(router, "a", qos=1)
     identifier = router.identify(first)
     router.remove(first)
     assert router.receivers(message("a", identifier)) == []
     assert router.receivers(message("a", identifier)) == []
-    second = router.add(None, "a", 1, Sink())
-    router.add(None, "+", 1, Sink())
+    second = add(router, "a", qos=1)
+    add(router, "+", qos=1)
     assert router.receivers(message("a", identifier)) == [second]
     router.identify(second)
     assert router.receivers(message("a", identifier)) == [second]
     for number in range(2000):
-        ended = router.add(None, f"b/{number}", 1, Sink())
+        ended = add(router, f"b/{number}", qos=1)
         router.identify(ended)
         router.remove(ended)
     assert len(router._former) <= 1024
     router.reset()
-    router.add(None, "a", 1, Sink())
+    add(router, "a", qos=1)
     assert router.receivers(message("a", identifier)) == []
 
 
@@ -166,8 +170,8 @@ def test_copies_of_a_message_that_all_streams_have_are_dropped_after_a_loss_too(
 
 def test_copies_for_filters_of_another_kind_may_come_between_those_that_a_loss_has_parted() -> None:
     copies = Copies("a/b", "#")
-    copies.streams.append(copies.router.add("queue", "a/+", 2, Sink()))
-    copies.streams.append(copies.router.add(None, "a/#", 2, Sink(), no_local=True))
+    copies.streams.append(add(copies.router, "a/+", "queue", qos=2))
+    copies.streams.append(add(copies.router, "a/#", qos=2, no_local=True))
     copies.identifiers += [copies.router.identify(each) for each in copies.streams[2:]]
     assert (copies.copy(0, 1), copies.copy(2, 2)) == ([0], [2])
     copies.reconnect()
@@ -181,7 +185,7 @@ def test_a_restored_copy_for_a_filter_with_no_local_is_for_the_others_too() -> N
         copies = Copies()
         copies.reconnect()
         for number, pattern in enumerate(("a/b", "a/+", "#")):
-            copies.streams.append(copies.router.add(None, pattern, 2, Sink(), no_local=number == no_local))
+            copies.streams.append(add(copies.router, pattern, qos=2, no_local=number == no_local))
         copies.identifiers = [copies.router.identify(each) for each in copies.streams]
         return copies
 
@@ -213,8 +217,8 @@ def test_copies_that_a_loss_has_parted_wait_for_the_next_streams_of_their_own_fi
 def test_a_copy_waits_for_the_next_streams_of_the_kept_filters_that_it_came_for() -> None:
     copies = Copies("a/b", "a/+", "#")
     router, streams = copies.router, copies.streams
-    queue = router.add("queue", "a/#", 2, Sink())
-    own = router.add(None, "+/b", 2, Sink(), no_local=True)
+    queue = add(router, "a/#", "queue", qos=2)
+    own = add(router, "+/b", qos=2, no_local=True)
     others = [router.identify(each) for each in (queue, own)]
     for each in (*streams[1:], queue, own):
         router.detach(each)
@@ -240,7 +244,7 @@ def test_a_copy_waits_for_the_next_streams_of_the_kept_filters_that_it_came_for(
 
 def test_a_restored_copy_that_a_stream_takes_is_not_kept_for_filters_with_copies_of_their_own() -> None:
     copies = Copies("a/b", "#", is_resumed=True)
-    queue = copies.router.add("queue", "a/#", 2, Sink())
+    queue = add(copies.router, "a/#", "queue", qos=2)
     copies.router.identify(queue)
     copies.router.detach(queue)
     copies.router.detach(copies.streams[1])

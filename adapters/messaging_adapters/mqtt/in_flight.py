@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from messaging.errors import ConnectionLostError
 from messaging.execution import shielded
@@ -159,12 +159,16 @@ class Answer(NamedTuple):
     detail: str | None
 
 
+#: called when an answer is read
+_Read: TypeAlias = "Callable[[Answer], object]"
+
+
 class SubscribeRequests:
     """The requests that the broker has not answered. On the loop.
 
     Attributes:
         is_open: whether further requests can be made.
-        pending: by packet id, which is in use until the answer arrives.
+        pending: by packet id, which is in use until the answer arrives: its future, and what reads it.
     """
 
     def __init__(self, target: ConnectTarget, transport: Transport, events: PacketEvents) -> None:
@@ -174,9 +178,7 @@ class SubscribeRequests:
         self._loop = asyncio.get_running_loop()
         self._id = 0
         self.is_open = False
-        self.pending: dict[int, asyncio.Future[Answer]] = {}
-        #: by packet id: called when the answer is read
-        self._readers: dict[int, Callable[[Answer], object]] = {}
+        self.pending: dict[int, tuple[asyncio.Future[Answer], _Read | None]] = {}
         #: by filter: UNSUBSCRIBE
         self._ending: dict[str, asyncio.Future[Answer]] = {}
 
@@ -184,17 +186,12 @@ class SubscribeRequests:
         """Fail all requests without answer: the connection ended. Idempotent."""
         self.is_open = False
         pending, self.pending = self.pending, {}
-        self._readers.clear()
-        for answer in pending.values():
+        for answer, _ in pending.values():
             if not answer.done():
                 answer.set_exception(ConnectionLostError(f"connection to {self._target} lost before it answered"))
 
     async def subscribe(
-        self,
-        topic_filter: str,
-        options: int,
-        identifier: int | None,
-        read: Callable[[Answer], object] | None = None,
+        self, topic_filter: str, options: int, identifier: int | None, read: _Read | None = None
     ) -> Answer:
         """Subscribe and return the broker's answer.
 
@@ -207,26 +204,23 @@ class SubscribeRequests:
         Raises:
             ConnectionLostError: the connection ended before the answer.
         """
-        self._require_open()
+        if not self.is_open:
+            raise ConnectionLostError(f"no connection to {self._target}")
         packet_id = self._next_id()
         packet = packets.subscribe(packet_id, topic_filter, options, self._target.v5, identifier)
         return await self._request(packet_id, packet, read)
 
     async def unsubscribe(
-        self,
-        topic_filter: str,
-        read: Callable[[Answer], object] | None = None,
-        lost: Callable[[], object] | None = None,
+        self, topic_filter: str, read: _Read | None = None, lost: Callable[[], object] | None = None
     ) -> None:
         """Unsubscribe and wait for the answer. Arguments as for :meth:`unsubscribe_soon`.
 
         Raises:
             ConnectionLostError: the connection ended before the answer.
         """
-        self._require_open()
         request = self.unsubscribe_soon(topic_filter, read, lost)
         if request is None:
-            return
+            raise ConnectionLostError(f"no connection to {self._target}")
         answer = await shielded(request)
         if answer.code >= packets.FAILURE:
             reason = handshake.reason_name(answer.code, answer.detail)
@@ -236,10 +230,7 @@ class SubscribeRequests:
             )  # fmt: skip
 
     def unsubscribe_soon(
-        self,
-        topic_filter: str,
-        read: Callable[[Answer], object] | None = None,
-        lost: Callable[[], object] | None = None,
+        self, topic_filter: str, read: _Read | None = None, lost: Callable[[], object] | None = None
     ) -> asyncio.Future[Answer] | None:
         """Unsubscribe without waiting for the answer; ``None`` without a connection.
 
@@ -275,7 +266,7 @@ class SubscribeRequests:
         packet_id, codes, detail = packets.parse_answer(body, self._target.v5)
         if kind == packets.SUBACK and len(codes) != 1:
             raise ProtocolError(f"SUBACK with {len(codes)} reason codes for one subscription")
-        answer, read = self.pending.pop(packet_id, None), self._readers.pop(packet_id, None)
+        answer, read = self.pending.pop(packet_id, (None, None))
         if answer is not None and not answer.done():
             told = Answer(codes[0] if codes else 0, self._target.showable(detail))
             if read is not None:
@@ -289,16 +280,9 @@ class SubscribeRequests:
                 return self._id
         raise ConnectionLostError(f"{self._target}: all packet ids are in use")
 
-    def _require_open(self) -> None:
-        if not self.is_open:
-            raise ConnectionLostError(f"no connection to {self._target}")
-
-    def _request(
-        self, packet_id: int, packet: bytes, read: Callable[[Answer], object] | None
-    ) -> asyncio.Future[Answer]:
+    def _request(self, packet_id: int, packet: bytes, read: _Read | None) -> asyncio.Future[Answer]:
+        answer: asyncio.Future[Answer] = self._loop.create_future()
         # stays there until the broker has answered, also after its caller was cancelled
-        answer = self.pending[packet_id] = self._loop.create_future()
-        if read is not None:
-            self._readers[packet_id] = read
+        self.pending[packet_id] = answer, read
         self._transport.send(packet)
         return answer

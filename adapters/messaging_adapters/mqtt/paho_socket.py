@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import paho.mqtt
 import paho.mqtt.client as mqtt
@@ -37,31 +37,12 @@ TESTED_RELEASES: Final = frozenset({"2.2"})
 _LOOPBACK_TIMEOUT: Final = 5.0
 
 
-class PahoSocket(Protocol):
-    """Carries packets between paho's client and this process."""
-
-    #: paho's client; its callbacks are called by :meth:`give` and :meth:`connect`
-    client: mqtt.Client
-
-    def connect(self, connect: Callable[[str, int], object]) -> None:
-        """Have ``connect(host, port)`` call ``client.connect`` for this socket."""
-
-    def take(self) -> bytes:
-        """Return the packets that paho has written since the last call."""
-
-    def give(self, packet: bytes, is_read: Callable[[], object]) -> None:
-        """Let paho read a packet; ``is_read`` returns whether one of its callbacks was called for it."""
-
-    def close(self) -> None:
-        """Release everything. Idempotent."""
-
-
 def is_tested(release: str = paho.mqtt.__version__) -> bool:
     """Return whether ``release`` is known to take its socket from ``Client._create_socket``."""
     return ".".join(release.split(".")[:2]) in TESTED_RELEASES and "_create_socket" in vars(mqtt.Client)
 
 
-def new_socket(*arguments: Any, **keywords: Any) -> PahoSocket:
+def new_socket(*arguments: Any, **keywords: Any) -> MemorySocket | LoopbackSocket:
     """Return the socket for this release of paho, with a client of these arguments."""
     if is_tested():
         return MemorySocket(*arguments, **keywords)
@@ -73,7 +54,11 @@ def new_socket(*arguments: Any, **keywords: Any) -> PahoSocket:
 
 
 class MemorySocket:
-    """Both ends in memory. paho takes it for a non-blocking socket."""
+    """Both ends in memory. paho takes it for a non-blocking socket.
+
+    Attributes:
+        client: its callbacks are called by :meth:`give` and :meth:`connect`.
+    """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         self.client: mqtt.Client = _MemoryClient(self, *arguments, **keywords)
@@ -81,17 +66,17 @@ class MemorySocket:
         self._from_paho = bytearray()
 
     def connect(self, connect: Callable[[str, int], object]) -> None:
-        """See :class:`PahoSocket`."""
+        """Have ``connect(host, port)`` call ``client.connect`` for this socket."""
         connect("memory", 1)  # neither is used
 
     def take(self) -> bytes:
-        """See :class:`PahoSocket`."""
+        """Return the packets that paho has written since the last call."""
         data = bytes(self._from_paho)
         self._from_paho.clear()
         return data
 
     def give(self, packet: bytes, is_read: Callable[[], object]) -> None:
-        """See :class:`PahoSocket`."""
+        """Let paho read a packet; ``is_read`` returns whether one of its callbacks was called for it."""
         self._to_paho += packet
         while self._to_paho and self.client.socket() is not None and not is_read():
             self.client.loop_read()
@@ -118,7 +103,7 @@ class MemorySocket:
         return -1
 
     def close(self) -> None:
-        """Do nothing: packets that were written can still be taken. Of :class:`PahoSocket`, too."""
+        """Do nothing: packets that were written can still be taken."""
 
 
 class _MemoryClient(mqtt.Client):
@@ -141,7 +126,7 @@ class LoopbackSocket:
         self._closed = False
 
     def connect(self, connect: Callable[[str, int], object]) -> None:
-        """See :class:`PahoSocket`."""
+        """See :class:`MemorySocket`."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(_LOOPBACK_TIMEOUT)
             connect(*server.getsockname())
@@ -158,7 +143,7 @@ class LoopbackSocket:
             self.close()
 
     def take(self) -> bytes:
-        """See :class:`PahoSocket`. paho writes a packet before its method returns, so it is there or about to be."""
+        """See :class:`MemorySocket`. paho writes a packet before its method returns, so it is there or about to be."""
         data = b""
         while self._ours is not None and not _is_complete(data):
             more = self._ours.recv(4096)
@@ -168,7 +153,7 @@ class LoopbackSocket:
         return data
 
     def give(self, packet: bytes, is_read: Callable[[], object]) -> None:
-        """See :class:`PahoSocket`."""
+        """See :class:`MemorySocket`."""
         if self._ours is None:
             return
         self._ours.sendall(packet)
@@ -181,7 +166,7 @@ class LoopbackSocket:
             self.client.loop_read()
 
     def close(self) -> None:
-        """See :class:`PahoSocket`."""
+        """Release everything. Idempotent."""
         self._closed = True
         ours, self._ours = self._ours, None
         if ours is not None:

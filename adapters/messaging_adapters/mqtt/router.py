@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, Final
 from messaging.bounded import BoundedCache
 from messaging.errors import SubscriptionRefusedError
 from messaging.model import channels
+from messaging_adapters.mqtt.capabilities import NO_LOCAL, RETAIN_AS_PUBLISHED
 from messaging_adapters.mqtt.copies import MessageCopies, alike
+from messaging_adapters.mqtt.mapping import PACKET_ID
 from messaging_adapters.mqtt.streams import FilterRoute, Stream, StreamOutlet, filter_of
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from messaging.adapter import Sink
+    from messaging.model import SubscriptionSpec
     from messaging_adapters.mqtt.packets import Publish
     from messaging_adapters.mqtt.streams import JointOutlet
 
@@ -98,23 +101,14 @@ class Router:
         self._matched.clear()
         self.orphans.clear()
 
-    def add(
-        self,
-        queue: str | None,
-        pattern: str,
-        qos: int,
-        sink: Sink,
-        *,
-        no_local: bool = False,
-        as_published: bool = False,
-        tells_id: bool = False,
-        joint: JointOutlet | None = None,
-    ) -> Stream:
+    def add(self, spec: SubscriptionSpec, sink: Sink, joint: JointOutlet | None = None) -> Stream:
         """Add a stream, by itself or to ``joint``, and its route if this is the first stream of its filter.
 
         Raises:
             SubscriptionRefusedError: the route exists, with options that contradict.
         """
+        queue, pattern, qos, custom = spec.options.queue, spec.channel, int(spec.options.qos), spec.options.custom
+        no_local, as_published = custom.get(NO_LOCAL, False), custom.get(RETAIN_AS_PUBLISHED, False)
         topic_filter = filter_of(queue, pattern)
         route = self._routes.get(topic_filter)
         if route is None:
@@ -137,7 +131,7 @@ class Router:
             route.qos = qos
             route.confirmed = False
         self._streams += 1
-        stream = Stream(route, joint or StreamOutlet(sink), self._streams, qos > 0, tells_id)
+        stream = Stream(route, joint or StreamOutlet(sink), self._streams, qos > 0, custom.get(PACKET_ID, False))
         self.has_joints = self.has_joints or joint is not None
         route.streams.append(stream)
         if route.options != (no_local, as_published):

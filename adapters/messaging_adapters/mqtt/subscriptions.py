@@ -13,8 +13,7 @@ from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.execution import clock
 from messaging.model import Features
 from messaging_adapters.mqtt import handshake, packets
-from messaging_adapters.mqtt.capabilities import NO_LOCAL, RETAIN_AS_PUBLISHED, RETAIN_HANDLING
-from messaging_adapters.mqtt.mapping import PACKET_ID
+from messaging_adapters.mqtt.capabilities import RETAIN_HANDLING
 from messaging_adapters.mqtt.sharing import Sharing
 from messaging_adapters.mqtt.streams import filter_of, shown
 
@@ -120,22 +119,12 @@ class BrokerSubscriptions:
             sink: takes the messages.
             joint: the joint subscription that it becomes part of.
         """
-        queue, custom = spec.options.queue, spec.options.custom
         connection, connack = self._connection, self._connack
         if connection is None or connack is None:
             raise ConnectionLostError(f"no connection to {target}")
         # messages on their way to an earlier stream of the filter are not for this one
-        await connection.requests.unsubscribed(filter_of(queue, spec.channel))
-        stream = self._router.add(
-            queue,
-            spec.channel,
-            int(spec.options.qos),
-            sink,
-            no_local=custom.get(NO_LOCAL, False),
-            as_published=custom.get(RETAIN_AS_PUBLISHED, False),
-            tells_id=custom.get(PACKET_ID, False),
-            joint=joint,
-        )
+        await connection.requests.unsubscribed(filter_of(spec.options.queue, spec.channel))
+        stream = self._router.add(spec, sink, joint)
         route, asked = stream.route, int(spec.options.qos)
         self._inbound.claim(stream)
         # a further SUBSCRIBE makes the broker send retained messages again, which shared subscriptions do not get
@@ -161,7 +150,7 @@ class BrokerSubscriptions:
                 no_local=route.no_local,
                 as_published=route.as_published,
                 # a queue gets none (MQTT 5, 4.8.2); mosquitto sends it some unless told not to
-                retain_handling=2 if route.is_shared else custom.get(RETAIN_HANDLING, 0),
+                retain_handling=2 if route.is_shared else spec.options.custom.get(RETAIN_HANDLING, 0),
             )
             if route.differs:
                 self._end_differing(connection, route)
