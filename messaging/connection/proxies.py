@@ -1,9 +1,8 @@
 """Connections through a proxy: HTTP CONNECT (RFC 9110, 9.3.6), SOCKS 5 (RFC 1928, 1929), and SOCKS 4 with names.
 
-The dialogue is a generator without I/O, so that a worker thread with a blocking socket (:func:`pass_through`) and an
-event loop (:func:`open_through`) share it. It yields bytes to send and how many to read, and never reads beyond the
-proxy's answer: what follows is the broker's. The proxy looks up the broker's name. TLS is made with the broker,
-through the proxy, so the proxy sees the broker's name and port and nothing else.
+The dialogue is a generator without I/O. It yields bytes to send and how many to read, and never reads beyond the
+proxy's answer: what follows is the broker's. The proxy looks up the broker's name. TLS is made with the broker, through
+the proxy, so the proxy sees the broker's name and port and nothing else.
 """
 
 from __future__ import annotations
@@ -197,18 +196,6 @@ def reason_of(error: OSError | UnicodeError) -> str:
     if isinstance(error, UnicodeError):
         return f"its name is malformed: {error}"
     return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or str(error)
-
-
-def pass_through(dialogue: Dialogue, sock: socket.socket) -> None:
-    """Hold the dialogue over a connected socket that blocks with a timeout. May raise OSError, and as the dialogue."""
-    answer: bytes | None = None
-    with contextlib.suppress(StopIteration):
-        while True:
-            data, size = dialogue.send(answer)  # type: ignore[arg-type]  # begins with None
-            sock.sendall(data)
-            answer = b""
-            while len(answer) < size and (more := sock.recv(size - len(answer))):
-                answer += more
 
 
 async def open_through(proxy: Proxy, host: str, port: int) -> socket.socket:

@@ -7,7 +7,7 @@
 :mod:`.in_flight`                 SUBSCRIBE, UNSUBSCRIBE and their answers
 ================================  ==========================================================================
 
-Dialing runs on a worker thread, everything else on the loop. Packets of data go to the session as they are.
+Everything runs on the loop. Packets of data go to the session as they are.
 
 **Keepalive.** A ping goes out when nothing was received, or nothing sent, for three quarters of the interval, which the
 broker may have set. A broker that does not answer it for as long again is lost. So a dead peer is noticed within twice
@@ -24,6 +24,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from messaging.connection import tls
+from messaging.connection.proxies import reason_of
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError, RedirectedError
 from messaging.execution import clock, on_worker
 from messaging_adapters.mqtt import handshake, packets
@@ -32,7 +33,7 @@ from messaging_adapters.mqtt.handshake import Connack
 from messaging_adapters.mqtt.in_flight import SubscribeRequests
 from messaging_adapters.mqtt.packets import LimitExceededError, ProtocolError
 from messaging_adapters.mqtt.reading import PacketReader
-from messaging_adapters.mqtt.transport import Dialer, PacketEvents, Transport
+from messaging_adapters.mqtt.transport import PacketEvents, Transport, dial
 
 if TYPE_CHECKING:
     from messaging.errors import BrokerError
@@ -73,7 +74,6 @@ class NetworkConnection:
         self.target = target
         self._events = events
         self._loop = asyncio.get_running_loop()
-        self._dialer = Dialer(target)
         self._control: ControlClient | None = None
         self.transport = Transport(self, events)
         largest = target.maximum_packet_size or packets.MAX_PACKET
@@ -104,16 +104,19 @@ class NetworkConnection:
         control = self._control = ControlClient(target, clean_start=clean_start, will=will)
         try:
             try:
-                connect, dialed = await on_worker(lambda: (control.connect(), self._dialer.dial()))
+                connect = await on_worker(control.connect)
+                sock, web = await dial(target)
             except ConnectFailedError as error:
                 raise ConnectFailedError(f"cannot connect to {target}: {error}") from error.__cause__
             except (OSError, ValueError) as error:
-                explained = None
+                reason = None
                 if target.tls is not None and isinstance(error, OSError):
-                    explained = tls.explain(error, *target.schemes)
-                reason = explained or getattr(error, "strerror", None) or str(error) or type(error).__name__
+                    reason = tls.explain(error, *target.schemes)
+                if reason is None and isinstance(error, (OSError, UnicodeError)):
+                    reason = reason_of(error)
+                reason = reason or str(error) or type(error).__name__
                 raise ConnectFailedError(f"cannot connect to {target}: {reason}") from error
-            self.transport.open(*dialed)
+            self.transport.open(sock, web)
             self.transport.send(connect)
             self.reader.open()
             self._tick()
@@ -297,7 +300,6 @@ class NetworkConnection:
         self.transport.close()
         if self._timer is not None:
             self._timer.cancel()
-        self._dialer.cancel()
         if self._control is not None:
             self._control.close()
             self._control = None

@@ -59,7 +59,7 @@ class ControlClient:
         client.on_disconnect = self._on_disconnect
 
     def connect(self) -> bytes:
-        """Return CONNECT. On the dialing thread: paho's ``connect`` may block.
+        """Return CONNECT. On a worker thread: paho's ``connect`` may block.
 
         Raises:
             OSError, ValueError: paho refused.

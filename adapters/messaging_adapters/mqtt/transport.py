@@ -1,7 +1,5 @@
 """The transport of a connection: TCP, proxy, TLS and WebSocket below, bytes of packets above.
 
-**Dialing** runs on a worker thread, and ends with a connected socket (:class:`Dialer`). The rest runs on the loop.
-
 **Writing.** Packets are gathered and handed to the socket once per turn of the loop. :attr:`Transport.sent` counts the
 bytes that it took. The session keeps the count at which each of its messages is written, and is told when it grows.
 While :attr:`Transport.unsent` is large, the session publishes nothing more.
@@ -17,12 +15,12 @@ import contextlib
 import socket
 import ssl
 import sys
-import threading
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from messaging.connection.proxies import pass_through, reason_of
-from messaging.errors import ConnectFailedError
-from messaging.execution import clock
+from messaging.connection.names import reach
+from messaging.connection.proxies import open_through
+from messaging.execution import clock, on_worker
 from messaging_adapters.mqtt.packets import LimitExceededError
 
 if sys.platform == "linux":
@@ -30,8 +28,12 @@ if sys.platform == "linux":
     import termios
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from messaging_adapters.mqtt.handshake import ConnectTarget
     from messaging_adapters.mqtt.websocket import WebSocket
+
+T = TypeVar("T")
 
 #: bytes to read at a time; more only costs allocations
 READ_SIZE: Final = 65_536
@@ -125,9 +127,10 @@ class Transport:
         self.received_at = self.sent_at = clock.monotonic()
 
     def close(self) -> None:
-        """Stop writing and reading, and drop gathered bytes. The dialer closes the socket. Idempotent."""
+        """Close the socket, and drop gathered bytes. Idempotent."""
         if self._sock is not None:
             self._loop.remove_writer(self._sock.fileno())
+            self._sock.close()
             self._sock = None
             self._out.clear()
             self._framed.clear()
@@ -303,105 +306,60 @@ class Transport:
         return None  # a ping, or the beginning of a frame
 
 
-class Dialer:
-    """One attempt to connect.
+async def dial(target: ConnectTarget) -> tuple[socket.socket, WebSocket | None]:
+    """Connect over TCP, proxy, TLS and WebSocket. Leaves nothing behind if it fails or is cancelled.
 
-    :meth:`dial` runs on a thread of its own and owns the connection until it returns it. :meth:`cancel` may be called
-    from another thread at any time, also after that.
+    Raises:
+        OSError, ValueError: the connection cannot be made.
+        ConnectFailedError: a file that TLS needs cannot be used, the peer accepts no WebSocket, or a proxy refused.
     """
+    tls = target.tls
+    context = None if tls is None else await on_worker(tls.context)
+    web = target.web(target.host, target.port) if target.web is not None else None
+    with contextlib.ExitStack() as undo:
+        if target.proxy is None:
+            sock = await reach(target.address or target.host, target.port)
+        else:
+            sock = await open_through(target.proxy, target.host, target.port)
+        undo.callback(sock.close)
+        # without it, a small packet waits up to 40 ms for the acknowledgement of the one before
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None and context is not None:
+            # takes over the descriptor of the plain socket
+            name = tls.name_of(target.host)
+            sock = secured = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+            undo.callback(secured.close)
+            await _when_ready(secured, secured.do_handshake)
+            tls.made(secured)
+        if web is not None:
+            request = await web.request(target.connect_timeout)
+            while request:
+                request = request[await _when_ready(sock, partial(sock.send, request), sends=True) :]
+            while not web.accepts(await _when_ready(sock, partial(sock.recv, READ_SIZE))):
+                pass
+        undo.pop_all()
+    return sock, web
 
-    def __init__(self, target: ConnectTarget) -> None:
-        self._target = target
-        self._lock = threading.Lock()  # guards the three below
-        #: the socket that is being connected
-        self._sock: socket.socket | None = None
-        self._cancelled = False
-        #: the connection, once it is made
-        self._dialed: socket.socket | None = None
 
-    def dial(self) -> tuple[socket.socket, WebSocket | None]:
-        """Connect, and return the socket and its framing. Blocks.
-
-        Raises:
-            OSError, ValueError: the connection cannot be made, or was cancelled.
-            ConnectFailedError: a file that TLS needs cannot be used, the peer accepts no WebSocket, or a proxy refused.
-        """
-        target = self._target
+async def _when_ready(sock: socket.socket, operation: Callable[[], T], *, sends: bool = False) -> T:
+    """Return the result of an operation of a socket, which is tried again whenever the socket is ready for it."""
+    loop = asyncio.get_running_loop()
+    while True:
         try:
-            tls = target.tls
-            context = None if tls is None else tls.context()
-            web = target.web(target.host, target.port) if target.web is not None else None
-            sock = self._reached()
-            # without it, a small packet waits up to 40 ms for the acknowledgement of the one before
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if tls is not None and context is not None:
-                # takes over the descriptor of the plain socket
-                name = tls.name_of(target.host)
-                secured = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
-                sock = secured
-                self._own(sock)
-                secured.do_handshake()
-                tls.made(secured)
-            if web is not None:
-                web.handshake(sock)
-            sock.setblocking(False)
-            with self._lock:
-                if self._cancelled:
-                    raise ConnectionAbortedError("cancelled")
-                self._sock, self._dialed = None, sock
-            return sock, web
+            return operation()
+        except ssl.SSLWantReadError:
+            waits_for_room = False
+        except ssl.SSLWantWriteError:
+            waits_for_room = True
+        except BlockingIOError:
+            waits_for_room = sends
+        ready = asyncio.Event()
+        if waits_for_room:
+            loop.add_writer(sock.fileno(), ready.set)
+        else:
+            loop.add_reader(sock.fileno(), ready.set)
+        try:
+            await ready.wait()
         finally:
-            self._release()  # unless it is made
-
-    def _reached(self) -> socket.socket:
-        """Return a socket that is connected to the broker, or to it through the proxy."""
-        target, proxy = self._target, self._target.proxy
-        if proxy is None:
-            return self._connected(target.address or target.host, target.port)
-        try:
-            sock = self._connected(proxy.host, proxy.port)
-            pass_through(proxy.dialogue(target.host, target.port), sock)
-        except (OSError, UnicodeError) as error:
-            raise ConnectFailedError(f"cannot connect to {proxy}: {reason_of(error)}") from error
-        return sock
-
-    def _connected(self, host: str, port: int) -> socket.socket:
-        """Return a socket that is connected to the first address that answers."""
-        failure: OSError | None = None
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for family, kind, protocol, _, address in found:
-            try:
-                sock = socket.socket(family, kind, protocol)
-                self._own(sock)
-                sock.settimeout(self._target.connect_timeout)
-                sock.connect(address)
-            except OSError as error:
-                failure = error
-                self._release()
-            else:
-                return sock
-        raise failure or OSError("the name of the host has no address")
-
-    def _own(self, sock: socket.socket) -> None:
-        """Have ``sock`` interrupted when the attempt is cancelled."""
-        with self._lock:
-            self._sock = sock
-            if self._cancelled:
-                raise ConnectionAbortedError("cancelled")
-
-    def _release(self) -> None:
-        """Close the socket that is being connected; under the lock, since its descriptor may be used again at once."""
-        with self._lock:
-            sock, self._sock = self._sock, None
-            if sock is not None:
-                sock.close()
-
-    def cancel(self) -> None:
-        """Close the connection, or make the dialing thread close it at once. Idempotent."""
-        with self._lock:
-            self._cancelled = True
-            if self._sock is not None:
-                with contextlib.suppress(OSError):  # ends a wait of the other thread; the descriptor stays open
-                    socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
-            elif self._dialed is not None:
-                self._dialed.close()
+            loop.remove_writer(sock.fileno())
+            loop.remove_reader(sock.fileno())

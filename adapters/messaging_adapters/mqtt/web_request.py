@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from pydantic import SecretStr
 
 from messaging.errors import ConnectFailedError
-from messaging.execution import workers
+from messaging.execution import clock, on_worker, shielded
 from messaging.functions import is_coroutine
 
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
@@ -31,19 +30,18 @@ _SHARE: Final = 0.8
 class WebHeaders:
     """The setting ``ws_headers``. Its repr shows no value."""
 
-    __slots__ = ("_calling", "_lock", "_source")
+    __slots__ = ("_calling", "_source")
 
     def __init__(self, source: Mapping[str, str] | Callable[[], Mapping[str, str]]) -> None:
         self._source = source
-        self._lock = threading.Lock()  # guards _calling
         #: the call of the program's callable that has not returned
-        self._calling: Future[Mapping[str, str]] | None = None
+        self._calling: asyncio.Future[Mapping[str, str]] | None = None
 
     def __repr__(self) -> str:
         return "<WebHeaders>"
 
-    def now(self, timeout: float | None) -> Mapping[str, str]:
-        """Return the headers of the next request. On the dialing thread.
+    async def now(self, timeout: float) -> Mapping[str, str]:
+        """Return the headers of the next request. On the engine loop.
 
         The program's callable runs on a worker thread, once at a time. While it hangs, the next attempt waits for the
         same result, so that one thread at most hangs with it.
@@ -57,38 +55,30 @@ class WebHeaders:
         source = self._source
         if isinstance(source, Mapping):
             return source
-        with self._lock:
-            calling, is_running = self._calling, self._calling is not None
-            if calling is None:
-                calling = self._calling = Future()
-        if not is_running:
-            self._start(source, calling)
-        limit = None if timeout is None else timeout * _SHARE
-        wait([calling], limit)
-        if not calling.done():
+        limit = timeout * _SHARE
+        try:
+            if self._calling is None:
+                self._calling = on_worker(lambda: _called(source))
+                self._calling.add_done_callback(self._returned)
+            async with clock.timeout(limit):
+                return await shielded(self._calling)
+        except TimeoutError:
             why = f"it did not return within {limit:g} s"
-        elif (error := calling.exception()) is None:
-            return calling.result()
-        else:  # its text may hold a secret
-            why = str(error) if isinstance(error, _InvalidHeaderError) else f"it raised {type(error).__name__}"
+        except (_InvalidHeaderError, RuntimeError) as error:  # or no thread can be started
+            why = str(error)
         raise ConnectFailedError(f"option 'ws_headers': the callable returned no headers: {why}")
 
-    def _start(self, source: Callable[[], Mapping[str, str]], calling: Future[Mapping[str, str]]) -> None:
-        def call() -> None:
-            try:
-                headers = _checked(source())
-            except BaseException as error:  # noqa: BLE001  # the one who waits is told
-                self._calling = None
-                calling.set_exception(error)
-            else:
-                self._calling = None
-                calling.set_result(headers)
+    def _returned(self, _: object) -> None:
+        self._calling = None
 
-        try:
-            workers().submit(call)
-        except RuntimeError as error:  # no thread can be started
-            self._calling = None
-            calling.set_exception(error)
+
+def _called(source: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
+    try:
+        headers = source()
+    except BaseException as error:  # noqa: BLE001  # the caller of ``now`` is told
+        # its text may hold a secret
+        raise _InvalidHeaderError(f"it raised {type(error).__name__}") from None
+    return _checked(headers)
 
 
 class _InvalidHeaderError(ValueError):

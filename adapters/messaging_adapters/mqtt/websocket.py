@@ -22,15 +22,12 @@ from messaging.errors import ConnectFailedError
 from messaging_adapters.mqtt.packets import MAX_PACKET, ProtocolError
 
 if TYPE_CHECKING:
-    import socket
-
     from pydantic import SecretStr
 
     from messaging_adapters.mqtt.web_request import WebHeaders
 
 #: name of MQTT in the handshake (6.0.0-3)
 _SUBPROTOCOL: Final = Subprotocol("mqtt")
-_HANDSHAKE_READ: Final = 4096
 #: Bytes of one WebSocket message, all its fragments together. The wire has the limit for packets; this one bounds the
 #: bytes that the library gathers for it. An int, because the library takes a limit per fragment only since 16.0.
 _LARGEST_MESSAGE: Final = MAX_PACKET
@@ -67,36 +64,42 @@ class WebSocket:
         )
         self._path = path
         self._headers = headers
+        #: the first bytes of the answer
+        self._answer = b""
         #: the peer has ended the connection
         self.ended = False
 
-    def handshake(self, sock: socket.socket) -> None:
-        """Turn ``sock``, connected and blocking with a timeout, into a WebSocket.
+    async def request(self, timeout: float) -> bytes:
+        """Return the request of the handshake. ``timeout`` is that of the attempt to connect, seconds.
 
         Raises:
-            ConnectFailedError: the peer accepts no WebSocket at the path, or no MQTT over it; or the program's callable
-                gives no headers.
-            OSError: the connection broke, or took too long.
+            ConnectFailedError: the program's callable gives no headers.
         """
-        protocol = self._protocol
-        request = protocol.connect()
-        for name, value in (self._headers.now(sock.gettimeout()) if self._headers is not None else {}).items():
+        request = self._protocol.connect()
+        headers = {} if self._headers is None else await self._headers.now(timeout)
+        for name, value in headers.items():
             request.headers.pop(name, None)
             request.headers[name] = value
-        protocol.send_request(request)
-        for data in protocol.data_to_send():
-            sock.sendall(data)
-        answer = b""
-        while protocol.state is CONNECTING and protocol.handshake_exc is None:
-            # the answer is all that arrives: a broker sends nothing before CONNECT
-            data = sock.recv(_HANDSHAKE_READ)
-            answer = answer or data
-            if data:
-                protocol.receive_data(data)
-            else:
-                protocol.receive_eof()
+        self._protocol.send_request(request)
+        return b"".join(self._protocol.data_to_send())
+
+    def accepts(self, data: bytes) -> bool:
+        """Take in bytes of the answer; none at the end of the stream. Return whether the handshake is complete.
+
+        Raises:
+            ConnectFailedError: the peer accepts no WebSocket at the path, or no MQTT over it.
+        """
+        protocol = self._protocol
+        self._answer = self._answer or data
+        # the answer is all that arrives: a broker sends nothing before CONNECT
+        if data:
+            protocol.receive_data(data)
+        else:
+            protocol.receive_eof()
+        if protocol.state is CONNECTING and protocol.handshake_exc is None:
+            return False
         protocol.events_received()  # the response itself
-        hint = tls.wants_tls(answer, "wss", "ws")
+        hint = tls.wants_tls(self._answer, "wss", "ws")
         if hint is not None:
             raise ConnectFailedError(hint)
         error = protocol.handshake_exc
@@ -104,6 +107,7 @@ class WebSocket:
             raise ConnectFailedError(f"it does not take a WebSocket at {self._path!r}: {error}") from error
         if protocol.subprotocol != _SUBPROTOCOL:
             raise ConnectFailedError(f"the WebSocket at {self._path!r} speaks no MQTT")
+        return True
 
     def encode(self, data: bytes | bytearray) -> bytes:
         """Return ``data`` as a binary message, after the answers to the peer's pings."""
