@@ -72,8 +72,8 @@ def test_a_path_is_refused() -> None:
 def test_defaults() -> None:
     adapter = make("mqtt://h")
     target = adapter.session.target
-    assert (target.host, target.port, target.tls, target.v5) == ("h", 1883, None, True)
-    assert (target.keepalive, target.session_expiry, target.receive_maximum) == (60, 0, 1024)
+    assert (target.host, target.port, target.tls, target.settings.v5) == ("h", 1883, None, True)
+    assert (target.settings.keepalive, target.settings.connect_expiry, target.settings.receive_maximum) == (60, 0, 1024)
     assert adapter.settings.clean_start
     assert not adapter.settings.persistent
     assert make("mqtts://h").session.target.port == 8883

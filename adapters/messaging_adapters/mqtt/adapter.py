@@ -138,7 +138,7 @@ class MqttAdapter(Adapter):
         session.is_renewing = True
         try:
             is_accepted = target.username == session.target.username and await connection.reauthenticate(
-                target, target.connect_timeout
+                target, target.settings.connect_timeout
             )
         finally:
             session.is_renewing = False

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from messaging_adapters.mqtt.mapping import PublishCodec
     from messaging_adapters.mqtt.settings import MqttSettings
 
-#: seconds that the broker keeps the session of a bridged connection that is lost: the least there is. DISCONNECT may
-#: change the time only if CONNECT asked for more than none (MQTT 5, 3.14.2.2.2).
-_SHORTEST: Final = 1
 #: bytes of the payload of a will
 _MAX_PAYLOAD: Final = 65_535
 #: reasons of a refusing CONNACK that blame the will: topic invalid, payload format, retain and QoS not supported
@@ -37,21 +34,13 @@ def target_of(url: BrokerUrl, settings: MqttSettings, name: str) -> ConnectTarge
     target = ConnectTarget(
         host=url.host,
         port=url.port or options.PORTS[url.scheme],
-        tls=ClientTls(settings, url.label(name)) if secure else None,
-        proxy=parse_proxy(settings.proxy),
-        v5=settings.v5,
+        name=name,
+        settings=settings,
         client_id=options.client_id(settings, name),
         username=username,
         password=password,
-        auth_method=settings.auth_method,
-        keepalive=settings.keepalive,
-        connect_timeout=settings.connect_timeout,
-        session_expiry=_SHORTEST if settings.bridges_session else settings.session_expiry,
-        receive_maximum=settings.receive_maximum,
-        topic_alias_maximum=settings.topic_alias_maximum if settings.v5 else 0,
-        maximum_packet_size=settings.max_packet_size,
-        name=name,
-        follows_redirects=settings.follow_redirects,
+        tls=ClientTls(settings, url.label(name)) if secure else None,
+        proxy=parse_proxy(settings.proxy),
     )
     if url.scheme not in options.WEB:
         return target

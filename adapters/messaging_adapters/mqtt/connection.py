@@ -76,10 +76,10 @@ class NetworkConnection:
         self._loop = asyncio.get_running_loop()
         self._control: ControlClient | None = None
         self.transport = Transport(self, events)
-        largest = target.maximum_packet_size or packets.MAX_PACKET
+        largest = target.settings.max_packet_size or packets.MAX_PACKET
         self.reader = PacketReader(self, events, self.transport, largest, target.component)
         self.requests = SubscribeRequests(target, self.transport, events)
-        self._keepalive = _Keepalive(self.transport, target.keepalive)
+        self._keepalive = _Keepalive(self.transport, target.settings.keepalive)
         self._timer: asyncio.TimerHandle | None = None
         self._connack: asyncio.Future[Connack] = self._loop.create_future()
         #: the answer to AUTH, while one is awaited
@@ -140,7 +140,7 @@ class NetworkConnection:
     def begun(self, data: bytes) -> bool:
         """See ``transport.TransportOwner``."""
         kind = data[0] & 0xF0
-        if kind == packets.CONNACK or (kind == packets.AUTH and self.target.auth_method is not None):
+        if kind == packets.CONNACK or (kind == packets.AUTH and self.target.settings.auth_method is not None):
             return True
         hint = tls.wants_tls(data, *self.target.schemes) if self.target.tls is None else None
         if hint is None:
@@ -159,11 +159,11 @@ class NetworkConnection:
                 return  # that bytes arrived is enough for the keepalive
             if kind == packets.CONNACK:
                 raise ProtocolError("a second CONNACK")  # MQTT-3.2.0-2
-            if kind == packets.AUTH and self.target.auth_method is not None:
+            if kind == packets.AUTH and self.target.settings.auth_method is not None:
                 self._authentication_answered(body)
                 return
-        elif kind == packets.AUTH and self.target.auth_method is not None:
-            what = f"the method {self.target.auth_method!r} takes another step, which is not supported"
+        elif kind == packets.AUTH and self.target.settings.auth_method is not None:
+            what = f"the method {self.target.settings.auth_method!r} takes another step, which is not supported"
             self.end(AuthenticationError(f"cannot connect to {self.target}: {what}"))
             return
         if self._control is None:
@@ -174,7 +174,7 @@ class NetworkConnection:
             return
         self.is_up = True
         self.requests.is_open = True
-        self._keepalive.interval = float(handshake.agreed_keepalive(self.target.keepalive, result.keepalive))
+        self._keepalive.interval = float(handshake.agreed_keepalive(self.target.settings.keepalive, result.keepalive))
         self._events.connected(self, result)
         if not self._connack.done():
             self._connack.set_result(result)
@@ -183,7 +183,7 @@ class NetworkConnection:
         """See ``transport.TransportOwner``."""
         broker = self.target
         if isinstance(error, ProtocolError):
-            if self.is_up and self.target.v5:
+            if self.is_up and self.target.settings.v5:
                 self.transport.tell(packets.disconnect(error.code))  # MQTT 5, 4.13
             verdict = "exceeded a limit" if isinstance(error, LimitExceededError) else "broke the protocol"
             self.end(ConnectionLostError(f"{broker} {verdict}: {error}"), error)
@@ -208,7 +208,7 @@ class NetworkConnection:
     def _unanswered(self, reason: str = "") -> ConnectFailedError:
         """Return the error for a connection that ended before the broker sent anything, with hints at the cause."""
         hints = []
-        if self.target.v5:
+        if self.target.settings.v5:
             hints.append("not speak MQTT 5: try version=3.1.1")
         if self.target.tls is None:
             secure, plain = self.target.schemes
@@ -228,13 +228,12 @@ class NetworkConnection:
         Raises:
             ConnectionLostError: the connection ended meanwhile.
         """
-        if target.auth_method is None or target.password is None or self._authenticated is not None:
+        method, password = target.settings.auth_method, target.password
+        if method is None or password is None or self._authenticated is not None:
             return False
         answer = self._authenticated = self._loop.create_future()
         try:
-            self.transport.send(
-                packets.auth(packets.REAUTHENTICATE, target.auth_method, target.password.get_secret_value().encode())
-            )
+            self.transport.send(packets.auth(packets.REAUTHENTICATE, method, password.get_secret_value().encode()))
             done, _ = await clock.wait([answer], timeout=timeout)
             return answer.result() if done else False
         finally:

@@ -42,18 +42,18 @@ class ControlClient:
         self._socket = new_socket(
             CallbackAPIVersion.VERSION2,
             client_id=target.client_id,
-            clean_session=None if target.v5 else clean_start,
-            protocol=mqtt.MQTTv5 if target.v5 else mqtt.MQTTv311,
+            clean_session=None if target.settings.v5 else clean_start,
+            protocol=mqtt.MQTTv5 if target.settings.v5 else mqtt.MQTTv311,
             # else paho answers some refusals by connecting again, blocking, on the thread of the loop
             reconnect_on_failure=False,
         )
         client = self._client = self._socket.client
         if target.username is not None:
             # with an authentication method the password is its data
-            password = target.password if target.auth_method is None else None
+            password = target.password if target.settings.auth_method is None else None
             client.username_pw_set(target.username, None if password is None else password.get_secret_value())
         if will is not None:
-            properties = handshake.will_properties(will) if target.v5 else None
+            properties = handshake.will_properties(will) if target.settings.v5 else None
             client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
@@ -66,20 +66,20 @@ class ControlClient:
         """
         target = self._target
         options: dict[str, Any] = {}
-        if target.v5:
+        if target.settings.v5:
             properties = handshake.new_properties(PacketTypes.CONNECT)
-            properties.ReceiveMaximum = target.receive_maximum
-            if target.session_expiry:
-                properties.SessionExpiryInterval = target.session_expiry
-            if target.topic_alias_maximum:
-                properties.TopicAliasMaximum = target.topic_alias_maximum
-            if target.maximum_packet_size is not None:
-                properties.MaximumPacketSize = target.maximum_packet_size
-            if target.auth_method is not None and target.password is not None:
-                properties.AuthenticationMethod = target.auth_method
+            properties.ReceiveMaximum = target.settings.receive_maximum
+            if target.settings.connect_expiry:
+                properties.SessionExpiryInterval = target.settings.connect_expiry
+            if target.settings.topic_alias_maximum:
+                properties.TopicAliasMaximum = target.settings.topic_alias_maximum
+            if target.settings.max_packet_size is not None:
+                properties.MaximumPacketSize = target.settings.max_packet_size
+            if target.settings.auth_method is not None and target.password is not None:
+                properties.AuthenticationMethod = target.settings.auth_method
                 properties.AuthenticationData = target.password.get_secret_value().encode()
             options = {"clean_start": self._clean_start, "properties": properties}
-        self._socket.connect(lambda host, port: self._client.connect(host, port, target.keepalive, **options))
+        self._socket.connect(lambda host, port: self._client.connect(host, port, target.settings.keepalive, **options))
         return self._socket.take()
 
     def read(self, head: int, body: bytes) -> Connack | BrokerError:
@@ -91,13 +91,12 @@ class ControlClient:
         kind, target = head & 0xF0, self._target
         if kind not in (packets.CONNACK, packets.DISCONNECT):
             raise packets.ProtocolError(f"a packet of type {kind >> 4}, which is not for clients")
-        if kind == packets.CONNACK and not target.v5 and body[1:2] in _RETURN_CODES:
+        if kind == packets.CONNACK and not target.settings.v5 and body[1:2] in _RETURN_CODES:
             code = _RETURN_CODES[body[1:2]]
             return handshake.refusal(target, handshake.reason_name(code), code)
-        given = (body[1:2] if kind == packets.CONNACK else body[:1]) if target.v5 else b""
-        if given and given[0] >= packets.FAILURE and not handshake.is_listed(kind, given[0]):
-            # paho fails on reason codes that the specification does not list
-            return handshake.unlisted(target, kind, given[0])
+        given = (body[1:2] if kind == packets.CONNACK else body[:1]) if target.settings.v5 else b""
+        if given and given[0] >= packets.FAILURE and (unlisted := handshake.unlisted(target, kind, given[0])):
+            return unlisted  # paho fails on such reason codes
         packet = bytes((head,)) + packets.varint(len(body)) + body
         try:
             self._socket.give(packet, lambda: self._accepted or self._ended)

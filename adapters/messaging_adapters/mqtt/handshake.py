@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from messaging.connection.tls import ClientTls
     from messaging.errors import BrokerError
     from messaging.model.credentials import Credentials
+    from messaging_adapters.mqtt.settings import MqttSettings
     from messaging_adapters.mqtt.websocket import WebSocket
 
 logger = logging.getLogger(__name__)
 
-#: its constructor has no types
-_new_properties: Callable[[int], PahoProperties] = PahoProperties
+#: empty properties for a packet type of paho, whose constructor has no types
+new_properties: Callable[[int], PahoProperties] = PahoProperties
 #: characters of a reference to other servers that an error shows
 _SHOWN: Final = 200
 _CREDENTIALS_REFUSED: Final = ("Bad user name or password", "Not authorized", "Bad authentication method")
@@ -62,34 +63,22 @@ class ConnectTarget:
 
     host: str
     port: int
-    #: ``None`` for no TLS
-    tls: ClientTls | None
-    v5: bool
+    #: of the instance, for log lines
+    name: str
+    settings: MqttSettings = field(repr=False)
     client_id: str
     username: str | None
     password: SecretStr | None
-    #: MQTT 5: the method whose data the password is; ``None`` for none
-    auth_method: str | None
-    #: seconds
-    keepalive: int
-    connect_timeout: float
-    session_expiry: int
-    receive_maximum: int
-    topic_alias_maximum: int = 0
-    #: bytes; ``None`` for the maximum of the protocol
-    maximum_packet_size: int | None = None
+    #: ``None`` for no TLS
+    tls: ClientTls | None = None
+    #: connected through; ``None`` for none
+    proxy: Proxy | None = None
     #: makes the WebSocket to host and port; ``None`` for none
     web: Callable[[str, int], WebSocket] | None = None
-    #: of the instance, for log lines
-    name: str = ""
     #: the latest passwords of an instance whose credentials change; shared by all its targets
     secrets: deque[SecretStr] = field(default_factory=lambda: deque(maxlen=4), repr=False, compare=False)
     #: the IP address to connect to, if the name of the host has several; TLS verifies the name
     address: str | None = None
-    #: whether to connect to the servers that the broker refers to
-    follows_redirects: bool = True
-    #: connected through; ``None`` for none
-    proxy: Proxy | None = None
 
     @property
     def component(self) -> str:
@@ -117,7 +106,7 @@ class ConnectTarget:
         """
         if credentials.username is not None:
             username = credentials.username
-        if username is None and self.auth_method is None:
+        if username is None and self.settings.auth_method is None:
             raise CredentialsError(
                 "the credentials have no user name: return one with the password, or set the option 'username'"
             )
@@ -185,7 +174,7 @@ def refusal(target: ConnectTarget, reason: str, code: int, properties: PahoPrope
         return AuthenticationError(f"{target} refused {what}: {why}", code=code, detail=detail)
     text = f"{target} refused the connection: {why}"
     if reason == "Unsupported protocol version":
-        text += f"; try version={'3.1.1' if target.v5 else '5'}"
+        text += f"; try version={'3.1.1' if target.settings.v5 else '5'}"
     return ConnectFailedError(text, code=code, detail=detail)
 
 
@@ -197,7 +186,8 @@ def redirected(
     ``what`` is the beginning of its text.
     """
     reference = target.showable(getattr(properties, "ServerReference", None))
-    if code not in (packets.USE_ANOTHER_SERVER, packets.SERVER_MOVED) or not reference or not target.follows_redirects:
+    is_redirect = code in (packets.USE_ANOTHER_SERVER, packets.SERVER_MOVED)
+    if not is_redirect or not reference or not target.settings.follow_redirects:
         return None
     return RedirectedError(
         f"{what}: {reference[:_SHOWN]}",
@@ -216,13 +206,10 @@ def reason_name(code: int, detail: str | None = None) -> str:
     return with_detail(next(iter(ReasonCode.names.get(code, ())), f"reason code 0x{code:02X}"), detail)
 
 
-def is_listed(kind: int, code: int) -> bool:
-    """Return whether the specification lists this reason code for packets of that type."""
-    return any(kind >> 4 in kinds for kinds in ReasonCode.names.get(code, {}).values())
-
-
-def unlisted(target: ConnectTarget, kind: int, code: int) -> BrokerError:
-    """Return the error for a CONNACK or DISCONNECT with a reason code that the specification does not list."""
+def unlisted(target: ConnectTarget, kind: int, code: int) -> BrokerError | None:
+    """Return the error for a CONNACK or DISCONNECT whose reason code the specification does not list for it."""
+    if any(kind >> 4 in kinds for kinds in ReasonCode.names.get(code, {}).values()):
+        return None
     if kind == packets.CONNACK:
         return refusal(target, reason_name(code), code)
     return ConnectionLostError(f"{target} disconnected this client: {reason_name(code)}", code=code)
@@ -236,11 +223,6 @@ def detail_of(target: ConnectTarget, properties: PahoProperties | None) -> str |
 def with_detail(reason: str, detail: str | None) -> str:
     """Return a reason with the broker's text."""
     return f"{reason} ({detail})" if detail else reason
-
-
-def new_properties(kind: int) -> PahoProperties:
-    """Return empty properties for a packet type of paho."""
-    return _new_properties(kind)
 
 
 def will_properties(will: Will) -> PahoProperties:
@@ -295,7 +277,7 @@ class Grants:
             connack: what the broker granted.
             needs_session: whether the user asked for a session that outlives the connection.
         """
-        asked, granted = target.session_expiry, connack.session_expiry
+        asked, granted = target.settings.connect_expiry, connack.session_expiry
         if granted is not None and not granted and needs_session:
             return ConnectFailedError(
                 f"{target} keeps no session: it grants a session expiry of 0 s, and {asked} s were asked for; have the "
@@ -307,7 +289,7 @@ class Grants:
                 f"the broker keeps the session of a lost client for {granted} s, not for {asked} s: messages that it "
                 "holds for longer are lost",
             )
-        asked, granted = target.keepalive, connack.keepalive
+        asked, granted = target.settings.keepalive, connack.keepalive
         if granted is not None and asked and (granted > asked or not granted):
             when = f"after up to {granted * _SILENT_INTERVALS:g} s" if granted else "never"
             self._warn(
@@ -318,7 +300,7 @@ class Grants:
         return None
 
     def subscribed(self, target: ConnectTarget, topic_filter: str, asked: int, granted: int) -> None:
-        """Compare the QoS of a SUBACK; see :func:`is_unacknowledged` for the one that is refused."""
+        """Compare the QoS of a SUBACK; QoS 0 instead of another is refused elsewhere."""
         if granted < asked:
             self._warn(
                 target,
@@ -334,8 +316,3 @@ class Grants:
                 "subscribing again",
                 target.component,
             )
-
-
-def is_unacknowledged(asked: int, granted: int) -> bool:
-    """Return whether a subscription with acknowledgement was granted without: messages would be lost on the way."""
-    return asked > 0 and granted == 0

@@ -207,7 +207,7 @@ class SubscribeRequests:
         if not self.is_open:
             raise ConnectionLostError(f"no connection to {self._target}")
         packet_id = self._next_id()
-        packet = packets.subscribe(packet_id, topic_filter, options, self._target.v5, identifier)
+        packet = packets.subscribe(packet_id, topic_filter, options, self._target.settings.v5, identifier)
         return await self._request(packet_id, packet, read)
 
     async def unsubscribe(
@@ -242,7 +242,7 @@ class SubscribeRequests:
         if not self.is_open:
             return None
         packet_id = self._next_id()
-        answer = self._request(packet_id, packets.unsubscribe(packet_id, topic_filter, self._target.v5), read)
+        answer = self._request(packet_id, packets.unsubscribe(packet_id, topic_filter, self._target.settings.v5), read)
         self._ending[topic_filter] = answer
 
         def answered(_: asyncio.Future[Answer]) -> None:
@@ -263,7 +263,7 @@ class SubscribeRequests:
 
     def answered(self, kind: int, body: bytes) -> None:
         """Process a SUBACK or UNSUBACK. May raise ``ProtocolError``."""
-        packet_id, codes, detail = packets.parse_answer(body, self._target.v5)
+        packet_id, codes, detail = packets.parse_answer(body, self._target.settings.v5)
         if kind == packets.SUBACK and len(codes) != 1:
             raise ProtocolError(f"SUBACK with {len(codes)} reason codes for one subscription")
         answer, read = self.pending.pop(packet_id, (None, None))

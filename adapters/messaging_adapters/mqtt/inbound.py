@@ -40,15 +40,14 @@ class Inbound:
 
     Args:
         name: of the instance, for the log.
-        aliases: topic aliases that the broker may use.
     """
 
-    def __init__(self, name: str, router: Router, codec: PublishCodec, settings: MqttSettings, aliases: int) -> None:
+    def __init__(self, name: str, router: Router, codec: PublishCodec, settings: MqttSettings) -> None:
         self._name = name
         self._router = router
         self._codec = codec
         self._v5 = settings.v5
-        self._alias_maximum = aliases
+        self._alias_maximum = settings.topic_alias_maximum
         #: topic aliases of this connection
         self._aliases: dict[int, str] = {}
         self.answers = Answers(settings.receive_maximum, settings.v5)

@@ -96,7 +96,7 @@ class Session(NetworkEvents):
         self.target = target
         self.codec: PublishCodec = Mqtt5Codec() if settings.v5 else Mqtt3Codec(settings.envelope)
         self.router = Router(settings.persistent)
-        self.inbound = Inbound(adapter.name, self.router, self.codec, settings, target.topic_alias_maximum)
+        self.inbound = Inbound(adapter.name, self.router, self.codec, settings)
         self.window = InFlightWindow(settings.v5, settings.max_inflight)
         self._grants = Grants()
         self.subscriptions = BrokerSubscriptions(

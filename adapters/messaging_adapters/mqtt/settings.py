@@ -34,6 +34,9 @@ WEB: Final = frozenset({"ws", "wss"})
 WEB_PATH: Final = "mqtt"
 #: how long the broker keeps the session of an instance with ``keep_session``, seconds: a week
 KEPT_SESSION_EXPIRY: Final = 604_800
+#: seconds that the broker keeps the session of a bridged connection that is lost: the least there is. DISCONNECT may
+#: change the time only if CONNECT asked for more than none (MQTT 5, 3.14.2.2.2).
+_SHORTEST: Final = 1
 
 
 def _version(value: Any) -> str:
@@ -126,6 +129,11 @@ class MqttSettings(TlsSettings):
     def bridges_session(self) -> bool:
         """Whether the broker keeps the session for planned reconnects alone; see :mod:`.session`."""
         return self.v5 and self.has_provider and not self.persistent
+
+    @property
+    def connect_expiry(self) -> int:
+        """The session expiry interval of CONNECT, seconds."""
+        return _SHORTEST if self.bridges_session else self.session_expiry
 
 
 def check(url: BrokerUrl, settings: MqttSettings) -> None:

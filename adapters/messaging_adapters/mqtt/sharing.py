@@ -75,7 +75,7 @@ class Sharing:
         connection = NetworkConnection(target, probe)
         options = packets.subscribe_options(0, no_local=False, as_published=False, retain_handling=0)
         try:
-            async with clock.timeout(target.connect_timeout):
+            async with clock.timeout(target.settings.connect_timeout):
                 await connection.connect(clean_start=True, will=None)
                 began = clock.monotonic()
                 answers = [

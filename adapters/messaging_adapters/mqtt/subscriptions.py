@@ -324,4 +324,5 @@ class BrokerSubscriptions:
 
 
 def _is_refused(answer: Answer, asked: int) -> bool:
-    return answer.code >= packets.FAILURE or handshake.is_unacknowledged(asked, answer.code)
+    """Return whether the broker refused, or granted no acknowledgement, and messages would be lost on the way."""
+    return answer.code >= packets.FAILURE or (asked > 0 and answer.code == 0)

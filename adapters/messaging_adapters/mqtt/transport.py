@@ -332,7 +332,7 @@ async def dial(target: ConnectTarget) -> tuple[socket.socket, WebSocket | None]:
             await _when_ready(secured, secured.do_handshake)
             tls.made(secured)
         if web is not None:
-            request = await web.request(target.connect_timeout)
+            request = await web.request(target.settings.connect_timeout)
             while request:
                 request = request[await _when_ready(sock, partial(sock.send, request), sends=True) :]
             while not web.accepts(await _when_ready(sock, partial(sock.recv, READ_SIZE))):
