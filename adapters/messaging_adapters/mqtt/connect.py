@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -30,8 +28,16 @@ _REFUSALS: Final = ("Topic name invalid", "Payload format invalid", "Retain not 
 def target_of(url: BrokerUrl, settings: MqttSettings, name: str) -> ConnectTarget:
     """Return where to connect to, and as which client."""
     username, password = options.credentials(url, settings)
-    secure = url.scheme in options.SECURE
-    target = ConnectTarget(
+    path = None
+    if url.scheme in options.WEB:
+        try:
+            from messaging_adapters.mqtt import websocket as websocket
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] != "websockets":
+                raise
+            raise MissingExtraError("ws", f"{url.scheme}://") from error
+        path = "/" + quote(url.path or options.WEB_PATH)
+    return ConnectTarget(
         host=url.host,
         port=url.port or options.PORTS[url.scheme],
         name=name,
@@ -39,22 +45,10 @@ def target_of(url: BrokerUrl, settings: MqttSettings, name: str) -> ConnectTarge
         client_id=options.client_id(settings, name),
         username=username,
         password=password,
-        tls=ClientTls(settings, url.label(name)) if secure else None,
+        tls=ClientTls(settings, url.label(name)) if url.scheme in options.SECURE else None,
         proxy=parse_proxy(settings.proxy),
+        web_path=path,
     )
-    if url.scheme not in options.WEB:
-        return target
-    try:
-        from messaging_adapters.mqtt import websocket
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "websockets":
-            raise
-        raise MissingExtraError("ws", f"{url.scheme}://") from error
-    path = "/" + quote(url.path or options.WEB_PATH)
-    web = functools.partial(
-        websocket.WebSocket, path=path, secure=secure, headers=settings.ws_headers, query=settings.ws_query
-    )
-    return dataclasses.replace(target, web=web)
 
 
 class ConnectWill:

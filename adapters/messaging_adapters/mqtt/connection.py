@@ -118,7 +118,7 @@ class NetworkConnection:
                 raise ConnectFailedError(f"cannot connect to {target}: {reason}") from error
             self.transport.open(sock, web)
             self.transport.send(connect)
-            self.reader.open()
+            self.reader.listen()
             self._tick()
             self.transport.flush()
             return await self._connack

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from messaging.errors import BrokerError
     from messaging.model.credentials import Credentials
     from messaging_adapters.mqtt.settings import MqttSettings
-    from messaging_adapters.mqtt.websocket import WebSocket
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +72,8 @@ class ConnectTarget:
     tls: ClientTls | None = None
     #: connected through; ``None`` for none
     proxy: Proxy | None = None
-    #: makes the WebSocket to host and port; ``None`` for none
-    web: Callable[[str, int], WebSocket] | None = None
+    #: of the WebSocket's URL, percent-encoded, with its slash; ``None`` for no WebSocket
+    web_path: str | None = None
     #: the latest passwords of an instance whose credentials change; shared by all its targets
     secrets: deque[SecretStr] = field(default_factory=lambda: deque(maxlen=4), repr=False, compare=False)
     #: the IP address to connect to, if the name of the host has several; TLS verifies the name
@@ -88,7 +87,7 @@ class ConnectTarget:
     @property
     def schemes(self) -> tuple[str, str]:
         """The URL schemes of this transport: with TLS, and without."""
-        return ("mqtts", "mqtt") if self.web is None else ("wss", "ws")
+        return ("mqtts", "mqtt") if self.web_path is None else ("wss", "ws")
 
     def __str__(self) -> str:
         return str(Endpoint(Host(self.host, self.port), self.address))

@@ -104,7 +104,6 @@ class PacketReader:
         self._splitter = PacketSplitter(largest)
         self._component = component
         self._loop = asyncio.get_running_loop()
-        self._is_open = False
         #: the loop reports when there are bytes to read
         self._listening = False
         self._suspended = False
@@ -118,20 +117,15 @@ class PacketReader:
         self._draining = False
         self._takes_late = False
 
-    def open(self) -> None:
-        """Read from the transport from now on."""
-        self._is_open = True
-        self._listen()
-
     def close(self) -> None:
         """Stop reading, before the transport is closed. Idempotent."""
         self._ignore()
         self._unpause()
         self._rest = None
-        self._is_open = False
 
-    def _listen(self) -> None:
-        if self._is_open and not (self._listening or self._suspended or self._pause):
+    def listen(self) -> None:
+        """Read whenever the transport, which is open, has bytes; unless reading is suspended or paused."""
+        if self._transport.fileno() >= 0 and not (self._listening or self._suspended or self._pause):
             self._listening = True
             self._loop.add_reader(self._transport.fileno(), self.read)
 
@@ -175,11 +169,11 @@ class PacketReader:
     def _continue(self) -> None:
         self._pause = None
         self.read()
-        self._listen()
+        self.listen()
 
     def read(self) -> None:
         """Read and process the bytes that are available."""
-        if self._suspended or not self._is_open:
+        if self._suspended:
             return
         transport, owner = self._transport, self._owner
         try:

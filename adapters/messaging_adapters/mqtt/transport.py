@@ -315,7 +315,11 @@ async def dial(target: ConnectTarget) -> tuple[socket.socket, WebSocket | None]:
     """
     tls = target.tls
     context = None if tls is None else await on_worker(tls.context)
-    web = target.web(target.host, target.port) if target.web is not None else None
+    web = None
+    if target.web_path is not None:
+        from messaging_adapters.mqtt.websocket import WebSocket  # an extra
+
+        web = WebSocket(target)
     with contextlib.ExitStack() as undo:
         if target.proxy is None:
             sock = await reach(target.address or target.host, target.port)

@@ -22,8 +22,7 @@ from messaging.errors import ConnectFailedError
 from messaging_adapters.mqtt.packets import MAX_PACKET, ProtocolError
 
 if TYPE_CHECKING:
-    from pydantic import SecretStr
-
+    from messaging_adapters.mqtt.handshake import ConnectTarget
     from messaging_adapters.mqtt.web_request import WebHeaders
 
 #: name of MQTT in the handshake (6.0.0-3)
@@ -36,34 +35,19 @@ _NO_LOGGER: Final = logging.Logger("messaging_adapters.mqtt.websocket.frames", l
 
 
 class WebSocket:
-    """The framing of one connection.
+    """The framing of one connection."""
 
-    Args:
-        host: named in the handshake, with ``port``.
-        path: of the URL, percent-encoded, with its slash.
-        secure: whether TLS is below.
-        headers: of the program, for the request; they replace those of the library.
-        query: of the program, percent-encoded.
-    """
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        path: str,
-        *,
-        secure: bool,
-        headers: WebHeaders | None = None,
-        query: SecretStr | None = None,
-    ) -> None:
+    def __init__(self, target: ConnectTarget) -> None:
+        settings, self._path = target.settings, target.web_path or "/"
+        query = "" if settings.ws_query is None else settings.ws_query.get_secret_value()
         self._protocol = ClientProtocol(
-            WebSocketURI(secure, host, port, path, "" if query is None else query.get_secret_value(), None, None),
+            WebSocketURI(target.tls is not None, target.host, target.port, self._path, query, None, None),
             subprotocols=[_SUBPROTOCOL],
             max_size=_LARGEST_MESSAGE,
             logger=_NO_LOGGER,
         )
-        self._path = path
-        self._headers = headers
+        #: of the program, for the request; they replace those of the library
+        self._headers: WebHeaders | None = settings.ws_headers
         #: the first bytes of the answer
         self._answer = b""
         #: the peer has ended the connection
