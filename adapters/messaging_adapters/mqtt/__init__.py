@@ -11,7 +11,8 @@ mapping             contexts as properties (MQTT 5) or in an envelope (3.1.1)
 connection          one connection: connecting, control packets, keepalive
 transport, reading  its socket: gathered writes; when to read
 packets             packets as bytes; control: those of paho
-settings, connect   the options of a URL, and what CONNECT says
+settings            the options of a URL
+handshake           CONNECT and CONNACK as values, and what a broker grants
 ==================  ==================================================================================
 
 Data goes down: session, transport. Only outcomes come up, once: what was received, written or lost.

@@ -52,12 +52,12 @@ class MqttAdapter(Adapter):
         super().__init__(url, settings, name)
         options.check(url, self.settings)
         try:
-            from messaging_adapters.mqtt import connect, session
+            from messaging_adapters.mqtt import handshake, session
         except ImportError as error:
             if (error.name or "").partition(".")[0] != "paho":
                 raise
             raise MissingExtraError("mqtt", f"{url.scheme}://") from error
-        target = connect.target_of(url, self.settings, name)
+        target = handshake.target_of(url, self.settings, name)
         self._username = target.username
         #: those of a broker that restricts nothing
         self.capabilities = capabilities.announced(self.settings, name, target.client_id)

@@ -7,28 +7,33 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from messaging.bounded import BoundedCache
+from messaging.connection.proxies import parse_proxy
+from messaging.connection.tls import ClientTls
 from messaging.errors import (
     AuthenticationError,
     ConnectFailedError,
     ConnectionLostError,
     CredentialsError,
+    MissingExtraError,
     RedirectedError,
 )
 from messaging.model import Endpoint, Host
 from messaging_adapters.mqtt import packets
+from messaging_adapters.mqtt import settings as options
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
     from messaging.connection.proxies import Proxy
-    from messaging.connection.tls import ClientTls
     from messaging.errors import BrokerError
+    from messaging.model import BrokerUrl
     from messaging.model.credentials import Credentials
     from messaging_adapters.mqtt.settings import MqttSettings
 
@@ -137,6 +142,30 @@ class Connack:
     session_expiry: int | None = None
     #: the client id the broker gave to a client without one
     assigned_id: str | None = None
+
+
+def target_of(url: BrokerUrl, settings: MqttSettings, name: str) -> ConnectTarget:
+    """Return where to connect to, and as which client."""
+    username, password = options.credentials(url, settings)
+    path = None
+    if url.scheme in options.WEB:
+        try:
+            import websockets.client  # noqa: F401  # here, not on the loop
+        except ImportError as error:
+            raise MissingExtraError("ws", f"{url.scheme}://") from error
+        path = "/" + quote(url.path or options.WEB_PATH)
+    return ConnectTarget(
+        host=url.host,
+        port=url.port or options.PORTS[url.scheme],
+        name=name,
+        settings=settings,
+        client_id=options.client_id(settings, name),
+        username=username,
+        password=password,
+        tls=ClientTls(settings, url.label(name)) if url.scheme in options.SECURE else None,
+        proxy=parse_proxy(settings.proxy),
+        web_path=path,
+    )
 
 
 def connack(session_present: bool, properties: PahoProperties | None) -> Connack:

@@ -226,25 +226,24 @@ class Inbound:
         It may be there already: while this stream finished its message in progress, another one has subscribed. That
         one gets the messages of which it received no copy.
         """
-        heirs = [each for each in stream.route.streams if each is not stream and each.settles]
+        self._pass_on(stream, [each for each in stream.route.streams if each is not stream and each.settles])
+        self.leftovers.leave(stream)
+        self.hand_over()
+
+    def bequeath(self, stream: Stream, heir: Stream) -> None:
+        """Deliver the unsettled messages of an ended stream to ``heir``, unless it received copies of its own."""
+        self._pass_on(stream, [heir])
+        self.release(stream)
+        self.hand_over()
+
+    def _pass_on(self, stream: Stream, heirs: Sequence[Stream]) -> None:
+        """Deliver each unsettled message of an ended stream to the first heir that received no copy of it."""
         for token in [*stream.unsettled] if heirs else ():
             for heir in heirs:
                 if token.receipt.number < heir.since or heir.route.is_shared:
                     del stream.unsettled[token]
                     self._deliver_again(token.receipt, heir)
                     break
-        self.leftovers.leave(stream)
-        self.hand_over()
-
-    def bequeath(self, stream: Stream, heir: Stream) -> None:
-        """Deliver the unsettled messages of an ended stream to ``heir``, unless it received copies of its own."""
-        for token in [*stream.unsettled]:
-            if token.receipt.number < heir.since or heir.route.is_shared:
-                del stream.unsettled[token]
-                self._deliver_again(token.receipt, heir)
-            else:
-                self.answers.settle(token)
-        self.hand_over()
 
     def _deliver_again(self, receipt: Receipt, stream: Stream) -> None:
         """Deliver a message in place of an unsettled copy of it."""

@@ -32,11 +32,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from messaging.adapter import PlannedLossError
 from messaging.errors import (
+    AuthenticationError,
     ConnectFailedError,
     ConnectionLostError,
     MessagingError,
@@ -47,9 +49,8 @@ from messaging.errors import (
 )
 from messaging.execution import clock
 from messaging_adapters.mqtt import capabilities, packets
-from messaging_adapters.mqtt.connect import ConnectWill
 from messaging_adapters.mqtt.connection import NetworkConnection, NetworkEvents
-from messaging_adapters.mqtt.handshake import Connack, Grants, reason_name
+from messaging_adapters.mqtt.handshake import Connack, Grants, Will, reason_name
 from messaging_adapters.mqtt.in_flight import InFlightWindow, PublishHandshake
 from messaging_adapters.mqtt.inbound import Inbound
 from messaging_adapters.mqtt.mapping import Mqtt3Codec, Mqtt5Codec, PublishCodec
@@ -71,6 +72,10 @@ HIGH_WATER: Final = 256 * 1024
 _PLANNED_TIMEOUT: Final = 1.0
 #: seconds that the broker keeps the session for a planned reconnect
 _BRIDGE: Final = 60
+#: bytes of the payload of a will
+_MAX_PAYLOAD: Final = 65_535
+#: reasons of a refusing CONNACK that blame the will: topic invalid, payload format, retain and QoS not supported
+_REFUSALS: Final = ("Topic name invalid", "Payload format invalid", "Retain not supported", "QoS not supported")
 
 
 class Session(NetworkEvents):
@@ -409,3 +414,61 @@ def _refusal(target: ConnectTarget, outgoing: Outgoing, reason: int, body: bytes
         return UnroutableError(f"channel {channel!r} has no subscribers at {target}", code=reason, detail=detail)
     text = f"{target} refused the message on {channel!r}: {reason_name(reason, detail)}"
     return PublishRefusedError(text, code=reason, detail=detail)
+
+
+class ConnectWill:
+    """The will that CONNECT carries.
+
+    Attributes:
+        will: the will; ``None`` for none.
+    """
+
+    def __init__(self, codec: PublishCodec) -> None:
+        self._codec = codec
+        #: the message, until the broker has registered it
+        self._outgoing: Outgoing | None = None
+        #: whether the instance has connected without it
+        self._is_trial = True
+        self.will: Will | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the broker has not registered it yet."""
+        return self._outgoing is not None
+
+    def set(self, outgoing: Outgoing, *, is_trial: bool) -> bool:
+        """Set the will. Return whether it fits; otherwise it has failed.
+
+        With ``is_trial`` a connection that is refused with it is tried without it.
+        """
+        payload, properties = self._codec.will(outgoing)
+        if len(payload) > _MAX_PAYLOAD:
+            outgoing.fail(PayloadTooLargeError(len(payload), _MAX_PAYLOAD, "a last will in MQTT"))
+            return False
+        options = outgoing.plan.options
+        delay = math.ceil(options.custom.get(capabilities.WILL_DELAY, 0))
+        channel = outgoing.plan.channel or ""
+        self.will = Will(channel, payload, int(options.qos), options.retain, properties, delay)
+        self._outgoing = outgoing
+        self._is_trial = is_trial
+        return True
+
+    def current(self) -> Will | None:
+        """Return the will for the next CONNECT: none if its deadline has passed meanwhile."""
+        if self._outgoing is not None and self._outgoing.settled:
+            self.will = self._outgoing = None
+        return self.will
+
+    def registered(self) -> None:
+        """Confirm the will: the broker has accepted the connection."""
+        if self._outgoing is not None:
+            self._outgoing.confirm()
+            self._outgoing = None
+
+    def connect_failed(self, error: ConnectFailedError) -> None:
+        """Drop a new will that is, or may be, the reason why the broker refused the connection."""
+        outgoing = self._outgoing
+        suspicious = isinstance(error, AuthenticationError) or any(reason in str(error) for reason in _REFUSALS)
+        if outgoing is not None and suspicious and self._is_trial:
+            self.will = self._outgoing = None
+            outgoing.fail(PublishRefusedError(f"the last will is not registered: {error}"))

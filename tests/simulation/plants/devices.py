@@ -52,7 +52,7 @@ DEVICES = (
         "devices",
         (
             Edit(
-                "adapters/messaging_adapters/mqtt/connect.py",
+                "adapters/messaging_adapters/mqtt/session.py",
                 "            self._outgoing.confirm()\n            self._outgoing = None\n",
                 "            self._outgoing.confirm()\n            self._outgoing = self.will = None\n",
             ),
