@@ -133,7 +133,7 @@ def _pipe_from() -> tuple[IO[bytes], int]:
 def _server() -> socket.socket:
     """Return the socket of the process that forks; it ends with this one."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'adapters'}", "PYTHONWARNINGS": "error"}
     subprocess.Popen([sys.executable, "-m", __name__], cwd=ROOT, env=environment, stdin=its).returncode = 0
     its.close()
     atexit.register(ours.close)

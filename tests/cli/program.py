@@ -31,7 +31,8 @@ def process(*command: str, **variables: str) -> subprocess.CompletedProcess[str]
 def environment(**more: str) -> dict[str, str]:
     """The environment of this process, without the variables that configure the program."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MESSAGING_")}
-    return kept | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", "COLUMNS": "100"} | more
+    path = f"{ROOT}{os.pathsep}{ROOT / 'adapters'}"
+    return kept | {"PYTHONPATH": path, "PYTHONWARNINGS": "error", "COLUMNS": "100"} | more
 
 
 class Lines:
