@@ -99,15 +99,15 @@ class Session(NetworkEvents):
         #: those of a broker that restricts nothing
         self._announced = adapter.capabilities
         self.target = target
-        self.codec: PublishCodec = Mqtt5Codec() if settings.v5 else Mqtt3Codec(settings.envelope)
+        self._codec: PublishCodec = Mqtt5Codec() if settings.v5 else Mqtt3Codec(settings.envelope)
         self.router = Router(settings.persistent)
-        self.inbound = Inbound(adapter.name, self.router, self.codec, settings)
+        self.inbound = Inbound(adapter.name, self.router, self._codec, settings)
         self.window = InFlightWindow(settings.v5, settings.max_inflight)
         self._grants = Grants()
         self.subscriptions = BrokerSubscriptions(
             adapter, settings, self._grants, self.router, self.inbound, self.window
         )
-        self.will = ConnectWill(self.codec)
+        self.will = ConnectWill(self._codec)
         self.connection: NetworkConnection | None = None
         #: of the connection, until it has ended
         self._transport: Transport | None = None
@@ -183,7 +183,7 @@ class Session(NetworkEvents):
         if await_claims:
             self.inbound.leftovers.await_claims(of_earlier=of_earlier)
         self._is_paused = False
-        self.codec.connected(connack.topic_alias_maximum)
+        self._codec.connected(connack.topic_alias_maximum)
         self.window.connected(connack, connection.requests.pending)
         self._resume()
         self.subscriptions.connected(connection, connack)
@@ -295,7 +295,7 @@ class Session(NetworkEvents):
                 try:
                     self._send(transport, outgoing, qos)
                 except MessagingError as error:
-                    self.codec.unsent()
+                    self._codec.unsent()
                     outgoing.fail(error)
 
     def _must_wait(self, qos: int) -> bool:
@@ -317,7 +317,7 @@ class Session(NetworkEvents):
         if outgoing.plan.options.retain and not connack.retain:
             raise PublishRefusedError(f"{self.target} retains no messages")
         packet_id = self.window.next_id() if qos else 0
-        frame = self.codec.frame(outgoing, outgoing.payload, qos, packet_id)
+        frame = self._codec.frame(outgoing, outgoing.payload, qos, packet_id)
         if len(frame) > connack.maximum_packet_size:
             size = len(outgoing.payload)
             limit = connack.maximum_packet_size - (len(frame) - size)
@@ -341,7 +341,7 @@ class Session(NetworkEvents):
             if handshake.released:
                 self._transport.send(packets.acknowledgement(packets.PUBREL, handshake.id))
             else:
-                frame = self.codec.frame(handshake.outgoing, handshake.payload, handshake.qos, handshake.id)
+                frame = self._codec.frame(handshake.outgoing, handshake.payload, handshake.qos, handshake.id)
                 if session_present:
                     frame = bytes((frame[0] | packets.DUP,)) + frame[1:]
                 self._transport.send(frame)

@@ -1,8 +1,8 @@
 """MQTT over WebSocket (MQTT 5, 6.0; the same for 3.1.1), for ``ws://`` and ``wss://``.
 
 The protocol is that of the library ``websockets``, without its I/O: bytes go in and come out. It sits between the
-socket and the buffers of :class:`~messaging_adapters.mqtt.wire.Wire`, which sees a stream of MQTT packets: the limits
-between WebSocket messages mean nothing to MQTT.
+socket and the buffers of :class:`~messaging_adapters.mqtt.transport.Transport`, which sees a stream of MQTT packets:
+the limits between WebSocket messages mean nothing to MQTT.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: name of MQTT in the handshake (6.0.0-3)
 _SUBPROTOCOL: Final = Subprotocol("mqtt")
-#: Bytes of one WebSocket message, all its fragments together. The wire has the limit for packets; this one bounds the
+#: Bytes of one WebSocket message, all its fragments together. The reader has the limit for packets; this one bounds the
 #: bytes that the library gathers for it. An int, because the library takes a limit per fragment only since 16.0.
 _LARGEST_MESSAGE: Final = MAX_PACKET
 #: The library logs every frame on DEBUG, with CONNECT and its password: this logger has no handler.
