@@ -129,9 +129,6 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "EventService": {"lifecycle"},
     "Gateway": {"run", "run_until_stopped", "start"},  # they connect, or wait for stop()
     "GrantedLease": {"note_answered"},
-    "HandlerRegistration": {
-        "dispatch", "finished", "invalid", "is_void", "log_failure", "stop", "untake", "wake",
-    },
     "Journal": {"put"},
     "JournalView": {"stored"},
     "Landlord": {"cancel_ids", "renew_ids"},
@@ -139,8 +136,8 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "ListenerRegistration": {"deliver"},
     "MailboxRegistration": {"accept", "delivery", "pass_over", "read"},
     "MessagePublisher": {
-        "announce", "check_payload", "compile", "outbox", "override", "publish_checked", "readdress", "refresh",
-        "restore", "stamp",
+        "announce", "chain", "check_payload", "compile", "extended", "intercepted", "merged", "outbox", "override",
+        "publish_checked", "readdress", "refresh", "restore", "stamp",
     },
     "MessageServiceRuntime": {"bind"},
     "MessageSubscription": {"check", "open_handler", "open_joint", "open_requests"},

@@ -106,7 +106,7 @@ class Target:
             OutboxFullError: the instance has no room. ClosedError: it is closed.
         """
         context, publisher = stored.destination.publishing, self._publisher
-        if self._has_envelope or publisher.is_intercepted:
+        if self._has_envelope or publisher.chain is not None:
             if self._carries_ids:  # as a part of the context: it is in the envelope, and interceptors see it
                 context = context.replace(
                     extensions={**context.extensions, Features.EXTENSION_MESSAGE_ID: stored.message_id}

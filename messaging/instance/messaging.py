@@ -16,16 +16,16 @@ from messaging.errors import ClosedError, InvalidUrlError, check_mapping
 from messaging.execution import Promise, engine, may_block, seconds, warn_in_loop, workers
 from messaging.forking import LiveObjects
 from messaging.instance.contexts import Contexts
-from messaging.instance.parts import assemble
 from messaging.instance.queues import Queues
 from messaging.instance.services import InstanceServices
 from messaging.instance.shortcuts import Shortcuts
+from messaging.interception import InstanceInfo, Interceptors
 from messaging.model import AcknowledgeMessageContextBuilder, Features, MessageContextBuilder, MessageContextProvider
 from messaging.model.settings import load_settings
 from messaging.properties import announced
 from messaging.publishing import MessagePublisher, Outbox
 from messaging.receiving import MessageSubscription, in_observer
-from messaging.replyto import ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard
+from messaging.replyto import Replies, ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard, Requests
 from messaging.reporting import PartReporter, Reporter
 from messaging.runtime import MessageServiceRuntime
 from messaging.text import tolerant
@@ -89,7 +89,7 @@ class Messaging(Shortcuts):
             raise
 
     def _open(self, interceptors: Iterable[Interceptor], will: Announced | None, birth: Announced | None) -> None:
-        services, settings = self.services, self._settings
+        settings = self._settings
         outbox = Outbox(engine(), self._adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
         self._connection = connection = Connection(engine(), self._adapter, outbox)
         try:
@@ -99,14 +99,7 @@ class Messaging(Shortcuts):
                 outbox.durable = open_durable(engine(), self.name, outbox, settings)
             self.ready: Promise[None] = connection.ready
             self.connection_state: ConnectionStates = connection.states
-            parts = assemble(connection, outbox, services, interceptors)
-            self.publisher = parts.publisher
-            self.subscription = parts.subscription
-            self._requests = parts.requests
-            self.reply_to = parts.reply_to
-            self.reply_to_many = parts.reply_to_many
-            self._replies = parts.replies
-            self.whiteboard = parts.whiteboard
+            self._make_services(connection, outbox, interceptors)
             self.runtime = MessageServiceRuntime(connection, outbox, self._requests, self.whiteboard)
             self._contexts = Contexts(self._adapter)
             self.queues = Queues(connection, self._contexts, self.subscription)
@@ -124,6 +117,26 @@ class Messaging(Shortcuts):
         except BaseException:  # an interrupt, too: it must not leave the outbox locked
             engine().run(connection.close(0.0), f"closing {self.name!r}")
             raise
+
+    def _make_services(self, connection: Connection, outbox: Outbox, given: Iterable[Interceptor]) -> None:
+        """Make the services of the connection, with the interceptors that are given and those in the registry."""
+        adapter, services = connection.adapter, self.services
+        url = adapter.url
+        info = InstanceInfo(adapter.name, url.scheme, url.host, url.port, adapter.capabilities.client_id)
+        interceptors = Interceptors(given, services, info, adapter)
+        self.publisher = publisher = MessagePublisher(connection, outbox, interceptors.publishing)
+        self.subscription = MessageSubscription(
+            connection, services, publisher.publish_internally, interceptors.processing("message")
+        )
+        self._requests = requests = Requests(connection, publisher)
+        self.reply_to = ReplyToPublisher(connection, publisher, requests)
+        self.reply_to_many = ReplyToManyPublisher(
+            connection, services, publisher, self.reply_to, requests, interceptors.processing("reply")
+        )
+        self._replies = Replies(connection, publisher, requests.inboxes)
+        self.whiteboard = ReplyToWhiteboard(
+            connection, services, self.subscription, self._replies, interceptors.processing("request")
+        )
 
     def _register_services(self, durable: DurableOutbox | None) -> None:
         registered = self._registered

@@ -208,7 +208,7 @@ class Shortcuts:
 
         Arguments as for :meth:`request`, but that ``timeout`` is for each reply; the rest as
         :meth:`ReplyToManyPublisher.publish_with_reply_many
-        <messaging.replyto.many.ReplyToManyPublisher.publish_with_reply_many>`.
+        <messaging.replyto.publisher.ReplyToManyPublisher.publish_with_reply_many>`.
         """
         options: Any = context
         if timeout is not None:

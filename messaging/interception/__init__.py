@@ -7,8 +7,9 @@ Give them to ``messaging.connect(url, interceptors=[...])``, or register them in
 highest first. The first one is the outermost: it sees an outgoing message first and its outcome last, and its context
 manager is entered first and exited last.
 
-**Cost.** An instance without interceptors is made of the same classes as before: interceptors cost it nothing for each
-message. An interceptor that overrides one method costs nothing on the other side.
+**Cost.** Interceptors wrap the functions that publish, and the handlers and observers that process. An instance without
+interceptors calls these themselves, so interceptors cost it nothing for each message. An interceptor that overrides one
+method costs nothing on the other side.
 
 May import: ``model``, ``execution``, ``services``, ``errors``, ``text``. The rooms above use ``PublishChain`` and
 ``ProcessChain``.

@@ -45,9 +45,6 @@ class Interceptors:
         self._instance = instance
         self.publishing = PublishChain(publishing, instance, adapter) if publishing else None
 
-    def __bool__(self) -> bool:
-        return self.publishing is not None or bool(self._processing)
-
     def processing(self, operation: InboundOperation) -> ProcessChain | None:
         """Return the interceptors of received messages; ``None`` if there are none."""
         return ProcessChain(self._processing, self._instance, operation) if self._processing else None

@@ -12,21 +12,22 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from messaging.errors import InterceptorError, MessagingError
-from messaging.execution import Serial, clock, engine
+from messaging.execution import Promise, Serial, clock, engine
 from messaging.functions import check_procedure, check_result
 from messaging.interception.interceptor import OutboundMessage, Outcome
 from messaging.model import Features, Message
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.execution import Promise
     from messaging.interception.interceptor import InstanceInfo, Interceptor, OutboundOperation
     from messaging.model import Capabilities
 
 logger = SafeLog(__name__)
+
+P = TypeVar("P", bound=Promise[Any])
 
 #: is called with an outcome
 Told = Callable[[Outcome], object]
@@ -79,6 +80,27 @@ class PublishChain:
         carries_headers = _HEADERS in self._adapter.capabilities.features
         return OutboundMessage(self._instance, operation, message, carries_headers=carries_headers, request=request)
 
+    def send(self, outbound: OutboundMessage, publish: Callable[[], P], of: Callable[[Any], dict[str, Any]]) -> P:
+        """Call the interceptors, then ``publish``, and tell them the outcome of the promise that it returns.
+
+        Args:
+            outbound: the message. ``publish`` reads it again: the interceptors may have replaced it.
+            publish: publishes it.
+            of: returns further arguments of the ``Outcome``, given the promise.
+
+        Raises:
+            InterceptorError, MessagingError: an interceptor failed or refused the message, or ``publish`` did.
+        """
+        told = self.begin(outbound)
+        try:
+            promise = publish()
+        except BaseException as error:
+            self.failed(told, error)
+            raise
+        if told:
+            promise.listen(partial(self._settled, promise, told, of))
+        return promise
+
     def begin(self, outbound: OutboundMessage) -> list[Told]:
         """Call the interceptors; return who wants to know the outcome, the outermost first.
 
@@ -122,17 +144,6 @@ class PublishChain:
         """Tell that a message was not accepted. On the thread that publishes."""
         if told:
             _call(told, Outcome(error, clock.wall_ns()))
-
-    def follow(self, promise: Promise[Any], told: Sequence[Told], of: Callable[[Any], dict[str, Any]]) -> None:
-        """Tell the outcome of ``promise`` once it is known.
-
-        Args:
-            promise: of the publication or the request.
-            told: from :meth:`begin`.
-            of: returns further arguments of the ``Outcome``, given the promise.
-        """
-        if told:
-            promise.listen(partial(self._settled, promise, told, of))
 
     def _settled(self, promise: Promise[Any], told: Sequence[Told], of: Callable[[Any], dict[str, Any]]) -> None:
         """Queue an outcome. On the loop, usually."""

@@ -4,7 +4,6 @@ May import: ``connection``, ``adapter`` (the contract), ``journal``, ``model``, 
 ``receiving``. ``publishing.durable`` is imported by its own name, because it loads the journal.
 """
 
-from messaging.publishing.intercepted import InterceptedPublisher as InterceptedPublisher
 from messaging.publishing.outbox import Outbox as Outbox
 from messaging.publishing.publication import Publication as Publication
 from messaging.publishing.publisher import MessagePublisher as MessagePublisher

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.bounded import BoundedCache
 from messaging.errors import (
@@ -22,6 +23,8 @@ from messaging.errors import (
 from messaging.execution import clock
 from messaging.model import (
     Features,
+    Message,
+    MessageContext,
     MessageContextBuilder,
     PublishPlan,
     as_context,
@@ -35,23 +38,35 @@ from messaging.model import (
     plan_key,
     publish_options,
     requested,
+    with_headers,
 )
+from messaging.model.context import ForwardedContext
 from messaging.publishing.publication import ExpiringPublication, IdentifiedPublication, Publication
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
-    from messaging.model import Message, MessageContext, MessageContextProvider
+    from messaging.interception import OutboundMessage, PublishChain
+    from messaging.model import MessageContextProvider
     from messaging.publishing.outbox import Outbox
 
 #: values of a context that must be printable text on every protocol; the others may be any text
 _PRINTABLE: Final = ("content_type", "content_encoding")
+_HEADERS: Final = Features.EXTENSION_HEADERS
 
 
 class MessagePublisher:
-    """Publishes messages of one instance (RFC 5.5). Thread safe; get it as ``Messaging.publisher``."""
+    """Publishes messages of one instance (RFC 5.5). Thread safe; get it as ``Messaging.publisher``.
 
-    def __init__(self, connection: Connection, outbox: Outbox) -> None:
+    Attributes:
+        chain: the interceptors of the messages of :meth:`publish`, which wrap it; ``None`` if there are none. They do
+            not see the messages of :meth:`publish_internally` and :meth:`publish_checked`.
+    """
+
+    def __init__(self, connection: Connection, outbox: Outbox, chain: PublishChain | None = None) -> None:
+        self.chain = chain
+        if chain is not None:
+            self.publish = self._publish_intercepted  # type: ignore[method-assign]  # without, it costs nothing
         self._connection = connection
         self._adapter = adapter = connection.adapter
         #: the messages that are not settled
@@ -69,9 +84,6 @@ class MessagePublisher:
         self._size_limit = adapter.capabilities.max_message_size
         #: acquired once the instance has a last will
         self._will = threading.Lock()
-
-    #: whether interceptors see the messages of :meth:`publish`; those of :meth:`publish_checked` they never see
-    is_intercepted: ClassVar[bool] = False
 
     def publish(
         self,
@@ -107,6 +119,7 @@ class MessagePublisher:
             OutboxFullError: ``outbox_size`` or ``outbox_bytes`` is reached. A plain thread waits for room first,
                 until the deadline; a thread that runs an event loop does not.
             ClosedError: the instance is closed.
+            InterceptorError, MessagingError: an interceptor failed, or refused the message.
         """
         try:
             payload, context = parts(message)  # type: ignore[arg-type]  # of a provider they are built below
@@ -143,8 +156,67 @@ class MessagePublisher:
             self._admission.put(publication)
         return publication
 
-    #: publishes messages of the project itself, such as dead letters: subclasses do not override it
+    #: publishes messages of the project itself, such as dead letters, without the interceptors
     publish_internally = publish
+
+    # --- interceptors
+
+    def _publish_intercepted(
+        self,
+        message: Message | MessageContextProvider,
+        channel_or_context: str | MessageContext | MessageContextProvider | None = None,
+    ) -> Promise[None]:
+        """Publish through the interceptors."""
+        chain = self.chain
+        if chain is None or chain.is_bypassed():
+            return self.publish_internally(message, channel_or_context)
+        outbound = chain.outbound("publish", self.merged(message, channel_or_context, "publish"))
+        return chain.send(outbound, lambda: self.publish_internally(self.intercepted(outbound)), sent_as)
+
+    def merged(
+        self,
+        message: Message | MessageContextProvider,
+        override: str | MessageContext | MessageContextProvider | None,
+        call: str,
+    ) -> Message:
+        """Return the message that a call means, with its payload checked and the context that counts."""
+        try:
+            payload, context = parts(message)  # type: ignore[arg-type]  # a provider builds its message
+        except AttributeError:
+            payload, context = parts(as_message(message, call))
+        context = as_context(context)
+        if override is not None:
+            context = self.override(context, override)
+        return Message(self.check_payload(payload), context)
+
+    def intercepted(self, outbound: OutboundMessage) -> Message:
+        """Return the message that interceptors have left, with the headers that they added.
+
+        Raises:
+            MessagingError: its context cannot be published.
+        """
+        if not outbound.added:
+            return outbound.message
+        payload, context = parts(outbound.message)
+        context = as_context(context)
+        extended = extend(context, outbound.added)
+        extended.plan = self.extended(self.compile(context), outbound.added)
+        return Message(payload, extended)
+
+    def extended(self, plan: PublishPlan, headers: Mapping[str, str]) -> PublishPlan:
+        """Return a copy of ``plan`` with further headers; only these are checked.
+
+        Raises:
+            InvalidHeaderError: a header cannot be sent.
+        """
+        other = PublishPlan(
+            plan.stamp, with_headers(plan.options, headers), plan.channel, plan.channel_extension, plan.content_type,
+            plan.content_encoding, plan.correlation_id, plan.reply_to_channel,
+        )  # fmt: skip
+        self._adapter.check_publish(other)
+        return other
+
+    # --- plans
 
     def compile(self, context: MessageContext) -> PublishPlan:
         """Return the plan of ``context``, compiled on first use. From any thread; raises as :meth:`publish`."""
@@ -370,3 +442,29 @@ class MessagePublisher:
         except BaseException:  # an interrupt, too
             self._will.release()
             raise
+
+
+def extend(context: MessageContext, headers: Mapping[str, str]) -> MessageContext:
+    """Return a copy of ``context`` with further headers."""
+    extensions = context.extensions
+    own = extensions.get(_HEADERS)
+    if not isinstance(own, Mapping):
+        own = {}
+    return (ForwardedContext if context.is_received else MessageContext)(
+        context.channel,
+        context.channel_extension,
+        context.content_type,
+        context.content_encoding,
+        context.correlation_id,
+        context.reply_to_channel,
+        MappingProxyType({**extensions, _HEADERS: MappingProxyType({**own, **headers})}),
+    )
+
+
+def sent_as(promise: Promise[Any]) -> dict[str, Any]:
+    """Return the ids of a published message, for its ``Outcome``."""
+    if not isinstance(promise, Publication):
+        return {}
+    options = promise.plan.options
+    has_id = options.message_id is not None or options.qos != "0"  # otherwise it is not sent
+    return {"message_id": promise.message_id if has_id else None, "correlation_id": promise.correlation_id}

@@ -1,34 +1,51 @@
-"""The two ways to consume a subscription: :class:`Push` drives an observer, :class:`Pull` serves an iterator."""
+"""The ways to consume a stream: :class:`Push` drives an observer, :class:`Pull` serves an iterator, and its blocks."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import threading
-from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from reactivex import abc as rx
 
 from messaging.errors import CodecError, DeadlineError, DecodeError, MessagingError, StreamConsumedError
-from messaging.execution import Flag, Promise, Serial, clock, mailbox, running_loop, seconds
+from messaging.execution import (
+    Flag,
+    Promise,
+    Serial,
+    clock,
+    mailbox,
+    may_block,
+    seconds,
+    wait_for,
+    warn_in_loop,
+    workers,
+)
 from messaging.functions import check_result
+from messaging.interception import PulledScope
+from messaging.receiving.calling import in_observer, observing
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
+    from messaging.interception import InboundMessage, ProcessChain
     from messaging.model import Message, ReceivedMessage
     from messaging.receiving.subscription import Subscription
 
 logger = SafeLog(__name__)
 
-T = TypeVar("T")
-
 
 class Push(rx.DisposableBase):
     """Drives one observer, on one worker thread at a time.
+
+    Args:
+        subscription: has the messages.
+        on_next, on_error, on_completed: of the observer.
+        chain: interceptors, which wrap ``on_next``.
 
     Attributes:
         quiet: resolves when the observer will not be called any more.
@@ -41,15 +58,18 @@ class Push(rx.DisposableBase):
         on_next: Callable[[Message], object],
         on_error: Callable[[Exception], object] | None,
         on_completed: Callable[[], object] | None,
+        chain: ProcessChain | None = None,
     ) -> None:
         self.subscription = subscription
         self._channel = subscription.spec.channel
-        self._on_next = on_next
+        self._on_next = on_next if chain is None else partial(self._intercepted, chain, on_next)
         self._on_error = on_error
         self._on_completed = on_completed
         self._serial = Serial(self._drain, self._has_work)
         self._thread: int | None = None
-        self._started = self._in_error = self._over = False
+        self._started = self._over = False
+        #: what a user's function raised, as an operator reports it by disposing from its except block
+        self._reported: BaseException | None = None
         #: take no more messages; with ``_complete``, call ``on_completed``
         self._stopping = self._complete = False
         self.quiet: Promise[None] = Promise("the end of an observer")
@@ -70,14 +90,14 @@ class Push(rx.DisposableBase):
     def _drain(self) -> None:
         subscription = self.subscription
         self._thread = threading.get_ident()
-        _in_observer.push = subscription
+        observing.push = subscription
         try:
             if not (self._over or self._stopping):
                 self._consume(subscription)
             if not self._over and (self._stopping or subscription.ended):
                 self._finish(subscription.error, notify=self._complete or not self._stopping)
         finally:
-            _in_observer.push = None
+            observing.push = None
 
     def _has_work(self) -> bool:
         return not self._over and (self._stopping or self.subscription.hand_out.has_next)
@@ -110,13 +130,24 @@ class Push(rx.DisposableBase):
                 self._observer_raised(error)
                 return
             if self._stopping:
-                if self._in_error and not subscription.manual:
+                if self._reported is not None and not subscription.manual:
                     settlement.stop_accepting()
                     settlement.refuse(message)
                 else:
                     accept(message)
                 return
             accept(message)
+
+    def _intercepted(self, chain: ProcessChain, on_next: Callable[[Message], object], message: Message) -> object:
+        """Call ``on_next`` inside interceptors."""
+        scope = chain.open(_inbound(chain, self.subscription, message, is_pulled=False))
+        try:
+            found = scope.run(on_next, message)
+        except BaseException as error:
+            scope.leave(error)
+            raise
+        scope.leave(self._reported)
+        return found
 
     def _observer_raised(self, error: BaseException) -> None:
         if not isinstance(error, Exception):
@@ -154,52 +185,16 @@ class Push(rx.DisposableBase):
 
     def dispose(self) -> None:
         """Stop: no message is emitted after the one in progress, which is still settled. From any thread."""
-        if self._thread == threading.get_ident() and sys.exception() is not None:
-            # an operator reports what a user's function raised by disposing from its except block
-            self._in_error = True
+        if self._thread == threading.get_ident():
+            self._reported = self._reported or sys.exception()
         self._stopping = self.subscription.dismissed = True
         self.start()
 
 
-class _InObserver(threading.local):
-    #: the subscription whose observer runs on this thread; ``True`` for a message handler
-    push: Subscription | Literal[True] | None = None
-
-
-_in_observer = _InObserver()
-
-
-#: the task that runs the coroutine of a message handler, in the context of this task and of those it starts
-_handler_task: Final[ContextVar[asyncio.Task[Any] | None]] = ContextVar("messaging_handler_task", default=None)
-
-
-def in_observer() -> bool:
-    """Return whether the caller is an observer's callback or a message handler, which must not wait for its own end."""
-    if _in_observer.push is not None:
-        return True
-    task = _handler_task.get()
-    return task is not None and running_loop() is not None and task is asyncio.current_task()
-
-
 def observed_here() -> Subscription | None:
     """Return the subscription whose observer calls this function."""
-    found = _in_observer.push
+    found: Subscription | Literal[True] | None = observing.push
     return found if found is not True else None
-
-
-def call_inside(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Call a message handler on this thread; :func:`in_observer` returns true meanwhile."""
-    outer, _in_observer.push = _in_observer.push, True
-    try:
-        return function(*arguments)
-    finally:
-        _in_observer.push = outer
-
-
-async def await_inside(awaitable: Awaitable[T]) -> T:
-    """Await a message handler in a task of its own; :func:`in_observer` returns true meanwhile."""
-    _handler_task.set(asyncio.current_task())
-    return await awaitable
 
 
 def remove(connection: Connection, channel: str, *subscriptions: Subscription) -> Promise[None]:
@@ -221,11 +216,19 @@ class StreamEndedError(Exception):
 
 
 class Pull:
-    """Returns messages to one thread or event loop at a time."""
+    """Returns messages to one thread or event loop at a time.
 
-    def __init__(self, subscription: Subscription) -> None:
+    Args:
+        subscription: has the messages.
+        chain: interceptors, which are entered when a message is fetched, and exited when it is settled.
+    """
+
+    def __init__(self, subscription: Subscription, chain: ProcessChain | None = None) -> None:
         self.subscription = subscription
         self._hand_out = subscription.hand_out
+        self._fetch = self._hand_out.fetch if chain is None else partial(self._fetch_intercepted, chain)
+        #: the interceptors of the message in hand
+        self._scope: PulledScope | None = None
         #: the caller that waits for a message: written under the guard
         self._asking: object = None
         self._guard = threading.Lock()
@@ -247,6 +250,8 @@ class Pull:
         message, subscription = self._in_hand, self.subscription
         if message is None or message is self._hand_out.fetched:  # an interrupt came before that one was handed out
             return
+        if self._scope is not None:
+            self._leave_scope(self._scope, failed)
         if not subscription.manual:
             settlement = subscription.settlement
             if failed:
@@ -256,6 +261,30 @@ class Pull:
                 settlement.accept(message)
         if self._in_hand is message:
             self._in_hand = None
+
+    def _fetch_intercepted(self, chain: ProcessChain) -> ReceivedMessage | None:
+        """Return the next message, with its interceptors entered."""
+        message = self._hand_out.fetch()
+        if message is not None:
+            if self._scope is not None:  # an interrupt came before it was handed out
+                self._scope.leave(None)
+            self._scope = PulledScope(chain, _inbound(chain, self.subscription, message, is_pulled=True))
+        return message
+
+    def _leave_scope(self, scope: PulledScope, failed: bool) -> None:
+        self._scope = None
+        error: BaseException | None = None
+        if failed:
+            channel = self.subscription.spec.channel
+            error = sys.exception() or MessagingError(f"the message of {channel!r} was rejected")
+        scope.leave(error)
+
+    def forget(self) -> None:
+        """Exit the interceptors when the stream is garbage-collected: on any thread, maybe under its locks."""
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            scope.restore()
+            workers().submit(partial(scope.leave, None))
 
     def _claim(self, caller: object) -> None:
         """Acquire the right to wait for a message. The caller must be in its ``try`` already: interrupts may come."""
@@ -275,7 +304,7 @@ class Pull:
         if subscription.ended:
             return StreamEndedError() if subscription.error is None else subscription.error.with_traceback(None)
         try:
-            message = self._in_hand = self._hand_out.fetch()
+            message = self._in_hand = self._fetch()
         except CodecError as error:
             self._error = error
             subscription.connection.engine.call(subscription.fail, error)
@@ -347,9 +376,87 @@ class Pull:
         raise found
 
 
+def _inbound(chain: ProcessChain, subscription: Subscription, message: Message, *, is_pulled: bool) -> InboundMessage:
+    """Return what interceptors are given of a message."""
+    spec = subscription.spec
+    return chain.inbound(message, spec.channel, spec.options.queue, is_pulled=is_pulled, is_manual=subscription.manual)
+
+
 def _nothing() -> None:
     """Do nothing: no caller waits for a message."""
 
 
 def ignore(_: Message) -> None:
     """Do nothing: the callback of a stream without observer, and the acknowledgement that is left to the consumer."""
+
+
+# --- blocks
+
+
+class AsyncBlock:
+    """An ``async with`` block that begins when the broker has confirmed a subscription.
+
+    Attributes:
+        ready: resolves when the broker has confirmed it.
+    """
+
+    __slots__ = ()
+
+    ready: Promise[None]
+
+    def end_block(self, failed: bool, /) -> Promise[None] | None:
+        """End the subscription; return a promise of its end, unless that need not be waited for.
+
+        Args:
+            failed: the block ended with an exception that rejects the message in hand.
+        """
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.ready
+        except BaseException:
+            self.end_block(False)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        is_cancelled = kind is not None and issubclass(kind, (GeneratorExit, asyncio.CancelledError))
+        closing = self.end_block(kind is not None and not is_cancelled)
+        if closing is not None and not in_observer():
+            await closing
+
+
+class Block(AsyncBlock):
+    """A block of both kinds. A thread that runs an event loop does not wait, but is warned."""
+
+    #: for texts
+    _noun: ClassVar[str]
+    _channel: str
+    _connection: Connection
+
+    def __enter__(self) -> Self:
+        try:
+            if may_block():
+                wait_for(self.ready, self._connection.settings.timeout, f"subscribing to {self._channel!r}")
+            elif not self.ready.done():
+                warn_in_loop("the broker has confirmed the subscription", "use `async with`")
+            return self
+        except BaseException:
+            self.end_block(False)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        failed = kind is not None and not issubclass(kind, GeneratorExit)
+        try:
+            closing = self.end_block(failed)
+        except BaseException:  # an interrupt: nothing else would end it
+            self.end_block(failed)
+            raise
+        if closing is not None and may_block() and not in_observer():
+            timeout = self._connection.settings.close_timeout * 2
+            wait_for(closing, timeout, f"closing the {self._noun} of {self._channel!r}")

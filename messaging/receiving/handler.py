@@ -1,9 +1,9 @@
-"""``m.on``: a handler that is called with each message of a channel, and survives its own exceptions.
+"""The consumer of handlers, and ``m.on``: a handler that is called with each message, and survives its own exceptions.
 
 A message is acknowledged when the handler returns (a coroutine function: when its coroutine finishes) and rejected when
 the handler raises: it is then redelivered, or dead-lettered, as the subscription says, and the next message is handled.
 
-**Threads.** The registration takes messages on the engine's loop and hands them to a runner of request handlers
+**Threads.** The consumer takes messages on the engine's loop and hands them to a runner
 (:mod:`messaging.receiving.runners`): functions run on worker threads, coroutine functions on the event loop that was
 running where they were registered, or else on a loop that all such handlers share.
 
@@ -12,115 +12,154 @@ running where they were registered, or else on a loop that all such handlers sha
 
 from __future__ import annotations
 
+import abc
 import asyncio
-import inspect
-from collections.abc import Callable, Sequence
-from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
 
-from messaging.errors import ArgumentError, ClosedError, CodecError
-from messaging.execution import Promise, running_loop
-from messaging.functions import is_coroutine
-from messaging.receiving.blocks import Block
-from messaging.receiving.consumers import await_inside, call_inside, remove
-from messaging.receiving.parameters import NOT_ANNOTATED, MessageParameter, parameter_of
-from messaging.receiving.runners import Handler, LoopRunner, Runner, ThreadRunner, Verdict
+from messaging.errors import ClosedError
+from messaging.execution import Promise
+from messaging.receiving.calling import InvalidPayloadError, Verdict, Work
+from messaging.receiving.consumers import Block, remove
+from messaging.receiving.runners import LoopRunner, runner_of
 from messaging.text import SafeLog, printable, tolerant
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
+    from messaging.interception import ProcessChain
     from messaging.model import Message
+    from messaging.receiving.calling import MessageHandler
     from messaging.receiving.receiver import StreamCounters
     from messaging.receiving.subscription import Subscription
 
 logger = SafeLog(__name__)
 
+W = TypeVar("W", bound=Work)
+
 #: how a payload that does not fit the model of a handler is settled
 HandlerOnInvalid = Literal["skip", "dead_letter"]
 ON_INVALID: Final[tuple[HandlerOnInvalid, ...]] = get_args(HandlerOnInvalid)
 
-
-class InvalidPayloadError(Exception):
-    """The payload does not fit the parameter of the handler, which was not called. The cause says why."""
+_ACCEPT: Final = Verdict.ACCEPT
 
 
-class MessageHandler:
-    """A function or coroutine function of one message, called with the type that its parameter is annotated with.
+class HandlerConsumer(abc.ABC, Generic[W]):
+    """The ``Consumer`` of a subscription whose messages runners handle, and their ``Origin``.
 
-    Args:
-        function: takes the message, its value, or nothing.
-        model: what the value is validated against; without it, the annotation of the parameter.
-
-    Raises:
-        ArgumentError: ``function`` is not callable with one argument, or is a generator function.
+    Attributes:
+        channel, queue: see ``Origin``.
+        subscription: set by :meth:`open`.
+        in_hand: messages that handlers have, or that wait for them, the oldest first.
+        is_stopping: takes no more messages.
     """
 
-    def __init__(self, function: Callable[..., Any], model: Any = None) -> None:
-        if not callable(function):
-            raise ArgumentError(f"a message handler must be callable, not {type(function).__name__}")
-        plain = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
-        if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
-            raise ArgumentError("a message handler must not be a generator function: its body would never run")
-        takes = parameter_of(function, "a message handler", "the message")
-        self.function = function
-        self.is_async = is_coroutine(function)
-        self._takes_nothing = takes is None
-        self._message: MessageParameter | None = None
-        if isinstance(takes, MessageParameter):
-            self._message = takes if model is None else MessageParameter(model)
-        elif takes is NOT_ANNOTATED and model is None:
-            self._message = MessageParameter()
-        self._model = model if model is not None or self._takes_nothing else takes
+    subscription: Subscription
 
-    @property
-    def name(self) -> str:
-        """Qualified name of the function, for logs."""
-        return getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
+    def __init__(self, connection: Connection, channel: str, queue: str | None) -> None:
+        self._connection = connection
+        self.channel = channel
+        self.queue = queue
+        self.in_hand: dict[W, None] = {}
+        self.is_stopping = False
+        #: the most messages in hand: without acknowledgement, the protocol's credit is no bound
+        self._limit = 1
+        #: with how many in hand more are taken again
+        self._low = 0
+        #: whether more messages wait in the buffer
+        self._is_full = False
+        self._quiet: Promise[None] = Promise(f"the handlers of {channel!r}")
 
-    def __call__(self, message: Message) -> Any:
-        """Call the function.
+    def open(self, subscription: Subscription, concurrency: int) -> None:
+        """Take the messages of ``subscription``.
 
-        Raises:
-            InvalidPayloadError: the payload does not fit.
+        Args:
+            subscription: has no consumer yet.
+            concurrency: how many messages are handled at a time, at most.
         """
-        if self.is_async:
-            return self._call_async(message)
-        found = call_inside(self.function, self._arguments(message))
-        return await_inside(found) if type(found) is CoroutineType else found
+        options = subscription.spec.options
+        self.subscription = subscription
+        self._limit = max(min(options.prefetch, options.buffer_size), concurrency)
+        self._low = self._limit - 1 if self._limit <= concurrency else max(self._limit // 2, concurrency)
+        subscription.consumer = self
 
-    async def _call_async(self, message: Message) -> Any:
-        return await await_inside(self.function(*self._arguments(message)))
+    @abc.abstractmethod
+    def begin(self, message: Message) -> None:
+        """Give a message to a handler; it is in hand until :meth:`finished`. On the engine's loop."""
 
-    def _arguments(self, message: Message) -> tuple[Any, ...]:
-        if self._takes_nothing and self._model is None:
-            return ()
-        try:
-            if self._message is not None:
-                return (self._message.argument(message),)
-            value = message.value(self._model)
-        except CodecError as error:
-            raise InvalidPayloadError from error
-        return () if self._takes_nothing else (value,)
+    @abc.abstractmethod
+    def ended(self) -> None:
+        """The subscription has ended. On the engine's loop; maybe several times."""
+
+    @abc.abstractmethod
+    def withdraw(self) -> None:
+        """Release the messages whose handling was not begun. On the engine's loop."""
+
+    def wake(self) -> None:
+        """Take messages from the subscription; see ``Consumer``."""
+        subscription, in_hand = self.subscription, self.in_hand
+        if subscription.ended:
+            self.ended()
+            return
+        while not self.is_stopping:
+            if len(in_hand) >= self._limit:
+                self._is_full = True
+                # a thread that finished just before this line did not see it
+                if len(in_hand) > self._low:
+                    return
+                self._is_full = False
+            message = subscription.hand_out.take()
+            if message is None:
+                return
+            self.begin(message)
+
+    def finished(self, work: W, verdict: Verdict) -> None:
+        """Settle a message, and take more; see ``Origin``. From any thread."""
+        self.settle(work.request, verdict)
+        self.in_hand.pop(work, None)
+        if work.after is not None:
+            self._connection.engine.call(work.after)
+        if self.is_stopping:
+            if not self.in_hand:
+                self._connection.engine.call(self._stop)  # the loop may have taken one more meanwhile
+        elif self._is_full and len(self.in_hand) <= self._low:
+            self._is_full = False
+            self._connection.engine.call(self.wake)
+
+    def settle(self, message: Message, verdict: Verdict) -> None:
+        """Record the verdict on a message. From any thread."""
+        if verdict is _ACCEPT:
+            self.subscription.settlement.accept(message)
+        elif verdict is Verdict.REFUSE:
+            self.subscription.settlement.refuse(message)
+
+    def is_void(self, message: Message) -> bool:
+        """See ``Origin``. From any thread."""
+        return self.subscription.buffer.is_void(message)
+
+    def stop(self) -> Promise[None]:
+        """Take no more messages, and let the handlers finish; see ``Consumer``. From any thread."""
+        self.is_stopping = True
+        self._connection.engine.call(self._stop)
+        return self._quiet
+
+    def _stop(self) -> None:
+        self.withdraw()
+        if not self.in_hand:
+            self._quiet.resolve(None)
 
 
-class _Handling:
+class Handling(Work):
     """One message in the hands of a runner: its unit of work."""
 
-    __slots__ = ("after", "has_begun", "is_over", "is_stopped", "origin", "request", "was_cancelled")
+    origin: MessageConsumer
 
-    def __init__(self, registration: HandlerRegistration, message: Message) -> None:
-        self.origin = registration
+    def __init__(self, consumer: MessageConsumer, message: Message) -> None:
+        self.origin = consumer
         self.request = message
-        self.is_over = False
-        #: called on the loop when the message is settled, if the handler went on after its function returned
-        self.after: Callable[[], object] | None = None
-        #: the task of the handler was cancelled, once
-        self.was_cancelled = False
-        self.is_stopped = self.has_begun = False
 
     def done(self) -> None:
         """Acknowledge the message. From any thread."""
-        self._end(Verdict.ACCEPT)
+        self._end(_ACCEPT)
 
     def failed(self, error: BaseException) -> None:
         """Log what the handler raised, and reject the message. From any thread."""
@@ -134,6 +173,7 @@ class _Handling:
 
     def fault(self, error: BaseException) -> None:
         """Reject the message, or treat its payload as invalid."""
+        self.leave_scope(error)
         if isinstance(error, InvalidPayloadError):
             if not self.is_over:
                 self.origin.invalid(self.request, error.__cause__)
@@ -145,23 +185,118 @@ class _Handling:
         """Reject the message: the handler was cancelled before it had finished."""
         self.failed(asyncio.CancelledError("the handler was cancelled"))
 
-    def finish(self, _: Verdict) -> None:
+    def finish(self, verdict: Verdict) -> None:
         """Settle a message that is not to be handled: its connection was lost, or the registration is closing."""
         if self.origin.is_stopping:
-            self.leave()
+            self.release()
         else:
-            self._end(Verdict.REFUSE)
+            self._end(verdict)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Release the message: its handling was not begun."""
-        self.origin.untake(self.request)
+        self.origin.subscription.untake(self.request)
         self._end(Verdict.LEAVE)
 
     def _end(self, verdict: Verdict) -> None:
         """Settle the message; the first time counts."""
         if not self.is_over:
             self.is_over = True
+            if self.scope is not None:
+                self.scope.leave(None)
             self.origin.finished(self, verdict)
+
+
+class MessageConsumer(HandlerConsumer[Handling]):
+    """The consumer of one handler of messages.
+
+    Args:
+        connection: of the instance.
+        subscription: has the messages.
+        handler: is called with them.
+        concurrency: how many it is called with at a time.
+        on_invalid: see ``Messaging.on``.
+        chain: interceptors, which wrap the handler.
+
+    Attributes:
+        closed: see ``HandlerRegistration``.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        subscription: Subscription,
+        handler: MessageHandler,
+        concurrency: int,
+        on_invalid: HandlerOnInvalid | None,
+        chain: ProcessChain | None,
+    ) -> None:
+        options = subscription.spec.options
+        super().__init__(connection, subscription.spec.channel, options.queue)
+        self.closed: Promise[None] = Promise(f"the end of the handler of {self.channel!r}")
+        self.name = handler.typed.name
+        default: HandlerOnInvalid = "skip" if options.dead_letter_channel is None else "dead_letter"
+        self._is_dead_lettered = (on_invalid or default) == "dead_letter"
+        self._runner: Any = runner_of(handler, concurrency, self._orphaned, chain)
+        self.open(subscription, concurrency)
+
+    def begin(self, message: Message) -> None:
+        """See ``HandlerConsumer``."""
+        handling = Handling(self, message)
+        self.in_hand[handling] = None
+        self._runner.submit(handling)
+
+    def dispatch(self, work: Handling) -> None:
+        """See ``Origin``: runners of message handlers are not replaced."""
+        work.release()
+
+    def withdraw(self) -> None:
+        """See ``HandlerConsumer``."""
+        for handling in self._runner.withdraw(lambda _: True):
+            handling.release()
+
+    def ended(self) -> None:
+        """See ``HandlerConsumer``."""
+        if self.closed.done():
+            return
+        self.stop()
+        error = self.subscription.error
+        if error is None:
+            self.closed.resolve(None)
+            return
+        logger.error("%s: the handler of %r has ended: %s", self.subscription.adapter.name, self.channel, error)
+        self.closed.reject(error)
+        self.closed.exception()  # it is logged
+
+    def _orphaned(self, _: LoopRunner, several: Sequence[Handling]) -> None:
+        """Release the messages that the handler has not begun, and fail: its event loop was closed."""
+        for handling in several:
+            handling.release()
+        if not self.is_stopping:
+            error = ClosedError(f"the event loop of the handler of {self.channel!r} was closed")
+            self.subscription.fail(error)
+
+    # --- from the runner, on any thread
+
+    def is_void(self, message: Message) -> bool:
+        """Return whether to leave ``message`` alone: it will be redelivered, or the registration is closing."""
+        return self.is_stopping or self.subscription.buffer.is_void(message)
+
+    def log_failure(self, message: Message, error: BaseException) -> None:
+        """Log what the handler raised."""
+        logger.error(
+            "%s: handler %s of %r raised %s on a message of %r; the message is rejected",
+            self.subscription.adapter.name, self.name, self.channel, type(error).__name__, message.context.channel,
+            exc_info=error,
+        )  # fmt: skip
+
+    def invalid(self, message: Message, error: BaseException | None) -> None:
+        """Dead-letter a message whose payload does not fit, or skip it."""
+        logger.warning(
+            "%s: a message of %r does not fit handler %s: %s; it is %s",
+            self.subscription.adapter.name, message.context.channel, self.name, error,
+            "dead-lettered" if self._is_dead_lettered else "skipped",
+        )  # fmt: skip
+        self._connection.engine.call(self.subscription.drop_invalid, message, self._is_dead_lettered)
 
 
 class HandlerRegistration(Block):
@@ -181,150 +316,18 @@ class HandlerRegistration(Block):
 
     _noun = "handler"
 
-    def __init__(
-        self,
-        connection: Connection,
-        subscription: Subscription,
-        handler: MessageHandler,
-        concurrency: int,
-        on_invalid: HandlerOnInvalid | None,
-    ) -> None:
-        self.channel = self._channel = subscription.spec.channel
-        self.handler = handler.function
-        self.ready: Promise[None] = subscription.ready
-        self.closed: Promise[None] = Promise(f"the end of the handler of {self.channel!r}")
-        self._name = handler.name
+    def __init__(self, connection: Connection, consumer: MessageConsumer, handler: MessageHandler) -> None:
+        self.channel = self._channel = consumer.channel
+        self.handler = handler.typed.function
+        self.ready: Promise[None] = consumer.subscription.ready
+        self.closed: Promise[None] = consumer.closed
         self._connection = connection
-        self._subscription = subscription
-        options = subscription.spec.options
-        #: messages taken and not finished; how many there may be, and with how many more are taken again
-        self._handled: set[_Handling] = set()
-        self._limit = max(min(options.prefetch, options.buffer_size), concurrency)
-        self._low = self._limit - 1 if self._limit <= concurrency else max(self._limit // 2, concurrency)
-        self._is_full = False
-        #: the handler is not called any more
-        self.is_stopping = False
-        self._quiet: Promise[None] = Promise(f"the handler of {self.channel!r}")
-        default: HandlerOnInvalid = "skip" if options.dead_letter_channel is None else "dead_letter"
-        self._on_invalid = on_invalid or default
-        runs = Handler(handler, running_loop(), handler.is_async)
-        self._runner: Runner = (
-            LoopRunner(runs, concurrency, self._orphaned) if runs.is_async else ThreadRunner(runs, concurrency)
-        )
-        subscription.consumer = self
-
-    # --- consumer of the subscription, on the engine's loop
-
-    def wake(self) -> None:
-        """Take messages from the subscription, and give them to the handler; see ``Consumer``."""
-        subscription, handled = self._subscription, self._handled
-        if subscription.ended:
-            self._ended()
-            return
-        while not self.is_stopping:
-            if len(handled) >= self._limit:
-                self._is_full = True
-                # a thread that finished just before this line did not see it
-                if len(handled) > self._low:
-                    return
-                self._is_full = False
-            message = subscription.hand_out.take()
-            if message is None:
-                return
-            handling = _Handling(self, message)
-            handled.add(handling)
-            runner: Any = self._runner
-            runner.submit(handling)
-
-    def stop(self) -> Promise[None]:
-        """Call the handler no more, and let it finish; see ``Consumer``. From any thread."""
-        self.is_stopping = True
-        self._connection.engine.call(self._stop)
-        return self._quiet
-
-    def _stop(self) -> None:
-        waiting: Sequence[Any] = self._runner.withdraw(lambda _: True)
-        self._leave(waiting)
-        if not self._handled:
-            self._quiet.resolve(None)
-
-    def _leave(self, several: Sequence[_Handling]) -> None:
-        """Release messages whose handling was not begun."""
-        for handling in several:
-            handling.leave()
-
-    def _ended(self) -> None:
-        if self.closed.done():
-            return
-        self.stop()
-        error = self._subscription.error
-        if error is None:
-            self.closed.resolve(None)
-            return
-        logger.error("%s: the handler of %r has ended: %s", self._subscription.adapter.name, self.channel, error)
-        self.closed.reject(error)
-        self.closed.exception()  # it is logged
-
-    def _orphaned(self, _: LoopRunner, several: Sequence[Any]) -> None:
-        """Release the messages that the handler has not begun, and fail: its event loop was closed."""
-        self._leave(several)
-        if not self.is_stopping:
-            error = ClosedError(f"the event loop of the handler of {self.channel!r} was closed")
-            self._subscription.fail(error)
-
-    # --- from the runner, on any thread
-
-    def is_void(self, message: Message) -> bool:
-        """Return whether to leave ``message`` alone: it will be redelivered, or the registration is closing."""
-        return self.is_stopping or self._subscription.buffer.is_void(message)
-
-    def untake(self, message: Message) -> None:
-        """Release a message whose handling was not begun."""
-        self._subscription.untake(message)
-
-    def dispatch(self, handling: _Handling) -> None:
-        """See ``runners.Origin``: runners of message handlers are not replaced."""
-        self._leave([handling])
-
-    def log_failure(self, message: Message, error: BaseException) -> None:
-        """Log what the handler raised."""
-        logger.error(
-            "%s: handler %s of %r raised %s on a message of %r; the message is rejected",
-            self._subscription.adapter.name, self._name, self.channel, type(error).__name__, message.context.channel,
-            exc_info=error,
-        )  # fmt: skip
-
-    def invalid(self, message: Message, error: BaseException | None) -> None:
-        """Dead-letter a message whose payload does not fit, or skip it."""
-        logger.warning(
-            "%s: a message of %r does not fit handler %s: %s; it is %s",
-            self._subscription.adapter.name, message.context.channel, self._name, error,
-            "dead-lettered" if self._on_invalid == "dead_letter" else "skipped",
-        )  # fmt: skip
-        self._connection.engine.call(self._subscription.drop_invalid, message, self._on_invalid == "dead_letter")
-
-    def finished(self, handling: _Handling, verdict: Verdict) -> None:
-        """Settle a message, and take more."""
-        if verdict is Verdict.ACCEPT:
-            self._subscription.settlement.accept(handling.request)
-        elif verdict is Verdict.REFUSE:
-            self._subscription.settlement.refuse(handling.request)
-        self._handled.discard(handling)
-        if handling.after is not None:
-            self._connection.engine.call(handling.after)
-        if self.is_stopping:
-            if not self._handled:
-                self._connection.engine.call(self._stop)  # the loop may have taken one more meanwhile
-        elif self._is_full and len(self._handled) <= self._low:
-            self._is_full = False
-            self._connection.engine.call(self.wake)
-
-    # --- the user's side
+        self._consumer = consumer
 
     @property
     def counters(self) -> StreamCounters:
         """Counters of the subscription, live."""
-        return self._subscription.counters
+        return self._consumer.subscription.counters
 
     def close(self) -> Promise[None]:
         """End the subscription. From any thread, also from the handler; idempotent.
@@ -335,8 +338,9 @@ class HandlerRegistration(Block):
             A promise that resolves when the broker was told and the handler runs no more. The handler itself must not
             wait for it.
         """
-        self.is_stopping = self._subscription.dismissed = True
-        return remove(self._connection, self.channel, self._subscription)
+        subscription = self._consumer.subscription
+        self._consumer.is_stopping = subscription.dismissed = True
+        return remove(self._connection, self.channel, subscription)
 
     def end_block(self, _: bool, /) -> Promise[None]:
         """Close the registration."""
@@ -348,4 +352,4 @@ class HandlerRegistration(Block):
 
     @tolerant
     def __repr__(self) -> str:
-        return f"<HandlerRegistration of {printable(self._name)} for {self.channel!r}>"
+        return f"<HandlerRegistration of {printable(self._consumer.name)} for {self.channel!r}>"

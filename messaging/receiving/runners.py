@@ -14,14 +14,10 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-import enum
-import inspect
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
-
-from reactivex import Observable
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.execution import (
     GROW_AFTER,
@@ -34,142 +30,31 @@ from messaging.execution import (
     mailbox,
     workers,
 )
-from messaging.functions import is_coroutine
+from messaging.receiving.calling import HandlerExhaustedError, InterceptedHandler, Verdict, is_awaitable
 
 if TYPE_CHECKING:
-    from messaging.model import Message
+    from messaging.interception import ProcessChain
+    from messaging.receiving.calling import Handler, Work
 
 #: interval at which the event loop of a handler with unfinished tasks is checked, seconds
 _LOOK: Final = 0.25
 
 
-class HandlerExhaustedError(Exception):
-    """Raised by a coroutine handler that takes no more requests, before it has sent a reply.
-
-    The request counts as not begun. It waits, with later ones, until the handler is unregistered.
-    """
-
-
-class Verdict(enum.Enum):
-    """How a handled message is settled at its broker."""
-
-    ACCEPT = "accept"
-    #: handle it again
-    REFUSE = "refuse"
-    #: leave it unsettled: its subscription is closing, and the broker requeues it with the others
-    LEAVE = "leave"
-
-
-class Origin(Protocol):
-    """The subscription side of a runner: where its tasks come from.
-
-    Attributes:
-        is_stopping: no more tasks are submitted, and begun ones are being finished.
-    """
-
-    is_stopping: bool
-
-    def dispatch(self, task: Any) -> None:
-        """Give ``task`` to another handler: the runner it was given to is retired. On the engine's loop."""
-        ...
-
-    def finished(self, task: Any, verdict: Verdict) -> None:
-        """Settle the message of ``task``. Called once, on the engine's loop."""
-        ...
-
-    def is_void(self, message: Message) -> bool:
-        """Return whether ``message`` was delivered by a lost connection and will be redelivered. From any thread."""
-        ...
-
-
-class Work(Protocol):
-    """One message or request in the hands of a runner."""
-
-    origin: Any
-    request: Message
-    #: called on the loop when the task is over, if the handler went on after its function had returned
-    after: Callable[[], object] | None
-    #: the asyncio task of the handler was cancelled, once
-    was_cancelled: bool
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the message is settled."""
-
-    @property
-    def is_stopped(self) -> bool:
-        """Return whether the requester cancelled it."""
-
-    @property
-    def has_begun(self) -> bool:
-        """Return whether a reply was sent."""
-
-    def done(self) -> None:
-        """Accept the message. From any thread."""
-
-    def failed(self, error: BaseException) -> None:
-        """Log the exception of the handler, and reject the message. From any thread."""
-
-    def log(self, error: BaseException) -> None:
-        """Log the exception of the handler."""
-
-    def fault(self, error: BaseException) -> None:
-        """Reject the message, or report the exception to the requester."""
-
-    def requeue(self) -> None:
-        """Requeue the message: the handler was cancelled before it had finished."""
-
-    def finish(self, verdict: Verdict) -> None:
-        """Settle a message that is not to be handled."""
-
-
-class Handler:
-    """A handler, and how its results are handled. Subclasses send replies.
+def runner_of(
+    handler: Handler,
+    concurrency: int,
+    orphaned: Callable[[LoopRunner, list[Any]], object],
+    chain: ProcessChain | None = None,
+) -> Runner:
+    """Return a runner of a handler: on threads, or for a coroutine function on an event loop.
 
     Args:
-        call: the function; it takes the message.
-        loop: the event loop it was registered on, if any.
-        is_async: whether it is a coroutine function; found out if it is ``None``.
+        handler, concurrency: see :class:`Runner`.
+        orphaned: see :class:`LoopRunner`.
+        chain: interceptors, which wrap the handler.
     """
-
-    __slots__ = ("call", "is_async", "loop")
-
-    def __init__(
-        self, call: Callable[..., Any], loop: asyncio.AbstractEventLoop | None, is_async: bool | None = None
-    ) -> None:
-        self.call = call
-        self.is_async = is_coroutine(call) if is_async is None else is_async
-        self.loop = loop
-
-    def start(self, task: Any) -> Any:
-        """Call the function and return its result, which may have to be awaited or iterated."""
-        return self.call(task.request)
-
-    def needs_loop(self, found: Any) -> bool:
-        """Return whether the result of a plain function has to be awaited or iterated on an event loop."""
-        return is_awaitable(found)
-
-    def outlives_call(self, found: Any) -> bool:  # noqa: ARG002  # for subclasses
-        """Return whether sending the result goes on after :meth:`send` has returned."""
-        return False
-
-    def send(self, task: Any, found: Any) -> None:  # noqa: ARG002  # for subclasses
-        """Finish ``task`` with the result of the function. On a thread."""
-        task.done()
-
-    async def send_async(self, task: Any, found: Any) -> None:  # noqa: ARG002  # for subclasses
-        """Finish ``task`` with the awaited result of the function. On an event loop."""
-        task.done()
-
-    async def fail_async(self, task: Any, error: BaseException) -> None:
-        """Log what the function raised, and fail ``task``. On an event loop."""
-        task.log(error)
-        task.fault(error)
-
-
-def is_awaitable(found: Any) -> bool:
-    """Return whether the result of a handler is awaited. An observable could be, but is subscribed to instead."""
-    return found is not None and inspect.isawaitable(found) and not isinstance(found, Observable)
+    wrapped = handler if chain is None else InterceptedHandler(handler, chain)
+    return LoopRunner(wrapped, concurrency, orphaned) if handler.is_async else ThreadRunner(wrapped, concurrency)
 
 
 class Runner(abc.ABC):

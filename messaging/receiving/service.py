@@ -24,8 +24,7 @@ from messaging.model import (
     subscribe_options,
 )
 from messaging.receiving.consumers import observed_here
-from messaging.receiving.handler import ON_INVALID, HandlerRegistration
-from messaging.receiving.intercepted_handler import InterceptedMessageHandler
+from messaging.receiving.handler import ON_INVALID, HandlerRegistration, MessageConsumer
 from messaging.receiving.joint import JointSubscription
 from messaging.receiving.receiver import OnInvalid
 from messaging.receiving.settled_ids import Inboxes
@@ -38,7 +37,8 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.interception import ProcessChain
     from messaging.model import MessageContextProvider
-    from messaging.receiving.handler import HandlerOnInvalid, MessageHandler
+    from messaging.receiving.calling import MessageHandler
+    from messaging.receiving.handler import HandlerOnInvalid
     from messaging.receiving.intake import Take
     from messaging.receiving.redelivery import Publish
     from messaging.services import ServiceRegistry
@@ -188,10 +188,9 @@ class MessageSubscription:
             raise ArgumentError(f"on_invalid must be 'skip' or 'dead_letter', not {on_invalid!r}")
         self._check_dead_letters(spec, on_invalid)
         self._refuse_closed()
-        if self._interceptors is not None:
-            handler = InterceptedMessageHandler(handler, self._interceptors, spec)
         subscription = self._subscription(spec, Consumption(is_kept=keep_subscription))
-        registration = HandlerRegistration(self._connection, subscription, handler, concurrency, on_invalid)
+        consumer = MessageConsumer(self._connection, subscription, handler, concurrency, on_invalid, self._interceptors)
+        registration = HandlerRegistration(self._connection, consumer, handler)
         registration.closed.listen(lambda: self._handlers.pop(registration, None))
         try:
             self._handlers[registration] = None

@@ -35,9 +35,7 @@ from reactivex.scheduler import CurrentThreadScheduler
 from messaging.errors import ClosedError, DeadlineError
 from messaging.execution import callbacks_of, clock, may_block, refuse_in_loop
 from messaging.model import ReceivedMessage, V
-from messaging.receiving.blocks import Block
-from messaging.receiving.consumers import Pull, Push, StreamEndedError, ignore, remove
-from messaging.receiving.intercepted import InterceptedPull, InterceptedPush
+from messaging.receiving.consumers import Block, Pull, Push, StreamEndedError, ignore, remove
 from messaging.text import tolerant
 
 if TYPE_CHECKING:
@@ -141,8 +139,7 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
         try:
             with self._guard:
                 subscription = self._claim()
-                kind = Push if self._interceptors is None else partial(InterceptedPush, self._interceptors)
-                push = kind(subscription, next_ or ignore, on_error, on_completed)
+                push = Push(subscription, next_ or ignore, on_error, on_completed, self._interceptors)
                 self._pushes[push] = None
                 self._first = None
                 if self._closed:  # by a finalizer, just now
@@ -190,11 +187,9 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
 
     def _new_puller(self) -> Pull:
         """Return the iterators' consumer of an open stream. Under the guard."""
-        if self._interceptors is None:
-            pull = Pull(self._claim())
-        else:
-            pull = intercepted = InterceptedPull(self._interceptors, self._claim())
-            weakref.finalize(self, intercepted.forget).atexit = False
+        pull = Pull(self._claim(), self._interceptors)
+        if self._interceptors is not None:
+            weakref.finalize(self, pull.forget).atexit = False
         self._watch_over(pull.subscription)
         self._pull, self._first = pull, None
         return pull

@@ -18,10 +18,7 @@ from messaging.replyto.handlers import (
     ReplyToSubscriptionHandler,
 )
 from messaging.replyto.inboxes import Request as Request
-from messaging.replyto.intercepted import InterceptedReplies as InterceptedReplies
-from messaging.replyto.intercepted import InterceptedReplyToManyPublisher as InterceptedReplyToManyPublisher
-from messaging.replyto.intercepted import InterceptedReplyToPublisher as InterceptedReplyToPublisher
-from messaging.replyto.many import ReplyToManyPublisher as ReplyToManyPublisher
+from messaging.replyto.publisher import ReplyToManyPublisher as ReplyToManyPublisher
 from messaging.replyto.publisher import ReplyToPublisher as ReplyToPublisher
 from messaging.replyto.registration import ReplyRegistration as ReplyRegistration
 from messaging.replyto.replies import Replies as Replies

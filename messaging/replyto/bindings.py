@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.errors import MessagingError
 from messaging.execution import clock, workers
-from messaging.receiving import LoopRunner, ThreadRunner
+from messaging.receiving import runner_of
 from messaging.replyto import serving
 from messaging.replyto.request_route import RETRY_FIRST, RequestRoute, RequestSubscription
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
+    from messaging.interception import ProcessChain
     from messaging.receiving import MessageSubscription, Runner
     from messaging.replyto.replies import Replies
     from messaging.replyto.request_route import Binding
@@ -41,7 +42,7 @@ class Bindings:
         subscriptions: opens subscriptions to requests.
         replies: sends replies.
         reread: called on a worker thread when the service registry has to be read again.
-        route: makes the routes.
+        chain: interceptors, which wrap the handlers.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class Bindings:
         subscriptions: MessageSubscription,
         replies: Replies,
         reread: Callable[[], object],
-        route: type[RequestRoute] = RequestRoute,
+        chain: ProcessChain | None = None,
     ) -> None:
         self.replies = replies
-        self._route_kind = route
+        self._chain = chain
         self._connection = connection
         self._subscriptions = subscriptions
         self._reread = reread
@@ -105,7 +106,7 @@ class Bindings:
         if known is not None and known[0].terms.concurrency == asked and known[0].handler is handler:
             return known[1]
         limit = asked if asked is not None else serving.CONCURRENCY[handler.is_async]
-        return LoopRunner(handler, limit, self._orphaned) if handler.is_async else ThreadRunner(handler, limit)
+        return runner_of(handler, limit, self._orphaned, self._chain)
 
     def _orphaned(self, runner: Runner, requests: Sequence[ServedRequest]) -> None:
         """Pass on the requests of a handler whose event loop was closed."""
@@ -125,7 +126,7 @@ class Bindings:
 
     def _open(self, key: tuple[str, str], bindings: list[Binding], retry_after: float = RETRY_FIRST) -> None:
         wanted = bindings[0][0]
-        route = self._route_kind(self, key, wanted.queue, retry_after)
+        route = RequestRoute(self, key, wanted.queue, retry_after)
         route.bindings = bindings
         try:
             subscription = self._subscriptions.open_requests(
@@ -134,7 +135,7 @@ class Bindings:
         except MessagingError as error:
             logger.error("%s: no requests are taken on %r: %s", self._connection.adapter.name, route.channel, error)
             return
-        route.open(subscription)
+        route.take(subscription)
         for other in self._routes.values():
             if route.overlap.is_rival(other):
                 route.overlap.rivals.append(other)

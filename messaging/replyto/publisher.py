@@ -1,45 +1,54 @@
-"""ReplyToPublisher (RFC 5.7.2): publishes a request and promises its reply."""
+"""Publishers of requests (RFC 5.7.2): one promises a reply, the other returns a stream of replies (RFC 5.7.2.1).
+
+A request with many replies has a reply channel of its own: a slow consumer holds back its own stream like any other,
+and no other request. Markers beside the replies say where they end, see :mod:`messaging.replyto.markers`.
+"""
 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from messaging.codecs import check_model
-from messaging.errors import ArgumentError
-from messaging.model import Features, as_context, as_message, channels, parts
+from messaging.errors import ArgumentError, StreamConsumedError
+from messaging.execution import clock
+from messaging.interception import Outcome
+from messaging.model import (
+    REPLY_CHANNELS,
+    Features,
+    SubscriptionSpec,
+    as_context,
+    as_message,
+    channels,
+    parts,
+    requested,
+    subscribe_options,
+)
 from messaging.properties import announced
+from messaging.receiving import Consumption, MessageStream, Subscription
+from messaging.replyto.inboxes import RequestPublication
 from messaging.replyto.markers import MANY, Marker
+from messaging.replyto.reply_stream import OpenReplyStreams, ReplySubscription
+from messaging.replyto.requests import RequestPlan, new_correlation_id
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from messaging.connection import Connection
+    from messaging.interception import ProcessChain
     from messaging.model import Message, MessageContext, MessageContextProvider, PublishPlan
     from messaging.publishing import MessagePublisher
     from messaging.replyto.inboxes import Request
     from messaging.replyto.requests import Requests
-
-#: bytes of a generated correlation id: unguessable and unique
-_CORRELATION_BYTES: Final = 16
-
-
-class _RequestPlan(NamedTuple):
-    """The values that all requests with one context share; kept in the publish plan of the context."""
-
-    #: its reply channel is replaced if each request has one of its own
-    message: PublishPlan
-    #: named by the request; ``None`` if one is generated
-    correlation_id: str | None
-    #: whether the request names its reply channel
-    is_given: bool
-    #: first levels of the generated reply channels, if each request has one of its own
-    individual: str | None
+    from messaging.services import ServiceRegistry
 
 
 class ReplyToPublisher:
     """Publishes requests of one instance (RFC 5.7.2). Thread safe; get it as ``Messaging.reply_to``."""
 
     def __init__(self, connection: Connection, publisher: MessagePublisher, requests: Requests) -> None:
-        self._connection = connection
+        if publisher.chain is not None:
+            self.publish_with_reply = self._publish_intercepted  # type: ignore[method-assign]
         self._adapter = connection.adapter
         self._publisher = publisher
         self._requests = requests
@@ -80,7 +89,7 @@ class ReplyToPublisher:
                 validate.
             UnsupportedFeatureError: the instance does not announce ``replyTo``, or a feature that the context needs.
             TooManyRequestsError: ``max_pending_requests`` wait for their replies already.
-            OutboxFullError, ClosedError: as for ``MessagePublisher.publish``.
+            OutboxFullError, ClosedError, InterceptorError: as for ``MessagePublisher.publish``.
         """
         check_model(model)
         source, payload = self._open(request_message, "publish_with_reply")
@@ -88,20 +97,36 @@ class ReplyToPublisher:
             source = self._publisher.override(source, reply_to_context)
         compiled = source.plan
         known = compiled.request if compiled is not None and compiled.stamp is self._publisher.stamp else None
-        plan: _RequestPlan = known or self._plan(source)
-        correlation_id = _new_id() if plan.correlation_id is None else plan.correlation_id
-        message = plan.message
-        timeout = message.options.timeout
-        if plan.individual is not None:
-            message = message.replace(reply_to_channel=f"{plan.individual}/{correlation_id}")
-        return self._requests.request(
-            payload,
-            message,
-            correlation_id,
-            given=plan.is_given,
-            timeout=timeout if timeout is not None else self._adapter.settings.timeout,
-            model=model,
-        )
+        return self._requests.request(payload, known or self._plan(source), model)
+
+    #: publishes a request without the interceptors
+    _publish = publish_with_reply
+
+    def _publish_intercepted(
+        self,
+        request_message: Message | MessageContextProvider,
+        reply_to_context: MessageContext | MessageContextProvider | None = None,
+        *,
+        model: Any = None,
+    ) -> Request[Any]:
+        """Publish a request through the interceptors."""
+        publisher = self._publisher
+        chain = publisher.chain
+        if chain is None or chain.is_bypassed():
+            return self._publish(request_message, reply_to_context, model=model)
+        message = publisher.merged(request_message, reply_to_context, "publish_with_reply")
+        outbound = chain.outbound("request", message)
+
+        def publish() -> Request[Any]:
+            if not outbound.added:
+                return self._publish(outbound.message, model=model)
+            check_model(model)
+            source, payload = self._open(outbound.message, "publish_with_reply")
+            plan = self._plan(source)
+            plan = plan._replace(message=publisher.extended(plan.message, outbound.added))
+            return self._requests.request(payload, plan, model)
+
+        return chain.send(outbound, publish, _answered_by)
 
     def prepare_many(
         self,
@@ -125,7 +150,7 @@ class ReplyToPublisher:
             raise ArgumentError(f"reply channel {merged.reply_to_channel!r}: many replies need one of their own")
         headers = {**merged.extensions.get(Features.EXTENSION_HEADERS, {}), **Marker(MANY).headers()}
         context = self._addressed(merged, merged.reply_to_channel or reply_to, headers)
-        return payload, context, _new_id() if merged.correlation_id is None else merged.correlation_id
+        return payload, context, new_correlation_id() if merged.correlation_id is None else merged.correlation_id
 
     def _open(self, request_message: Message | MessageContextProvider, call: str) -> tuple[MessageContext, bytes]:
         """Return the context of a request, and its payload, checked."""
@@ -135,10 +160,10 @@ class ReplyToPublisher:
             payload, source = parts(as_message(request_message, call))
         return as_context(source), self._publisher.check_payload(payload)
 
-    def _plan(self, source: MessageContext) -> _RequestPlan:
+    def _plan(self, source: MessageContext) -> RequestPlan:
         compiled = self._check(source)
         if compiled.request is not None:  # of a context like this one
-            known: _RequestPlan = compiled.request
+            known: RequestPlan = compiled.request
             return known
         individual = None
         reply_to = source.reply_to_channel
@@ -150,7 +175,7 @@ class ReplyToPublisher:
         if individual is not None and source.correlation_id is not None:
             _check_level(source.correlation_id)
         message = self._publisher.compile(self._addressed(source, reply_to, None))
-        plan = compiled.request = _RequestPlan(message, source.correlation_id, is_given, individual)
+        plan = compiled.request = RequestPlan(message, source.correlation_id, is_given, individual)
         return plan
 
     def _check(self, context: MessageContext) -> PublishPlan:
@@ -195,5 +220,136 @@ def _check_level(correlation_id: str) -> None:
         )
 
 
-def _new_id() -> str:
-    return secrets.token_hex(_CORRELATION_BYTES)
+def _answered_by(request: Any) -> dict[str, Any]:
+    """Return the reply and the correlation id of a request, for its ``Outcome``."""
+    reply, error = request.peek()
+    return {"reply": None if error is not None else reply, "correlation_id": request.correlation_id}
+
+
+class ReplyToManyPublisher:
+    """Publishes requests with many replies (RFC 5.7.2.1). Thread safe; get it as ``Messaging.reply_to_many``."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        services: ServiceRegistry,
+        publisher: MessagePublisher,
+        single: ReplyToPublisher,
+        requests: Requests,
+        interceptors: ProcessChain | None = None,
+    ) -> None:
+        self._connection = connection
+        self._services = services
+        self._publisher = publisher
+        self._single = single
+        self._requests = requests
+        self._streams = OpenReplyStreams(connection, publisher)
+        self._interceptors = interceptors
+
+    def publish_with_reply_many(
+        self,
+        request_message: Message | MessageContextProvider,
+        reply_to_context: MessageContext | MessageContextProvider | None = None,
+        *,
+        model: Any = None,
+    ) -> MessageStream:
+        """Publish a request, and stream its replies.
+
+        Args:
+            request_message, reply_to_context: as for ``ReplyToPublisher.publish_with_reply``.
+            model: ``Message.value()`` of each reply is validated against it before the reply is emitted.
+
+        Returns:
+            The replies: an observable, an iterator, and so on, for one consumer. The request is sent at once. The
+            stream completes behind the last reply. It fails with ``ReplyError`` if the handler failed,
+            ``OutcomeUnknownError`` if no reply came for the extension ``timeout`` (or else the setting),
+            ``OutboxFullError`` if there was no room for the request, and otherwise as the promise of
+            ``publish_with_reply``. If the responder does not say where its replies end, the stream completes when none
+            came for that long. Closing it early tells the responder to stop, as far as the protocol can.
+
+        Raises:
+            ArgumentError, UnsupportedFeatureError, ClosedError, InterceptorError: as ``publish_with_reply``.
+        """
+        chain = self._publisher.chain
+        if chain is None or chain.is_bypassed():
+            return self._stream(request_message, reply_to_context, model)
+        message = self._publisher.merged(request_message, reply_to_context, "publish_with_reply_many")
+        outbound = chain.outbound("request", message)
+        told = chain.begin(outbound)
+
+        def ended(subscription: ReplySubscription) -> None:
+            sent_as = subscription.publication.correlation_id
+            chain.tell(told, Outcome(subscription.error, clock.wall_ns(), correlation_id=sent_as))
+
+        try:
+            return self._stream(self._publisher.intercepted(outbound), None, model, ended)
+        except BaseException as error:
+            chain.failed(told, error)
+            raise
+
+    def _stream(
+        self,
+        request_message: Message | MessageContextProvider,
+        reply_to_context: MessageContext | MessageContextProvider | None,
+        model: Any,
+        ended: Callable[[ReplySubscription], object] | None = None,
+    ) -> MessageStream:
+        """Publish a request; ``ended`` is called with the subscription to its replies once that has ended."""
+        check_model(model)
+        requests = self._requests
+        payload, context, correlation_id = self._single.prepare_many(
+            request_message, reply_to_context, f"{REPLY_CHANNELS}/{secrets.token_hex(16)}"
+        )
+        connection, adapter = self._connection, self._connection.adapter
+        requests.refuse_closed()
+        wanted = {
+            key: value
+            for key, value in requested(context, adapter.capabilities).items()
+            if key != Features.EXTENSION_QOS
+        }
+        if adapter.capabilities.acknowledging_qos is not None:
+            wanted[Features.EXTENSION_QOS] = adapter.capabilities.acknowledging_qos
+        spec = SubscriptionSpec(
+            context.reply_to_channel or "", None, subscribe_options(wanted, adapter.capabilities, adapter.settings)
+        )
+        plan = self._publisher.compile(context)
+        patience = plan.options.timeout if plan.options.timeout is not None else adapter.settings.timeout
+        subscription = ReplySubscription(
+            connection,
+            self._services,
+            self._publisher,
+            spec,
+            Consumption(model),
+            streams=self._streams,
+            correlation_id=correlation_id,
+            patience=patience,
+        )
+        publication = RequestPublication(self._publisher.outbox, payload, plan, clock.monotonic() + patience)
+        publication.correlation_id = correlation_id
+        publication.requester = subscription
+        subscription.publication = publication
+        unused = [subscription]
+        # without effect on a generated reply channel: only this request names it
+        requests.reserve(spec.channel, correlation_id, subscription)
+
+        def end() -> None:
+            requests.release(spec.channel, correlation_id, subscription)
+            if ended is not None:
+                ended(subscription)
+
+        subscription.on_end = end
+
+        def open_subscription() -> Subscription:
+            if not unused:
+                raise StreamConsumedError(
+                    f"the replies of a request to {context.channel!r} have a consumer; publish it again for another one"
+                )
+            opened = unused.pop()
+            connection.engine.call(opened.start)
+            return opened
+
+        try:
+            return MessageStream(connection, open_subscription, self._interceptors)
+        except BaseException:
+            requests.release(spec.channel, correlation_id, subscription)
+            raise

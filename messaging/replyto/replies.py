@@ -15,25 +15,31 @@ if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.connection import Connection
     from messaging.model import PublishPlan, ReplyRoute, SubscriptionSpec
-    from messaging.publishing import MessagePublisher, Publication
+    from messaging.publishing import MessagePublisher
     from messaging.replyto.inboxes import Inbox, Inboxes
     from messaging.replyto.markers import Marker
 
+_HEADERS: Final = Features.EXTENSION_HEADERS
 NO_EXTENSIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Replies:
-    """Addresses and publishes the replies of one instance. From any thread, unless a method says otherwise."""
+    """Addresses and publishes the replies of one instance. From any thread, unless a method says otherwise.
+
+    Attributes:
+        publisher: publishes the replies.
+        streams: streams of replies that requesters may cancel.
+        deferred: requests whose replies come later.
+        best_qos: the highest quality of service that replies can have.
+    """
 
     def __init__(self, connection: Connection, publisher: MessagePublisher, inboxes: Inboxes) -> None:
         self.connection = connection
         self.adapter: Adapter = connection.adapter
-        #: streams of replies that requesters may cancel
         self.streams = ReplyStreams(connection, inboxes)
-        #: requests whose replies come later
         self.deferred = DeferredRequests()
         connection.on_finishing = self.deferred.finish
-        self._publisher = publisher
+        self.publisher = publisher
         self.best_qos = self.adapter.capabilities.default_qos
         self._allowed = self._matchers(connection.settings.reply_channels)
         #: subscriptions to requests: no reply goes to their channels
@@ -117,10 +123,6 @@ class Replies:
 
     # --- publishing
 
-    def publish(self, payload: bytes, plan: PublishPlan, correlation_id: str | None, *, on_loop: bool) -> Publication:
-        """Put a reply into the outbox; raises as ``MessagePublisher.publish_checked``."""
-        return self._publisher.publish_checked(payload, plan, correlation_id, on_loop=on_loop)
-
     def plan(
         self,
         route: ReplyRoute,
@@ -135,6 +137,11 @@ class Replies:
 
         ``control`` is the reply channel of the reply itself.
         """
+        if extensions and marker is None and self.publisher.chain is not None and _HEADERS in extensions:
+            # interceptors add other values to each reply: only these are checked
+            others = {key: value for key, value in extensions.items() if key != _HEADERS}
+            plain = self.plan(route, qos, content_type, content_encoding, others, None, control)
+            return self.publisher.extended(plain, extensions[_HEADERS])
         is_plain = not extensions and marker is None and control is None
         if is_plain:
             key = (route, qos, content_type, content_encoding)
@@ -145,7 +152,7 @@ class Replies:
             alike = (route.channel_extension, route.mandatory, qos, content_type, content_encoding)
             other = self._alike.get(alike)
             if other is not None:
-                found = self._plans[key] = self._publisher.readdress(other, route.channel)
+                found = self._plans[key] = self.publisher.readdress(other, route.channel)
                 return found
         wanted: dict[str, Any] = {**extensions}
         wanted.setdefault(Features.EXTENSION_QOS, qos)
@@ -163,7 +170,7 @@ class Replies:
             control,
             MappingProxyType(wanted),
         )
-        plan = self._publisher.compile(context)
+        plan = self.publisher.compile(context)
         if is_plain:
             self._plans[key] = self._alike[alike] = plan
         return plan

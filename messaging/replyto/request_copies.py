@@ -37,7 +37,7 @@ _UNCERTAIN: Final = 1.0
 class CopyReceiver(Protocol):
     """A subscription that a copy of a request arrived on."""
 
-    def settle(self, request: Message, verdict: Verdict) -> None:
+    def settle_copy(self, request: Message, verdict: Verdict) -> None:
         """Pass a verdict on a copy to the broker."""
 
 
@@ -61,14 +61,14 @@ class SharedVerdict:
         if self.verdict is None:
             self._copies.append((receiver, copy))
         else:
-            receiver.settle(copy, self.verdict)
+            receiver.settle_copy(copy, self.verdict)
 
     def settle(self, verdict: Verdict) -> None:
         """Settle the copies with the verdict on the request."""
         self.verdict = verdict
         copies, self._copies = self._copies, []
         for receiver, copy in copies:
-            receiver.settle(copy, verdict)
+            receiver.settle_copy(copy, verdict)
 
 
 class _Queues(Generic[T]):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from messaging.execution import Promise, clock, workers
+from messaging.execution import clock, workers
 from messaging.model import Features, channels, context_of
-from messaging.receiving import Subscription, Verdict
+from messaging.receiving import HandlerConsumer, Subscription, Verdict
 from messaging.replyto import markers
 from messaging.replyto.markers import read as read_marker
 from messaging.replyto.request_copies import ExpectedCopies, SharedVerdict, identity_of
@@ -56,7 +56,7 @@ class RequestRoutes(Protocol):
         """Learn that the broker ended the subscription of ``route``, or refused it."""
 
 
-class RequestRoute:
+class RequestRoute(HandlerConsumer[ServedRequest]):
     """A channel with request handlers: the consumer of its subscription.
 
     Args:
@@ -66,40 +66,23 @@ class RequestRoute:
         retry_after: delay before the subscription is tried again if it fails, seconds.
     """
 
-    #: makes what handlers are given of a request with one reply, or with many
-    single: type[ServedRequest] = ServedRequest
-    many: type[ServedRequest] = ServedStreamRequest
-
     def __init__(self, routes: RequestRoutes, key: tuple[str, str], queue: str | None, retry_after: float) -> None:
+        super().__init__(routes.replies.connection, key[0], queue)
         self.key = key
         self.retry_after = retry_after
-        self.channel = key[0]
-        self.queue = queue
-        self.subscription: Subscription
         #: the preferred first
         self.bindings: list[Binding] = []
         self.overlap = Overlap(self, routes.replies.adapter)
-        #: requests that handlers have, or that wait for them, the oldest first
-        self.in_hand: dict[ServedRequest, None] = {}
         self._routes = routes
         self._replies = routes.replies
-        #: the most requests that handlers have at a time: without acknowledgement, the protocol's credit is no bound
-        self._limit = 1
-        #: whether more requests wait in the buffer
-        self._is_blocked = False
         self._has_failed = False
-        #: takes no more requests; see ``receiving.Origin``
-        self.is_stopping = False
         #: whether the broker has confirmed the subscription, once
         self._was_confirmed = False
-        self._quiet: Promise[None] = Promise(f"the handlers of {self.channel!r}")
 
-    def open(self, subscription: Subscription) -> None:
-        """Take the requests of ``subscription``."""
-        self.subscription = subscription
+    def take(self, subscription: Subscription) -> None:
+        """Take the requests of ``subscription``: as many as it may have in hand."""
         self.overlap.patterns = self._replies.adapter.addressing.patterns(subscription.spec)
-        self._limit = min(subscription.spec.options.prefetch, subscription.spec.options.buffer_size)
-        subscription.consumer = self
+        self.open(subscription, min(subscription.spec.options.prefetch, subscription.spec.options.buffer_size))
         subscription.ready.listen(self._confirmed)
 
     def _confirmed(self) -> None:
@@ -110,31 +93,25 @@ class RequestRoute:
 
     # --- requests
 
-    def wake(self) -> None:
-        """Give the requests that have arrived to the handlers; see ``Consumer``."""
-        subscription, in_hand, rivals = self.subscription, self.in_hand, self.overlap.rivals
-        if self.is_stopping:
+    def begin(self, message: Message) -> None:
+        """Give a request to the handler that it means; see ``HandlerConsumer``."""
+        rivals = self.overlap.rivals
+        if rivals and not self._is_served_here(message):
             return
-        hand_out = subscription.hand_out
-        fetch = hand_out.fetch
-        while len(in_hand) < self._limit:
-            message = fetch()
-            hand_out.fetched = None  # no signal handler interrupts this thread
-            if message is None:
-                if subscription.error is not None and not self._has_failed:
-                    self._has_failed = True
-                    self._routes.failed(self, subscription.error)
-                return
-            if rivals and not self._is_served_here(message):
-                continue
-            marker = read_marker(context_of(message))
-            kind = self.single if marker is None or marker.kind != _MANY else self.many
-            served = kind(self._replies, message, self)
-            in_hand[served] = None
-            if rivals:
-                self.overlap.expect_copies(served)
-            self.dispatch(served)
-        self._is_blocked = True
+        marker = read_marker(context_of(message))
+        kind = ServedRequest if marker is None or marker.kind != _MANY else ServedStreamRequest
+        served = kind(self._replies, message, self)
+        self.in_hand[served] = None
+        if rivals:
+            self.overlap.expect_copies(served)
+        self.dispatch(served)
+
+    def ended(self) -> None:
+        """See ``HandlerConsumer``."""
+        error = self.subscription.error
+        if error is not None and not self._has_failed and not self.is_stopping:
+            self._has_failed = True
+            self._routes.failed(self, error)
 
     def _is_served_here(self, message: Message) -> bool:
         """Return whether a request is to be handled here; settle it if it is a copy, or left to another program."""
@@ -196,43 +173,23 @@ class RequestRoute:
             workers().submit(served.requeue)
 
     def finished(self, served: ServedRequest, verdict: Verdict) -> None:
-        """Settle a request that a handler has finished, and take more; see ``receiving.Origin``."""
+        """Settle a request that a handler has finished, and its copies; see ``HandlerConsumer``. On the loop."""
         overlap = self.overlap
         if overlap.rivals:
             if self._is_at_limit:
                 overlap.expected.was_full()
             overlap.finished()
-        self.in_hand.pop(served, None)
-        if verdict is _ACCEPT:  # as in _settle(), without a call
-            self.subscription.settlement.accept(served.request)
-        else:
-            self._settle(served.request, verdict)
+        super().finished(served, verdict)
         if served.shared_verdict is not None:
             # a request that goes back to a queue is handled there, and its copies are not
             served.shared_verdict.settle(_ACCEPT if verdict is Verdict.LEAVE else verdict)
-        if self.is_stopping:
-            if not self.in_hand:
-                self._quiet.resolve(None)
-        elif self._is_blocked:
-            self._is_blocked = False
-            self.wake()
 
-    def settle(self, request: Message, verdict: Verdict) -> None:
+    def settle_copy(self, request: Message, verdict: Verdict) -> None:
         """Pass a verdict on a copy to the broker; see ``CopyReceiver``."""
         if self._is_at_limit:
             self.overlap.expected.was_full()
         self.overlap.copies -= 1
-        self._settle(request, verdict)
-
-    def _settle(self, request: Message, verdict: Verdict) -> None:
-        if verdict is _ACCEPT:
-            self.subscription.settlement.accept(request)
-        elif verdict is Verdict.REFUSE:
-            self.subscription.settlement.refuse(request)
-
-    def is_void(self, request: Message) -> bool:
-        """See ``receiving.Origin``. From any thread."""
-        return self.subscription.buffer.is_void(request)
+        self.settle(request, verdict)
 
     # --- capacity
 
@@ -244,30 +201,21 @@ class RequestRoute:
     @property
     def is_full(self) -> bool:
         """Return whether requests wait at the broker, or in the buffer, until a handler has finished."""
-        return self._is_blocked or self._is_at_limit or bool(self.subscription.buffered)
+        return self._is_full or self._is_at_limit or bool(self.subscription.buffered)
 
     @property
     def is_idle(self) -> bool:
         """Return whether no handler has a request of the route."""
         return not self.in_hand
 
-    # --- the end
-
-    def stop(self) -> Promise[None]:
-        """Take no more requests, and let the handlers finish; see ``Consumer``. From any thread."""
-        self.is_stopping = True
-        self._replies.connection.engine.call(self._stop)
-        return self._quiet
-
-    def _stop(self) -> None:
+    def withdraw(self) -> None:
+        """Give the requests that were not begun to other handlers, or release them; see ``HandlerConsumer``."""
         runners = dict.fromkeys(runner for route in (self, *self.overlap.rivals) for _, runner in route.bindings)
         for served in [each for runner in runners for each in runner.withdraw(lambda each: each.origin is self)]:
             self.dispatch(served)
         for served in [*self.in_hand]:
             if served.wants_many:
                 served.stop("the handler was stopped")
-        if not self.in_hand:
-            self._quiet.resolve(None)
 
 
 class Overlap:

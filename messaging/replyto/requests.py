@@ -16,10 +16,11 @@ See :mod:`messaging.replyto.inboxes` for lost connections.
 
 from __future__ import annotations
 
+import secrets
 import threading
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import (
     ArgumentError,
@@ -43,6 +44,26 @@ logger = SafeLog(__name__)
 
 #: settled requests remembered, to tell late and duplicate replies from foreign ones
 _REMEMBERED: Final = 4096
+#: bytes of a generated correlation id: unguessable and unique
+_CORRELATION_BYTES: Final = 16
+
+
+class RequestPlan(NamedTuple):
+    """The values that all requests with one context share; kept in the publish plan of the context."""
+
+    #: its reply channel is replaced if each request has one of its own
+    message: PublishPlan
+    #: named by the request; ``None`` if one is generated
+    correlation_id: str | None
+    #: whether the request names its reply channel, instead of using the instance's own inbox
+    is_given: bool
+    #: first levels of the generated reply channels, if each request has one of its own
+    individual: str | None
+
+
+def new_correlation_id() -> str:
+    """Return a correlation id that no other request has, and that no other client can guess."""
+    return secrets.token_hex(_CORRELATION_BYTES)
 
 
 @dataclass(slots=True)
@@ -72,6 +93,7 @@ class Requests:
         self.open: dict[Request[Any], None] = {}
         self.inboxes = Inboxes(self, connection, publisher)
         self._outbox = publisher.outbox
+        self._timeout = connection.settings.timeout
         self._limit = connection.settings.max_pending_requests
         #: guards the limit; reentrant for signal handlers. The loop does not take it.
         self._lock = threading.RLock()
@@ -89,24 +111,12 @@ class Requests:
 
     # --- on the caller
 
-    def request(
-        self,
-        payload: bytes,
-        plan: PublishPlan,
-        correlation_id: str,
-        *,
-        given: bool,
-        timeout: float,
-        model: Any = None,
-    ) -> Request[Any]:
+    def request(self, payload: bytes, plan: RequestPlan, model: Any = None) -> Request[Any]:
         """Send a request.
 
         Args:
             payload: of its message.
-            plan: of its context, with the reply channel.
-            correlation_id: of the message.
-            given: whether the request names its reply channel, instead of using the instance's own inbox.
-            timeout: seconds until the request fails, everything included.
+            plan: of its context.
             model: for ``Request.result``.
 
         Raises:
@@ -115,8 +125,16 @@ class Requests:
         """
         connection = self.connection
         self.refuse_closed()
+        message, correlation_id, given, individual = plan
+        if correlation_id is None:
+            correlation_id = new_correlation_id()
+        if individual is not None:
+            message = message.replace(reply_to_channel=f"{individual}/{correlation_id}")
+        timeout = message.options.timeout
+        if timeout is None:
+            timeout = self._timeout
         request: Request[Any] = Request(self, correlation_id, clock.monotonic() + timeout, model)
-        publication = RequestPublication(self._outbox, payload, plan, request.deadline)
+        publication = RequestPublication(self._outbox, payload, message, request.deadline)
         publication.correlation_id = correlation_id
         publication.requester = request
         request.publication = publication
@@ -130,7 +148,7 @@ class Requests:
                 self.open[request] = None
             self._deadlines.watch(timeout)
             if given:
-                self.reserve(plan.reply_to_channel or "", correlation_id, request)
+                self.reserve(message.reply_to_channel or "", correlation_id, request)
                 connection.engine.call(self.inboxes.start_given, request)
             else:
                 while not self._start(request, self.inboxes.own_inbox()):

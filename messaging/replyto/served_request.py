@@ -10,7 +10,9 @@ outcome of its replies, belong to the engine's loop.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import (
@@ -23,15 +25,26 @@ from messaging.errors import (
     UnroutableError,
 )
 from messaging.execution import Promise, workers
-from messaging.model import AcknowledgeType, Features, Incoming, carried_headers, context_of
-from messaging.receiving import Origin, Verdict
+from messaging.model import (
+    AcknowledgeType,
+    Features,
+    Incoming,
+    Message,
+    MessageContext,
+    carried_headers,
+    context_of,
+    parts,
+)
+from messaging.publishing.publisher import extend, sent_as
+from messaging.receiving import Origin, Verdict, Work
 from messaging.replyto import markers
 from messaging.replyto.markers import Marker
 from messaging.replyto.replies import NO_EXTENSIONS
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.model import Message, ReplyRoute
+    from messaging.interception import OutboundMessage
+    from messaging.model import ReplyRoute
     from messaging.publishing import Publication
     from messaging.replyto.deferred import DeferredReply
     from messaging.replyto.replies import Replies
@@ -43,6 +56,9 @@ logger = SafeLog(__name__)
 _REASON: Final = 1000
 _TEXT: Final = "text/plain; charset=utf-8"
 _QOS: Final = Features.EXTENSION_QOS
+_HEADERS: Final = Features.EXTENSION_HEADERS
+#: markers of messages without content for a requester, which are not intercepted
+_SIGNALS: Final = frozenset({markers.START, markers.END, markers.CANCEL})
 #: extensions that the request decides: consecutive replies must not overtake each other
 _NOT_OF_ITEMS: Final = frozenset({Features.EXTENSION_QOS, Features.EXTENSION_PRIORITY})
 #: failures to confirm a reply after which its request is handled again
@@ -57,67 +73,39 @@ class Content(NamedTuple):
     content_type: str | None
 
 
-class ServedRequest:
+class ServedRequest(Work):
     """A request with one reply, from its arrival until it is settled.
 
     Args:
         replies: sends the replies of its instance.
         request: the message.
         origin: the route that it arrived on.
+
+    Attributes:
+        correlation_id: of the request.
+        reply_to: the channel of the replies; ``None`` if the request names none, or one that is not allowed.
+        shared_verdict: for the copies of the request on other subscriptions; ``None`` if there are none.
+        expected: exceptions of the handler that are logged without a traceback.
+        is_ending: whether all replies are known, and only have to be sent.
+        wants_many: whether the requester takes more than one reply.
     """
 
-    __slots__ = (
-        "_extensions",
-        "_is_answered",
-        "_qos",
-        "_reason",
-        "_replies",
-        "_stopper",
-        "after",
-        "correlation_id",
-        "expected",
-        "has_begun",
-        "is_ending",
-        "is_over",
-        "is_stopped",
-        "origin",
-        "reply_to",
-        "request",
-        "shared_verdict",
-        "was_cancelled",
-    )
-
-    #: whether the requester takes more than one reply
-    wants_many = False
+    shared_verdict: SharedVerdict | None = None
+    expected: tuple[type[Exception], ...] = ()
+    is_ending = wants_many = False
+    #: whether the last reply was sent
+    _is_answered = False
+    _stopper: Callable[[], object] | None = None
+    #: why this side has stopped the handler
+    _reason: str | None = None
 
     def __init__(self, replies: Replies, request: Message, origin: Origin) -> None:
         self.request = request
         self.origin = origin
-        #: for the copies of the request on other subscriptions; ``None`` if there are none
-        self.shared_verdict: SharedVerdict | None = None
         incoming: Incoming = context_of(request)
         self.correlation_id = incoming.correlation_id
-        #: the channel of the replies; ``None`` if the request names none, or one that is not allowed
         self.reply_to = incoming.reply_to_channel
-        #: whether it is settled; written on the loop
-        self.is_over = False
-        #: whether all replies are known, and only have to be sent
-        self.is_ending = False
-        #: whether no more replies are wanted; written on the loop
-        self.is_stopped = False
-        #: whether the task of its handler was cancelled, once
-        self.was_cancelled = False
-        #: whether some of many replies were sent: another handler would start again with the first
-        self.has_begun = False
-        #: exceptions of the handler that are logged without a traceback
-        self.expected: tuple[type[Exception], ...] = ()
         self._replies = replies
-        #: whether the last reply was sent
-        self._is_answered = False
-        self._stopper: Callable[[], object] | None = None
-        #: called on the loop when it is settled, if its handler went on after its function returned
-        self.after: Callable[[], object] | None = None
-        self._reason: str | None = None
         extensions = incoming.extensions
         qos = extensions.get(_QOS)
         if not isinstance(qos, str):
@@ -154,8 +142,6 @@ class ServedRequest:
         if not self.is_over:
             self.is_over = True
             self.origin.finished(self, verdict)
-            if self.after is not None:
-                self.after()
 
     def fault(self, error: BaseException) -> None:
         """Report an exception to the requester: its kind and its text, nothing else.
@@ -186,6 +172,7 @@ class ServedRequest:
         """Log the exception of the handler, and report it to the requester. On a thread."""
         self.log(error)
         _fault_or_refuse(self, error)
+        self.leave_scope(error)
 
     def log(self, error: BaseException) -> None:
         """Log the exception of the handler."""
@@ -209,6 +196,7 @@ class ServedRequest:
             self.done()
         else:
             _fault_or_refuse(self, ClosedError(reason))
+        self.leave_scope(asyncio.CancelledError("the handler was stopped"))
 
     # --- replies
 
@@ -302,13 +290,45 @@ class ServedRequest:
         last: bool = False,
         control: str | None = None,
         on_loop: bool = False,
+        is_intercepted: bool = False,
     ) -> Publication:
-        reply_to = self.reply_to or ""
-        routes = self._replies.routes(reply_to)
-        publication = self._send_by(routes[0], message, marker, control, on_loop=on_loop)
-        if last:
-            publication.listen(lambda: self._sent(publication, message, marker, routes, 0))
-        return publication
+        chain = None if is_intercepted else self._replies.publisher.chain
+        if chain is None or on_loop or (marker is not None and marker.kind in _SIGNALS) or chain.is_bypassed():
+            routes = self._replies.routes(self.reply_to or "")
+            publication = self._send_by(routes[0], message, marker, control, on_loop=on_loop)
+            if last:
+                publication.listen(lambda: self._sent(publication, message, marker, routes, 0))
+            return publication
+        outbound = chain.outbound("reply", self._as_message(message), self.request)
+        offered = outbound.message
+
+        def publish() -> Publication:
+            changed = message if outbound.message is offered and not outbound.added else _intercepted(outbound)
+            return self._send(changed, marker, last=last, control=control, is_intercepted=True)
+
+        if self.scope is None:
+            return chain.send(outbound, publish, sent_as)
+        return self.scope.run_beside(lambda: chain.send(outbound, publish, sent_as))
+
+    def _as_message(self, message: Message | Content) -> Message:
+        """Return the message that the requester gets, as far as the handler decides it."""
+        if isinstance(message, Content):
+            content_type, content_encoding, extensions = message.content_type, None, NO_EXTENSIONS
+        elif isinstance(message.context, Incoming):
+            own = message.context
+            content_type, content_encoding = own.content_type, own.content_encoding
+            extensions = self._passed_on(own)
+        else:
+            return message
+        context = MessageContext(
+            self.reply_to, None, content_type, content_encoding, self.correlation_id, None, MappingProxyType(extensions)
+        )
+        return Message(message.payload, context)
+
+    def _passed_on(self, own: Incoming) -> Mapping[str, Any]:
+        """Return the extensions of a received message that is passed on: its headers."""
+        headers = own.extensions.get(_HEADERS)
+        return {_HEADERS: carried_headers(headers, self._replies.adapter.capabilities)} if headers else NO_EXTENSIONS
 
     def _send_by(
         self,
@@ -324,19 +344,14 @@ class ServedRequest:
         qos = self._qos if marker is None and not self.wants_many else replies.best_qos
         if isinstance(message, Content):
             plan = replies.plan(route, qos, message.content_type, None, self._extensions, marker, control)
-            return replies.publish(message.payload, plan, self.correlation_id, on_loop=on_loop)
+            return replies.publisher.publish_checked(message.payload, plan, self.correlation_id, on_loop=on_loop)
         own = message.context
         extensions: Mapping[str, Any] = own.extensions
         correlation_id = own.correlation_id
         if isinstance(own, Incoming):
             # a received message that is passed on: its channels and its correlation id belong to another request
             correlation_id = None
-            headers = extensions.get(Features.EXTENSION_HEADERS)
-            extensions = (
-                {Features.EXTENSION_HEADERS: carried_headers(headers, replies.adapter.capabilities)}
-                if headers
-                else NO_EXTENSIONS
-            )
+            extensions = self._passed_on(own)
         elif own.channel is not None and own.channel != self.reply_to:
             replies.refuse_served(own.channel, own.channel_extension)
             route = route._replace(channel=own.channel, channel_extension=own.channel_extension)
@@ -355,7 +370,7 @@ class ServedRequest:
         )
         if correlation_id is None:
             correlation_id = self.correlation_id
-        return replies.publish(message.payload, plan, correlation_id, on_loop=on_loop)
+        return replies.publisher.publish_checked(message.payload, plan, correlation_id, on_loop=on_loop)
 
     def _sent(
         self,
@@ -405,22 +420,13 @@ class ServedRequest:
 class ServedStreamRequest(ServedRequest):
     """A request whose requester takes many replies: each has a number, and a marker behind the last says that it is."""
 
-    __slots__ = ("_count",)
-
     wants_many = True
-
-    def __init__(self, replies: Replies, request: Message, origin: Origin) -> None:
-        super().__init__(replies, request, origin)
-        #: items sent
-        self._count = 0
+    #: items sent
+    _count = 0
 
     def _finish(self, verdict: Verdict) -> None:
-        if not self.is_over:
-            self.is_over = True
-            self._replies.streams.end(self)
-            self.origin.finished(self, verdict)
-            if self.after is not None:
-                self.after()
+        self._replies.streams.end(self)
+        super()._finish(verdict)
 
     def _report(self, error: BaseException) -> tuple[Content, Marker]:
         return _fault_of(error, self._count)
@@ -470,6 +476,14 @@ class ServedStreamRequest(ServedRequest):
             return
         self._send(Content(b"", _TEXT), Marker(markers.END, self._count), last=True)
         self._is_answered = True
+
+
+def _intercepted(outbound: OutboundMessage) -> Message:
+    """Return the reply that interceptors have left, with the headers that they added."""
+    if not outbound.added:
+        return outbound.message
+    payload, context = parts(outbound.message)
+    return Message(payload, extend(context, outbound.added))
 
 
 def _warn_unaddressed(request: Message) -> None:

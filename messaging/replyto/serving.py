@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reactivex import Observable
 
+from messaging.errors import ArgumentError
 from messaging.functions import is_coroutine
 from messaging.model import Message, MessageContextBuilder
 from messaging.receiving import Handler
@@ -32,14 +33,22 @@ class RequestHandler(Handler):
         kind: the interface: ``PLAIN``, ``SINGLE`` or ``MANY``.
         service: an object with the method of its interface, or a function.
         loop: the event loop it was registered on, if any.
+
+    Raises:
+        ArgumentError: ``service`` is neither.
     """
 
-    __slots__ = ("expected", "kind", "takes_builder")
+    __slots__ = ("call", "expected", "kind", "takes_builder")
+
+    replies = True
 
     def __init__(self, kind: str, service: Any, loop: asyncio.AbstractEventLoop | None) -> None:
         method = getattr(service, "handle_responses" if kind == MANY else "handle_response", None)
         call = method if callable(method) else service
-        super().__init__(call, loop, is_coroutine(call) or bool(getattr(service, "is_async", False)))
+        if not callable(call):
+            raise ArgumentError(f"{type(service).__name__} is neither a function nor has the method of its interface")
+        super().__init__(loop, is_async=is_coroutine(call) or bool(getattr(service, "is_async", False)))
+        self.call = call
         self.kind = kind
         #: exceptions that are logged without a traceback, by the terms of the handler
         self.expected: tuple[type[Exception], ...] = ()

@@ -10,10 +10,8 @@ import reactivex
 from reactivex import operators
 
 from messaging.codecs import encode
-from messaging.errors import ArgumentError
-from messaging.functions import is_coroutine
 from messaging.model import Message
-from messaging.receiving import NOT_ANNOTATED, MessageParameter, evaluated, is_awaitable, parameter_of
+from messaging.receiving import HandlerFunction, evaluated, is_awaitable
 from messaging.replyto.deferred import DeferredReply
 from messaging.replyto.served_request import Content
 
@@ -38,27 +36,11 @@ class TypedHandler:
     def __init__(
         self, function: Callable[..., Any], content_type: str | None = None, *, many: bool | None = None
     ) -> None:
-        if not callable(function):
-            raise ArgumentError(f"a request handler must be callable, not {type(function).__name__}")
+        self._typed = typed = HandlerFunction(function, "a request handler", "the request")
         self.function = function
+        self.is_async = typed.is_async
+        self.is_many = typed.is_generator or _returns_many(function) if many is None else many
         self._content_type = content_type
-        self._takes = parameter_of(function, "a request handler", "the request")
-        self.is_async = is_coroutine(function)
-        plain = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
-        if many is None:
-            is_generator = inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain)
-            many = is_generator or _returns_many(plain)
-        self.is_many = many
-
-    def _arguments(self, request: Message) -> tuple[Any, ...]:
-        takes = self._takes
-        if takes is NOT_ANNOTATED:
-            return (request.value(),)
-        if takes is None:
-            return ()
-        if isinstance(takes, MessageParameter):
-            return (takes.argument(request),)
-        return (request.value(takes),)
 
     def _reply(self, found: Any) -> Message | Content | DeferredReply:
         if isinstance(found, DeferredReply):
@@ -72,7 +54,7 @@ class TypedHandler:
 
     def handle_response(self, request: Message) -> Any:
         """Answer with one reply."""
-        found = self.function(*self._arguments(request))
+        found = self.function(*self._typed.arguments(request))
         if is_awaitable(found):
             return self._answer(found)
         return self._reply(found)
@@ -84,7 +66,7 @@ class TypedHandler:
 
     def handle_responses(self, request: Message) -> Any:
         """Answer with many replies."""
-        found = self.function(*self._arguments(request))
+        found = self.function(*self._typed.arguments(request))
         if isinstance(found, reactivex.Observable):
             return found.pipe(operators.map(self._content))
         if isinstance(found, AsyncIterable):
@@ -119,6 +101,7 @@ class TypedHandler:
 
 
 def _returns_many(function: Callable[..., Any]) -> bool:
+    function = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
     annotation = inspect.signature(function).return_annotation
     if annotation is inspect.Signature.empty:
         return False

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.execution import running_loop
 from messaging.replyto import handlers, serving
 from messaging.replyto.bindings import Bindings
-from messaging.replyto.intercepted_serving import InterceptedRequestHandler, InterceptedRoute
-from messaging.replyto.request_route import RequestRoute
 from messaging.replyto.terms import RegisteredHandler, mistaken_key, read_terms
 from messaging.services import ServiceEvent, ServiceEventKind, interface_name
 from messaging.services.filter import as_filter
@@ -26,7 +24,7 @@ from messaging.text import SafeLog
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
-    from messaging.interception import Interceptors
+    from messaging.interception import ProcessChain
     from messaging.receiving import MessageSubscription
     from messaging.replyto.replies import Replies
     from messaging.replyto.serving import RequestHandler
@@ -55,13 +53,10 @@ class ReplyToWhiteboard:
         services: ServiceRegistry,
         subscriptions: MessageSubscription,
         replies: Replies,
-        interceptors: Interceptors | None = None,
+        interceptors: ProcessChain | None = None,
     ) -> None:
         #: the routes of requests, and the handlers that are bound to them
-        self.routes = Bindings(
-            connection, subscriptions, replies, self.refresh, RequestRoute if interceptors is None else InterceptedRoute
-        )
-        self._interceptors = None if interceptors is None else interceptors.processing("request")
+        self.routes = Bindings(connection, subscriptions, replies, self.refresh, interceptors)
         self._connection = connection
         self._services = services
         self._properties: Callable[[], Mapping[str, Any]] = dict
@@ -140,13 +135,7 @@ class ReplyToWhiteboard:
         service = self._services.get(reference)
         if service is None:  # unregistered meanwhile
             return None
-        handler = (
-            serving.RequestHandler(kind, service, running_loop())
-            if self._interceptors is None
-            else InterceptedRequestHandler(kind, service, running_loop(), self._interceptors)
-        )
-        if not callable(handler.call):
-            raise TypeError(f"{type(service).__name__} is neither a function nor has the method of its interface")
+        handler = serving.RequestHandler(kind, service, running_loop())
         self._handlers[reference.id] = service, handler
         return handler
 

@@ -31,7 +31,8 @@ from messaging import (
 )
 from messaging.execution import handlers_loop
 from messaging.interception import Interceptor
-from messaging.receiving import HandlerExhaustedError, ThreadRunner
+from messaging.receiving import HandlerExhaustedError
+from messaging.receiving.runners import ThreadRunner
 from messaging.replyto import (
     CHANNEL,
     CONCURRENCY,

@@ -22,7 +22,7 @@ class Receiver:
     def __init__(self) -> None:
         self.verdicts: list[tuple[Message, Verdict]] = []
 
-    def settle(self, request: Message, verdict: Verdict) -> None:
+    def settle_copy(self, request: Message, verdict: Verdict) -> None:
         self.verdicts.append((request, verdict))
 
 

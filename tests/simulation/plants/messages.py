@@ -285,8 +285,8 @@ RECEIVING = (
         "receiving",
         (
             Edit(
-                "messaging/receiving/handler.py",
-                "        return await_inside(found) if type(found) is CoroutineType else found",
+                "messaging/receiving/calling.py",
+                "        return _await_inside(found) if type(found) is CoroutineType else found",
                 "        return found",
             ),
         ),
@@ -299,8 +299,8 @@ RECEIVING = (
         (
             Edit(
                 "messaging/receiving/handler.py",
-                "        self._leave(several)\n        if not self.is_stopping:\n",
-                "        if not self.is_stopping and several is None:\n",
+                "            handling.release()\n        if not self.is_stopping:\n",
+                "            del handling\n        if not self.is_stopping and several is None:\n",
             ),
         ),
         "messaging/testing/conformance/test_on.py"

@@ -118,8 +118,8 @@ REQUESTS = (
         "requests",
         (
             Edit(
-                "messaging/replyto/request_route.py",
-                "        return self.subscription.buffer.is_void(request)",
+                "messaging/receiving/handler.py",
+                "        return self.subscription.buffer.is_void(message)",
                 "        return False",
             ),
         ),
