@@ -166,7 +166,7 @@ class Operation:
         if self.result is PLAIN:
             return found
         made = converted(found, self.result.write, "the result of a call")
-        made.looked_at = True  # by the caller
+        made.was_retrieved = True  # by the caller
         return made
 
 

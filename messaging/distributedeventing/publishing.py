@@ -53,7 +53,7 @@ class RefusedEvent(Promise[None]):
 
     def __init__(self, topic: str, error: MessagingError) -> None:
         super().__init__(f"sending an event on {topic!r} to other processes")
-        self.looked_at = True
+        self.was_retrieved = True
         self.reject(error)
 
     @property

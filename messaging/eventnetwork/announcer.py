@@ -111,7 +111,7 @@ class Announcer:
             payload = self._seals.seal(payload, context.channel or "")
         publisher = self._instance.publisher
         promise = publisher.publish_checked(payload, publisher.compile(context), None)
-        promise.looked_at = True
+        promise.was_retrieved = True
         promise.listen(partial(self._published, promise))
 
     def _published(self, promise: Promise[None]) -> None:

@@ -392,7 +392,7 @@ class EventNode:
             error = each.exception()
             if error is not None:
                 engine().call(self.ready.reject, error)
-                self.ready.looked_at = True
+                self.ready.was_retrieved = True
                 if not isinstance(error, ClosedError):
                     logger.error("%s: no announcements arrive: %s", self.title, error)
                 return
@@ -583,7 +583,7 @@ class EventNode:
             each.fail(error)
         self._wants.close(error)
         engine().call(self.ready.reject, error)
-        self.ready.looked_at = True
+        self.ready.was_retrieved = True
         self._control.close()
         self._joint.close().listen(partial(engine().call, self._closed.resolve, None))
 

@@ -78,7 +78,7 @@ class OwnInterests:
     def request(self) -> Promise[None]:
         """Have :meth:`sync` run; return a promise of its effect. From any thread; many calls cause one run."""
         promise: Promise[None] = Promise(f"announcing the interests of {self._title}")
-        promise.looked_at = True
+        promise.was_retrieved = True
         with self._lock:
             error = self._error
             if error is None:

@@ -189,7 +189,7 @@ class Replays:
         except BaseException:
             self._forget(request)
             raise
-        request.notification.promise.looked_at = True
+        request.notification.promise.was_retrieved = True
         request.notification.promise.listen(lambda: workers().submit(partial(self._finish, request)))
         self._control.post(self._prepare, request)
 

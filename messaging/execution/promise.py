@@ -39,14 +39,14 @@ class Promise(Generic[T]):
             name on demand.
     """
 
-    __slots__ = ("__weakref__", "_error", "_generation", "_listeners", "_value", "_what", "looked_at")
+    __slots__ = ("__weakref__", "_error", "_generation", "_listeners", "_value", "_what", "was_retrieved")
 
     def __init__(self, what: str | Callable[[], str] = "operation") -> None:
         self._what = what
         self._value: Any = PENDING
         self._error: MessagingError | None = None
         self._listeners: list[Callable[[], object]] | None = None
-        self.looked_at = False
+        self.was_retrieved = False
         self._generation = forking.generation
 
     @classmethod
@@ -78,7 +78,7 @@ class Promise(Generic[T]):
             timeout = seconds(timeout)
         if self._value is PENDING:
             self._wait(timeout)
-        self.looked_at = True
+        self.was_retrieved = True
         if self._error is not None:
             # the error may be raised many times, and must not collect a longer traceback each time
             raise self._error.with_traceback(None)
@@ -91,7 +91,7 @@ class Promise(Generic[T]):
             timeout = seconds(timeout)
         if self._value is PENDING:
             self._wait(timeout)
-        self.looked_at = True
+        self.was_retrieved = True
         return self._error
 
     def _wait(self, timeout: float | None) -> None:
@@ -136,7 +136,7 @@ class Promise(Generic[T]):
         """
         what = self.what
         unsupported: Promise[None] = Promise(f"store the message of {what}")
-        unsupported.looked_at = True
+        unsupported.was_retrieved = True
         unsupported.reject(UnsupportedFeatureError("outbox_path", what, "only messages of a durable outbox are stored"))
         return unsupported
 
@@ -150,7 +150,7 @@ class Promise(Generic[T]):
         blocks delays others.
         """
         check_procedure(callback, "a done callback")
-        self.looked_at = True
+        self.was_retrieved = True
 
         def run() -> None:
             try:
@@ -206,7 +206,7 @@ class Promise(Generic[T]):
         with _listener_lock:
             if self._value is PENDING:
                 self._listeners = None
-                self.looked_at = True
+                self.was_retrieved = True
                 self._error = error
                 self._value = None
         return True
@@ -249,7 +249,7 @@ class Promise(Generic[T]):
 
     def __del__(self) -> None:
         # an interrupt may have ended __init__ early
-        if getattr(self, "_error", None) is not None and not self.looked_at:
+        if getattr(self, "_error", None) is not None and not self.was_retrieved:
             logger.error(
                 "%s failed and its result was never retrieved: %s: %s",
                 self.what,

@@ -161,7 +161,7 @@ class JournalTable:
         """Remove a key without waiting, where a record that stays on the disk does no harm. Raises as :meth:`put`."""
         promise = self.remove_soon(key)
         if promise is not None:
-            promise.looked_at = True
+            promise.was_retrieved = True
 
     def _append(self, key: str, data: bytes) -> Promise[int]:
         """Make a change and append its record, then those that were not stored. With the lock. Raises as :meth:`put`.
@@ -197,7 +197,7 @@ class JournalTable:
             except MessagingError:  # too many records wait
                 self._failed[key] = None
                 continue
-            promise.looked_at = True  # the caller of the change was told
+            promise.was_retrieved = True  # the caller of the change was told
             self._coming[key] = promise
             self._records += 1
             self._watched(key, promise)

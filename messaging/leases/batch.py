@@ -56,7 +56,7 @@ class LeaseMap(dict[Lease, float]):
 
     def _drop_failed(self, promise: Promise[None]) -> None:
         error = promise.exception(0)
-        promise.looked_at = False
+        promise.was_retrieved = False
         if isinstance(error, LeaseMapError):
             for lease in error.failures:
                 self.pop(lease, None)

@@ -104,7 +104,7 @@ class Admission:
         except BaseException:
             if entry.sequence:  # an interrupt, after it was accepted
                 self.is_signalled = False
-                entry.looked_at = True
+                entry.was_retrieved = True
                 self._engine.call(self.withdraw, entry)
             raise
 

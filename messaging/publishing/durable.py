@@ -267,7 +267,7 @@ class DurableOutbox:
         publication.own_id = record.message_id or self.intake.new_id()
         publication.offset = record.offset
         publication.is_stored = True
-        publication.looked_at = True
+        publication.was_retrieved = True
         if plan.options.time_to_live is not None:
             publication.age(self.journal.age_of(record.offset, record.timestamp))
         return publication

@@ -77,7 +77,7 @@ class Publication(Promise[None]):
         self._value = PENDING
         self._error = None
         self._listeners = None
-        self.looked_at = False
+        self.was_retrieved = False
         self.outbox = outbox
         self.payload = payload
         self.plan = plan

@@ -64,7 +64,7 @@ class StoredPublication(IdentifiedPublication):
         self._value = PENDING
         self._error = None
         self._listeners = None
-        self.looked_at = False
+        self.was_retrieved = False
         self.outbox = outbox
         self.payload = payload
         self.plan = plan
@@ -92,7 +92,7 @@ class StoredPublication(IdentifiedPublication):
     def stored(self) -> Promise[None]:
         """See ``Promise``."""
         if self.store_error is not None:  # it fails with the same error
-            self.looked_at = True
+            self.was_retrieved = True
         with _stored_lock:
             promise = self._stored
             if promise is None:
@@ -115,7 +115,7 @@ class StoredPublication(IdentifiedPublication):
         self.store_error = error
         self.settled = True
         if self._stored is not None:  # which fails with the same error: one of them has to be looked at
-            self.looked_at = True
+            self.was_retrieved = True
         self.tell_stored()
         self.reject(error)
 
@@ -150,7 +150,7 @@ class StoredPublication(IdentifiedPublication):
 
     def unfinished(self, why: str) -> MessagingError:
         """See ``Publication``. An application that does not look at this error loses nothing: it is not logged."""
-        self.looked_at = True
+        self.was_retrieved = True
         return OutcomeUnknownError(
             f"{self.what}: {why} before the broker confirmed; it is stored, and the next instance with this "
             "outbox_path sends it"

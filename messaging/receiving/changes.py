@@ -36,7 +36,7 @@ class Change(NamedTuple):
 
     def refuse(self, error: MessagingError) -> None:
         """Fail the change: the application has closed the subscription itself."""
-        self.promise.looked_at = True
+        self.promise.was_retrieved = True
         self.promise.reject(error)
 
 

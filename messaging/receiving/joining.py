@@ -43,7 +43,7 @@ class JoinedChannels(Joined):
 
     def __init__(self, connection: Connection, spec: SubscriptionSpec, take: Take) -> None:
         super().__init__(connection, spec)
-        self.ready.looked_at = True
+        self.ready.was_retrieved = True
         self.closed: Promise[None] = Promise("closing a joint subscription")
         self.on_lost: Callable[[], object] = _nothing
         self.on_restored: Callable[[], object] = _nothing

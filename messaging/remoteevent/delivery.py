@@ -211,7 +211,7 @@ class Delivery:
         A listener in another process may have up to a batch.
         """
         promise: Promise[None] = Promise(f"stop the delivery to {self.name!r}")
-        promise.looked_at = True
+        promise.was_retrieved = True
         with self._lock:
             self._is_enabled = False
             is_busy = self._is_busy
@@ -298,7 +298,7 @@ class Delivery:
 
     def _answered(self, promise: Promise[list[Outcome]]) -> None:
         """Hand the outcomes to the worker. On the resolving thread, also the engine's."""
-        promise.looked_at = True
+        promise.was_retrieved = True
         self._outcomes = outcomes_of(promise)
         self._serial.wake()
 

@@ -312,7 +312,7 @@ class _Notification:
         self.body = body
         self.deadline = deadline
         self.promise: Promise[list[Outcome]] = Promise("notify a listener")
-        self.promise.looked_at = True
+        self.promise.was_retrieved = True
 
 
 def _decoded(body: bytes) -> tuple[list[RemoteEvent], list[Outcome]]:

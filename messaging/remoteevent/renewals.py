@@ -287,7 +287,7 @@ class OwnedRenewals:
         value = [value_of(kept.lease.duration), None if end is None else end.to_value(), kept.until.to_value()]
         assert self._table is not None  # noqa: S101  # checked by the caller
         promise = self._table.put_soon(_text(kept.key), value)
-        promise.looked_at = True
+        promise.was_retrieved = True
         return promise
 
     def _remove(self, text: str) -> None:

@@ -93,7 +93,7 @@ class RequestPublication(Publication):
 
     def reject(self, error: MessagingError, cause: BaseException | None = None) -> bool:
         """See ``Promise``."""
-        self.looked_at = True
+        self.was_retrieved = True
         first = super().reject(error, cause)
         self.requester.unsent(error)
         return first
@@ -135,7 +135,7 @@ class Request(Promise[V]):
 
     def cancel(self) -> None:
         """Fail the request with ``RequestCancelledError``, unless it is settled."""
-        self.looked_at = True
+        self.was_retrieved = True
         self.requests.connection.engine.call(
             self.requests.fail, self, RequestCancelledError(f"{self.what} was cancelled")
         )
@@ -257,7 +257,7 @@ class Inbox(Subscribed):
     def complete(self) -> None:
         """Fail the requests that wait here: the instance was closed, or none is left."""
         for request in [*self.pending.values()]:
-            request.looked_at = True  # the application has closed the instance itself
+            request.was_retrieved = True  # the application has closed the instance itself
         self._end(ClosedError(f"the instance {self._adapter.name!r} is closed"))
 
     def _end(self, error: MessagingError) -> None:

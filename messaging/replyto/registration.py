@@ -30,7 +30,7 @@ class ReplyRegistration(ServiceRegistration, AsyncBlock):
         # the base is not initialized: the registry knows ``registration``, which answers everything
         self._registration = registration
         self.ready = ready
-        ready.looked_at = True  # the whiteboard logs a subscription that fails, and tries again
+        ready.was_retrieved = True  # the whiteboard logs a subscription that fails, and tries again
 
     @property
     def reference(self) -> ServiceReference:

@@ -172,7 +172,7 @@ class OpenReplyStreams:
         except MessagingError as error:
             logger.debug("the responder at %r cannot be told to stop: %s", channel, error)
         else:
-            promise.looked_at = True
+            promise.was_retrieved = True
 
 
 class ReplySubscription(Subscription):

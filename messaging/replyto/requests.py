@@ -156,7 +156,7 @@ class Requests:
         except BaseException:
             if self._claim(request):  # otherwise it was settled meanwhile, and removed
                 self._remove(request)
-            request.looked_at = True
+            request.was_retrieved = True
             if given:  # an interrupt may have come after it was entered
                 connection.engine.call(self.inboxes.end_unused, request)
             raise

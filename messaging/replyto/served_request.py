@@ -456,7 +456,7 @@ class ServedStreamRequest(ServedRequest):
         except MessagingError as error:
             logger.debug("%s: the start of replies on %r cannot be told: %s", self._name, self.reply_to, error)
         else:
-            publication.looked_at = True
+            publication.was_retrieved = True
 
     def item(self, message: Message | Content) -> Publication | None:
         """See ``ServedRequest.item``."""
@@ -466,7 +466,7 @@ class ServedStreamRequest(ServedRequest):
         publication = self._send(message, Marker(markers.ITEM, self._count))
         self._count += 1
         self.has_begun = True
-        publication.looked_at = True  # the sender of the stream retrieves enough of the outcomes
+        publication.was_retrieved = True  # the sender of the stream retrieves enough of the outcomes
         return None if self.is_stopped else publication
 
     def end(self) -> None:

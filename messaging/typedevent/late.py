@@ -55,7 +55,7 @@ class LateJoin:
         self._publish = publish
         #: resolves when the past events were published
         self.promise: Promise[None] = Promise(f"receiving the past events for {title}")
-        self.promise.looked_at = True
+        self.promise.was_retrieved = True
         self._releasing = threading.Lock()  # one thread at a time publishes held events: their order is kept
         self._lock = threading.Lock()  # guards the following
         self._held: deque[Arrival] = deque()

@@ -178,7 +178,7 @@ class PastSender:
         for each in unconfirmed:
             each.result(max(0.0, deadline - clock.monotonic()))
         end = WireEvent(_END, kind="close", correlation_id=request.token, sequence=len(payloads))
-        self._node.sender.send_to(channel, self._node.sender.encode(end)).looked_at = True
+        self._node.sender.send_to(channel, self._node.sender.encode(end)).was_retrieved = True
         self.answers += 1
         self.events += len(payloads)
 
@@ -262,7 +262,7 @@ class PastSender:
         end.error = WireError(type(error).__name__, text)
         try:
             sender = self._node.sender
-            sender.send_to(self._node.names.past(request.member), sender.encode(end)).looked_at = True
+            sender.send_to(self._node.names.past(request.member), sender.encode(end)).was_retrieved = True
         except MessagingError as problem:
             logger.info("%s: a request for past events is not refused: %s", self._title, problem)
 

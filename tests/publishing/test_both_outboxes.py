@@ -246,7 +246,7 @@ def test_a_full_outbox_fails_with_the_same_error(
         patience = 60.0 if kind == "memory" and number < 2 else 0.2
         try:
             promise = m.publish("a", bytes(1_000_000), timeout=patience)
-            promise.looked_at = True
+            promise.was_retrieved = True
             if kind == "disk" and (error := promise.stored.exception(PATIENCE)) is not None:
                 errors.append(error)
         except MessagingError as error:

@@ -386,7 +386,7 @@ def test_a_call_expires_with_its_timeout_also_without_one_of_its_own(
     here, there = connect(), connect()
     with here.subscribe(channel) as requests:
         asked = call(there, channel, "iterate", timeout=timeout)
-        asked.looked_at = True
+        asked.was_retrieved = True
         found = requests.receive(PATIENCE).context.extensions.get("timeToLive")
         assert found is not None
         wanted = there.timeout if timeout is None else min(timeout, 4_294_967.0)

@@ -526,10 +526,10 @@ def test_the_place_of_a_participant_that_is_there_again_before_the_decision_is_s
         transaction.join(one, name="one", reference="before")
         transaction.join(two, name="two", reference="there")
         try:
-            transaction.commit_soon().looked_at = True
+            transaction.commit_soon().was_retrieved = True
             eventually(lambda: one.operations == ["prepare"] and two.operations == ["prepare"])
             if is_aborted:
-                transaction.abort_soon().looked_at = True
+                transaction.abort_soon().was_retrieved = True
             recovered = manager.recover_soon("one", one, "after")
             assert recovered.result(PATIENCE) == [transaction.id]
             shutil.copytree(tmp_path / "manager", tmp_path / "killed")

@@ -278,7 +278,7 @@ class Idle(Interceptor):
 def _failing(form: str, error: MessagingError) -> Callable[..., Any]:
     """Return a handler that answers with ``error``."""
     failed: Promise[bytes] = Promise()
-    failed.looked_at = True
+    failed.was_retrieved = True
     failed.reject(error)
 
     def fail(*_: Any) -> Any:

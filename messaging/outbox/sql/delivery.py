@@ -134,7 +134,7 @@ class Delivery:
                 if not self._refused(row, error, self._policy.retry_in(row.attempts + 1), outcome):
                     break
             else:
-                promise.looked_at = True  # the relay may be cancelled before the outcome
+                promise.was_retrieved = True  # the relay may be cancelled before the outcome
                 in_flight.append((row, promise))
         while in_flight:  # after a refusal of an earlier row, too: these are with the broker
             await self._settled(*in_flight.popleft(), outcome)

@@ -144,7 +144,7 @@ def _collect(published: list[Promise[None]], failure: MessagingError | None, pro
     left = set(map(id, published))
 
     def note(each: Promise[None]) -> None:
-        each.looked_at = True
+        each.was_retrieved = True
         left.discard(id(each))
         if left:
             return

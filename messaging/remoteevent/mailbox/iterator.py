@@ -124,7 +124,7 @@ class RemoteEventIterator:
     def _take(self, most: int, limit: float) -> list[RemoteEvent]:
         for handed, step in self._steps(limit):
             promise = self._fetch(handed, max(most, READ_AHEAD) if step is not None else 0, step or 0.0)
-            promise.looked_at = True  # an interrupt may end the wait
+            promise.was_retrieved = True  # an interrupt may end the wait
             self._note(handed, promise.result())
         return self._hand_out(most)
 
@@ -213,7 +213,7 @@ class RemoteEventIterator:
             with self._lock:
                 handed = None if self._is_over else self._handed
             promise = self._fetch(handed, 0, 0.0)
-            promise.looked_at = True
+            promise.was_retrieved = True
             self._note(handed, promise.result())
             self._is_closed = True
 
@@ -269,7 +269,7 @@ class Fetches:
         An earlier fetch of the iterator that still waits gets no events.
         """
         promise: Promise[list[Entry]] = Promise("fetch events of a mailbox")
-        promise.looked_at = True
+        promise.was_retrieved = True
         found: list[Entry] | None = []
         try:
             self._reader.accept(token, ticket)

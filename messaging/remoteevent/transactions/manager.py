@@ -369,7 +369,7 @@ class TransactionManager:
             transactions = [*self._transactions.values()]
         aborts = [Transaction(each).abort_soon() for each in transactions]
         for each in aborts:
-            each.looked_at = True
+            each.was_retrieved = True
         if may_block():
             _wait_for(aborts)
         with self._lock:

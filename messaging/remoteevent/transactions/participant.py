@@ -196,7 +196,7 @@ def ask(participant: Any, operation: str, transaction_id: str) -> Promise[Any]:
     The promise has no deadline: a call that does not return must not be repeated beside itself.
     """
     promise: Promise[Any] = Promise(lambda: f"{operation} of transaction {transaction_id}")
-    promise.looked_at = True
+    promise.was_retrieved = True
 
     def run() -> None:
         try:

@@ -202,7 +202,7 @@ class ParticipantServers:
         except MessagingError:
             otherwise()
             return
-        answer.looked_at = True
+        answer.was_retrieved = True
 
         def settle() -> None:
             if answer.exception(0) is None and transaction_id not in answer.result(0):

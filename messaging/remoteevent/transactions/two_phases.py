@@ -121,7 +121,7 @@ class TwoPhases:
         self.outcome: Promise[None] = Promise(f"end transaction {transaction_id}")
         self.completed: Promise[None] = Promise(f"complete transaction {transaction_id}")
         self.decided: Promise[None] = Promise(f"decide transaction {transaction_id}")
-        self.outcome.looked_at = self.completed.looked_at = self.decided.looked_at = True
+        self.outcome.was_retrieved = self.completed.was_retrieved = self.decided.was_retrieved = True
         self.callbacks = EndCallbacks(transaction_id)
         self._keeper = keeper
         self._lock = threading.Lock()  # guards the following
@@ -197,7 +197,7 @@ class TwoPhases:
             return
 
         def ask_all() -> None:
-            stored.looked_at = True
+            stored.was_retrieved = True
             error = stored.exception(0)
             if error is not None:
                 self.abort(f"its state cannot be stored: {error}")
@@ -250,7 +250,7 @@ class TwoPhases:
             return
 
         def told() -> None:
-            stored.looked_at = True
+            stored.was_retrieved = True
             error = stored.exception(0)
             if error is None:
                 self._set_committed()

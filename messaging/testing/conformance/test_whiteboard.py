@@ -235,7 +235,7 @@ def test_deferred_replies_delay_no_other_request(backend: Backend, is_async: boo
 @reply_to
 def test_a_deferred_reply_may_fail_or_be_of_the_wrong_type(m: Messaging, channel: str) -> None:
     failing: Promise[bytes] = Promise("a reply")
-    failing.looked_at = True
+    failing.was_retrieved = True
 
     def read(_: Promise[Any]) -> bytes:
         raise LookupError("nothing found")

@@ -297,7 +297,7 @@ class Holder(Party):
                 return
             promises = [tenancy.lease.renew(each) for each in seconds]
             for promise in promises:
-                promise.looked_at = True
+                promise.was_retrieved = True
             for promise, each in zip(promises, seconds, strict=True):
                 self._check_granted(tenancy, self.settled(promise, self.simulation.timeout, "renew"), each)
 

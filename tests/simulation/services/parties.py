@@ -166,7 +166,7 @@ class Party(Role):
         """Return the result of a promise, which must be there in time; return any other value as it is."""
         if not isinstance(found, Promise):
             return found
-        found.looked_at = True
+        found.was_retrieved = True
         try:
             error = found.exception(limit + SLACK)
         except DeadlineError:
