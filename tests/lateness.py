@@ -25,14 +25,14 @@ from messaging.connection.subscribed import Subscribed
 from messaging.connection.subscriptions import Subscriptions
 from messaging.execution import clock
 from messaging.receiving import Subscription
-from messaging.receiving.intake import Intake
-from messaging.replyto.inboxes import Inbox
+from messaging.receiving.joint_intake import JointIntake
+from messaging.replyto.inboxes import ReplyInbox
 from messaging.replyto.reply_stream import ReplySubscription
 
 #: seconds, without the options
 SUBSCRIPTIONS, DELIVERIES = 0.3, 0.1
 #: what the adapters deliver to
-_SINKS: Final = (Subscription, Intake, Inbox)
+_SINKS: Final = (Subscription, JointIntake, ReplyInbox)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -111,7 +111,7 @@ FAULTS = (
     ),
     Fault(
         "the inbox forgets no id",
-        "messaging/receiving/settled_ids.py",
+        "messaging/receiving/deduplication.py",
         "while ids and (len(ids) > self._most or next(iter(ids.values())) <= oldest):",
         "while False:",
         "tests/receiving",
@@ -119,7 +119,7 @@ FAULTS = (
     # publishing
     Fault(
         "the outbox has no bound of messages",
-        "messaging/publishing/admission.py",
+        "messaging/publishing/sending.py",
         "        return self._accepted - self.settled < self._max_messages and (",
         "        return True or (",
         "tests/publishing",

@@ -25,7 +25,7 @@ from messaging.model.settings import load_settings
 from messaging.properties import announced
 from messaging.publishing import MessagePublisher, Outbox
 from messaging.receiving import MessageSubscription, in_observer
-from messaging.replyto import Replies, ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard, Requests
+from messaging.replyto import OpenRequests, Replies, ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard
 from messaging.reporting import PartReporter, Reporter
 from messaging.runtime import MessageServiceRuntime
 from messaging.text import tolerant
@@ -128,7 +128,7 @@ class Messaging(Shortcuts):
         self.subscription = MessageSubscription(
             connection, services, publisher.publish_internally, interceptors.processing("message")
         )
-        self._requests = requests = Requests(connection, publisher)
+        self._requests = requests = OpenRequests(connection, publisher)
         self.reply_to = ReplyToPublisher(connection, publisher, requests)
         self.reply_to_many = ReplyToManyPublisher(
             connection, services, publisher, self.reply_to, requests, interceptors.processing("reply")

@@ -247,7 +247,7 @@ class Shortcuts:
         Args:
             channel: of the requests; one or several, but at least one; patterns too.
             handler: a function, coroutine function or generator function of one parameter, the request: see
-                :class:`~messaging.replyto.typed.TypedHandler` for what it gets and may return. What it raises, the
+                :class:`~messaging.replyto.serving.TypedHandler` for what it gets and may return. What it raises, the
                 requester gets as ``ReplyError``.
             content_type: of the replies; chosen by their type if not given.
             many: whether what it returns is many replies, to be iterated; found out if not given.
@@ -261,7 +261,7 @@ class Shortcuts:
                 requests between them.
 
         Returns:
-            The registration in ``services``, a :class:`~messaging.replyto.registration.ReplyRegistration`, which ends
+            The registration in ``services``, a :class:`~messaging.replyto.whiteboard.ReplyRegistration`, which ends
             it; or without ``handler`` a decorator.
 
         Raises:

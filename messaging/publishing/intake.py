@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from messaging.errors import ClosedError, MessagingError, OutboxFullError
-from messaging.publishing.admission import Admission
+from messaging.publishing.sending import Admission
 from messaging.publishing.stored import StoredPublication
 
 if TYPE_CHECKING:

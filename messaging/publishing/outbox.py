@@ -1,8 +1,8 @@
 """The outbox: the messages of one instance from their acceptance until they are settled, each with a deadline.
 
-:class:`~messaging.publishing.admission.Admission` accepts them from any thread and wakes the loop once per burst.
-:class:`~messaging.publishing.sender.Sender` hands them to the adapter. :class:`Outbox` counts them, fails them at their
-deadlines, and closes.
+:class:`~messaging.publishing.sending.Admission` accepts them from any thread and wakes the loop once per burst.
+:class:`~messaging.publishing.sending.Sender` hands them to the adapter. :class:`Outbox` counts them, fails them at
+their deadlines, and closes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from messaging import forking
 from messaging.errors import DeadlineError, MessagingError, OutcomeUnknownError
 from messaging.execution import Deadlines, clock
-from messaging.publishing.admission import Admission
-from messaging.publishing.sender import Sender
+from messaging.publishing.sending import Admission, Sender
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
@@ -32,8 +31,8 @@ class Outbox:
     thread.
 
     Attributes:
-        put, post, withdraw, refuse: see :class:`~messaging.publishing.admission.Admission`.
-        start, disconnected, retry, outstanding: see :class:`~messaging.publishing.sender.Sender`.
+        put, post, withdraw, refuse: see :class:`~messaging.publishing.sending.Admission`.
+        start, disconnected, retry, outstanding: see :class:`~messaging.publishing.sending.Sender`.
         admission: accepts the messages; public, because the publisher calls it without a detour.
         id: distinguishes the outboxes of all processes: message ids must not repeat.
         generation: see :mod:`messaging.forking`.
@@ -86,7 +85,7 @@ class Outbox:
         return self._sender.is_connected
 
     def connected(self) -> None:
-        """Send from now on, see :class:`~messaging.publishing.sender.Sender`."""
+        """Send from now on, see :class:`~messaging.publishing.sending.Sender`."""
         self._sender.connected()
         if self.durable is not None:
             self.durable.advance()

@@ -4,12 +4,15 @@ May import: ``connection``, ``adapter`` (the contract), ``model``, ``execution``
 ``publishing``.
 """
 
+from messaging.receiving.buffer import OnInvalid as OnInvalid
+from messaging.receiving.buffer import StreamCounters as StreamCounters
 from messaging.receiving.calling import Handler as Handler
 from messaging.receiving.calling import HandlerExhaustedError as HandlerExhaustedError
-from messaging.receiving.calling import HandlerFunction as HandlerFunction
+from messaging.receiving.calling import HandlingVerdict as HandlingVerdict
 from messaging.receiving.calling import MessageHandler as MessageHandler
 from messaging.receiving.calling import Origin as Origin
-from messaging.receiving.calling import Verdict as Verdict
+from messaging.receiving.calling import ResultForm as ResultForm
+from messaging.receiving.calling import TypedFunction as TypedFunction
 from messaging.receiving.calling import Work as Work
 from messaging.receiving.calling import evaluated as evaluated
 from messaging.receiving.calling import in_observer as in_observer
@@ -19,8 +22,6 @@ from messaging.receiving.handler import HandlerConsumer as HandlerConsumer
 from messaging.receiving.handler import HandlerOnInvalid as HandlerOnInvalid
 from messaging.receiving.handler import HandlerRegistration as HandlerRegistration
 from messaging.receiving.joint import JointSubscription as JointSubscription
-from messaging.receiving.receiver import OnInvalid as OnInvalid
-from messaging.receiving.receiver import StreamCounters as StreamCounters
 from messaging.receiving.runners import Runner as Runner
 from messaging.receiving.runners import runner_of as runner_of
 from messaging.receiving.service import Acknowledge as Acknowledge

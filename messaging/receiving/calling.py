@@ -159,7 +159,7 @@ def _closure(function: Any) -> dict[str, Any]:
     return found
 
 
-class HandlerFunction:
+class TypedFunction:
     """A function of an application with at most one parameter: a handler of messages or of requests.
 
     Args:
@@ -226,7 +226,7 @@ class InvalidPayloadError(Exception):
     """The payload does not fit the parameter of the handler, which was not called. The cause says why."""
 
 
-class Verdict(enum.Enum):
+class HandlingVerdict(enum.Enum):
     """How a handled message is settled at its broker."""
 
     ACCEPT = "accept"
@@ -252,7 +252,7 @@ class Origin(Protocol):
         """Give ``work`` to another handler: the runner it was given to is retired. On the engine's loop."""
         ...
 
-    def finished(self, work: Any, verdict: Verdict) -> None:
+    def finished(self, work: Any, verdict: HandlingVerdict) -> None:
         """Settle the message of ``work``. Called once."""
         ...
 
@@ -302,7 +302,7 @@ class Work(abc.ABC):
         """Requeue the message: the handler was cancelled before it had finished."""
 
     @abc.abstractmethod
-    def finish(self, verdict: Verdict) -> None:
+    def finish(self, verdict: HandlingVerdict) -> None:
         """Settle a message that is not to be handled."""
 
     def leave_scope(self, error: BaseException | None) -> None:
@@ -314,6 +314,19 @@ class Work(abc.ABC):
 def is_awaitable(found: Any) -> bool:
     """Return whether the result of a handler is awaited. An observable could be, but is subscribed to instead."""
     return found is not None and inspect.isawaitable(found) and not isinstance(found, Observable)
+
+
+class ResultForm(enum.Enum):
+    """How the result of a plain function is sent."""
+
+    #: as it is
+    FINAL = "final"
+    #: when the promise is settled
+    PROMISED = "promised"
+    #: on an event loop, where it is awaited or iterated
+    AWAITED = "awaited"
+    #: as it emits: sending goes on after ``Handler.send`` has returned
+    FORWARDED = "forwarded"
 
 
 class Handler(abc.ABC):
@@ -337,13 +350,13 @@ class Handler(abc.ABC):
     def start(self, work: Any) -> Any:
         """Call the function and return its result, which may have to be awaited or iterated."""
 
-    def needs_loop(self, found: Any) -> bool:
-        """Return whether the result of a plain function has to be awaited or iterated on an event loop."""
-        return is_awaitable(found)
-
-    def outlives_call(self, found: Any) -> bool:  # noqa: ARG002  # for subclasses
-        """Return whether sending the result goes on after :meth:`send` has returned."""
-        return False
+    def form_of(self, found: Any) -> ResultForm:
+        """Return how the result of a plain function is sent."""
+        if found is None:
+            return ResultForm.FINAL
+        if isinstance(found, Promise):
+            return ResultForm.PROMISED
+        return ResultForm.AWAITED if is_awaitable(found) else ResultForm.FINAL
 
     def send(self, work: Any, found: Any) -> None:  # noqa: ARG002  # for subclasses
         """Finish ``work`` with the result of the function. On a thread."""
@@ -363,14 +376,14 @@ class MessageHandler(Handler):
     """A handler of messages (``m.on``): its result is dropped.
 
     Args:
-        function, model: see :class:`HandlerFunction`.
+        function, model: see :class:`TypedFunction`.
 
     Raises:
-        ArgumentError: as ``HandlerFunction``, or ``function`` is a generator function.
+        ArgumentError: as ``TypedFunction``, or ``function`` is a generator function.
     """
 
     def __init__(self, function: Callable[..., Any], model: Any = None) -> None:
-        self.typed = HandlerFunction(function, "a message handler", "the message", model, takes_message=True)
+        self.typed = TypedFunction(function, "a message handler", "the message", model, takes_message=True)
         if self.typed.is_generator:
             raise ArgumentError("a message handler must not be a generator function: its body would never run")
         super().__init__(running_loop(), is_async=self.typed.is_async)
@@ -421,20 +434,16 @@ class InterceptedHandler(Handler):
         found = scope.run(self._handler.start, work)
         return _awaited(work, scope, found) if is_awaitable(found) and not isinstance(found, Promise) else found
 
-    def needs_loop(self, found: Any) -> bool:
-        """See ``Handler.needs_loop``."""
-        return self._handler.needs_loop(found)
-
-    def outlives_call(self, found: Any) -> bool:
-        """See ``Handler.outlives_call``."""
-        return self._handler.outlives_call(found)
+    def form_of(self, found: Any) -> ResultForm:
+        """See ``Handler.form_of``."""
+        return self._handler.form_of(found)
 
     def send(self, work: Work, found: Any) -> None:
         """See ``Handler.send``."""
         handler, scope = self._handler, work.scope
         if scope is None or not handler.replies:  # the work exits the interceptors when it is over
             handler.send(work, found)
-        elif handler.outlives_call(found):
+        elif handler.form_of(found) is ResultForm.FORWARDED:
             after = work.after
 
             def ended() -> None:

@@ -18,7 +18,7 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.model import SubscriptionSpec
-    from messaging.receiving.intake import Intake, Joined
+    from messaging.receiving.joint_intake import Joined, JointIntake
 
 logger = SafeLog(__name__)
 
@@ -26,7 +26,7 @@ logger = SafeLog(__name__)
 _AT_ONCE: Final = 32
 
 
-class Change(NamedTuple):
+class JointChange(NamedTuple):
     """A channel that is to be joined, or with ``spec`` ``None`` parted."""
 
     channel: str
@@ -54,7 +54,7 @@ class Changes:
         lock: held by the task that joins and parts channels.
     """
 
-    def __init__(self, owner: Joined, intake: Intake, has_handle: Callable[[], object]) -> None:
+    def __init__(self, owner: Joined, intake: JointIntake, has_handle: Callable[[], object]) -> None:
         self.is_joined = False
         self.working: Promise[None] | None = None
         self.lock = asyncio.Lock()
@@ -62,13 +62,13 @@ class Changes:
         self._intake = intake
         self._has_handle = has_handle
         self._name = owner.connection.adapter.name
-        self._queue: deque[Change] = deque()
+        self._queue: deque[JointChange] = deque()
         #: the changes that are being applied
-        self._applying: list[Change] = []
+        self._applying: list[JointChange] = []
         #: number of connections so far
         self._connections = 0
 
-    def put(self, change: Change) -> None:
+    def put(self, change: JointChange) -> None:
         """Append a change."""
         self._queue.append(change)
         self.proceed()
@@ -125,9 +125,9 @@ class Changes:
             finally:
                 self._applying = []
 
-    def _next_run(self) -> list[Change]:
+    def _next_run(self) -> list[JointChange]:
         """Take changes of one kind off the queue, each of another channel."""
-        run: list[Change] = []
+        run: list[JointChange] = []
         known: set[str] = set()
         queue = self._queue
         while queue and len(run) < _AT_ONCE:
@@ -138,7 +138,7 @@ class Changes:
             run.append(queue.popleft())
         return run
 
-    async def _join(self, run: Sequence[Change]) -> None:
+    async def _join(self, run: Sequence[JointChange]) -> None:
         specs = self._owner.specs
         wanted = {each.channel: each.spec for each in run if each.spec is not None and each.channel not in specs}
         specs |= wanted
@@ -157,7 +157,7 @@ class Changes:
                 self.forget(change.channel)
                 change.promise.reject(error)
 
-    async def _part(self, run: Sequence[Change]) -> None:
+    async def _part(self, run: Sequence[JointChange]) -> None:
         owner, handle = self._owner, self._owner.handle
         is_abandoned = owner.is_abandoned
         parting = [

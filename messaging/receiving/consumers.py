@@ -243,7 +243,7 @@ class Pull:
         self._arrived()
 
     def stop(self) -> None:
-        """Do nothing: no message is in progress here. See ``Consumer.stop``."""
+        """Do nothing: no message is in progress here. See ``SubscriptionConsumer.stop``."""
 
     def settle(self, *, failed: bool = False) -> None:
         """Settle the message handed out last, and forget it when its verdict is recorded: an interrupt repeats this."""

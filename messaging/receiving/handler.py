@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_arg
 
 from messaging.errors import ClosedError
 from messaging.execution import Promise
-from messaging.receiving.calling import InvalidPayloadError, Verdict, Work
+from messaging.receiving.calling import HandlingVerdict, InvalidPayloadError, Work
 from messaging.receiving.consumers import Block, remove
 from messaging.receiving.runners import LoopRunner, runner_of
 from messaging.text import SafeLog, printable, tolerant
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.interception import ProcessChain
     from messaging.model import Message
+    from messaging.receiving.buffer import StreamCounters
     from messaging.receiving.calling import MessageHandler
-    from messaging.receiving.receiver import StreamCounters
     from messaging.receiving.subscription import Subscription
 
 logger = SafeLog(__name__)
@@ -40,11 +40,11 @@ W = TypeVar("W", bound=Work)
 HandlerOnInvalid = Literal["skip", "dead_letter"]
 ON_INVALID: Final[tuple[HandlerOnInvalid, ...]] = get_args(HandlerOnInvalid)
 
-_ACCEPT: Final = Verdict.ACCEPT
+_ACCEPT: Final = HandlingVerdict.ACCEPT
 
 
 class HandlerConsumer(abc.ABC, Generic[W]):
-    """The ``Consumer`` of a subscription whose messages runners handle, and their ``Origin``.
+    """The ``SubscriptionConsumer`` of a subscription whose messages runners handle, and their ``Origin``.
 
     Attributes:
         channel, queue: see ``Origin``.
@@ -95,7 +95,7 @@ class HandlerConsumer(abc.ABC, Generic[W]):
         """Release the messages whose handling was not begun. On the engine's loop."""
 
     def wake(self) -> None:
-        """Take messages from the subscription; see ``Consumer``."""
+        """Take messages from the subscription; see ``SubscriptionConsumer``."""
         subscription, in_hand = self.subscription, self.in_hand
         if subscription.ended:
             self.ended()
@@ -112,7 +112,7 @@ class HandlerConsumer(abc.ABC, Generic[W]):
                 return
             self.begin(message)
 
-    def finished(self, work: W, verdict: Verdict) -> None:
+    def finished(self, work: W, verdict: HandlingVerdict) -> None:
         """Settle a message, and take more; see ``Origin``. From any thread."""
         self.settle(work.request, verdict)
         self.in_hand.pop(work, None)
@@ -125,11 +125,11 @@ class HandlerConsumer(abc.ABC, Generic[W]):
             self._is_full = False
             self._connection.engine.call(self.wake)
 
-    def settle(self, message: Message, verdict: Verdict) -> None:
+    def settle(self, message: Message, verdict: HandlingVerdict) -> None:
         """Record the verdict on a message. From any thread."""
         if verdict is _ACCEPT:
             self.subscription.settlement.accept(message)
-        elif verdict is Verdict.REFUSE:
+        elif verdict is HandlingVerdict.REFUSE:
             self.subscription.settlement.refuse(message)
 
     def is_void(self, message: Message) -> bool:
@@ -137,7 +137,7 @@ class HandlerConsumer(abc.ABC, Generic[W]):
         return self.subscription.buffer.is_void(message)
 
     def stop(self) -> Promise[None]:
-        """Take no more messages, and let the handlers finish; see ``Consumer``. From any thread."""
+        """Take no more messages, and let the handlers finish; see ``SubscriptionConsumer``. From any thread."""
         self.is_stopping = True
         self._connection.engine.call(self._stop)
         return self._quiet
@@ -148,7 +148,7 @@ class HandlerConsumer(abc.ABC, Generic[W]):
             self._quiet.resolve(None)
 
 
-class Handling(Work):
+class MessageWork(Work):
     """One message in the hands of a runner: its unit of work."""
 
     origin: MessageConsumer
@@ -177,15 +177,15 @@ class Handling(Work):
         if isinstance(error, InvalidPayloadError):
             if not self.is_over:
                 self.origin.invalid(self.request, error.__cause__)
-            self._end(Verdict.LEAVE)
+            self._end(HandlingVerdict.LEAVE)
         else:
-            self._end(Verdict.REFUSE)
+            self._end(HandlingVerdict.REFUSE)
 
     def requeue(self) -> None:
         """Reject the message: the handler was cancelled before it had finished."""
         self.failed(asyncio.CancelledError("the handler was cancelled"))
 
-    def finish(self, verdict: Verdict) -> None:
+    def finish(self, verdict: HandlingVerdict) -> None:
         """Settle a message that is not to be handled: its connection was lost, or the registration is closing."""
         if self.origin.is_stopping:
             self.release()
@@ -195,9 +195,9 @@ class Handling(Work):
     def release(self) -> None:
         """Release the message: its handling was not begun."""
         self.origin.subscription.untake(self.request)
-        self._end(Verdict.LEAVE)
+        self._end(HandlingVerdict.LEAVE)
 
-    def _end(self, verdict: Verdict) -> None:
+    def _end(self, verdict: HandlingVerdict) -> None:
         """Settle the message; the first time counts."""
         if not self.is_over:
             self.is_over = True
@@ -206,7 +206,7 @@ class Handling(Work):
             self.origin.finished(self, verdict)
 
 
-class MessageConsumer(HandlerConsumer[Handling]):
+class MessageConsumer(HandlerConsumer[MessageWork]):
     """The consumer of one handler of messages.
 
     Args:
@@ -241,11 +241,11 @@ class MessageConsumer(HandlerConsumer[Handling]):
 
     def begin(self, message: Message) -> None:
         """See ``HandlerConsumer``."""
-        handling = Handling(self, message)
+        handling = MessageWork(self, message)
         self.in_hand[handling] = None
         self._runner.submit(handling)
 
-    def dispatch(self, work: Handling) -> None:
+    def dispatch(self, work: MessageWork) -> None:
         """See ``Origin``: runners of message handlers are not replaced."""
         work.release()
 
@@ -267,7 +267,7 @@ class MessageConsumer(HandlerConsumer[Handling]):
         self.closed.reject(error)
         self.closed.exception()  # it is logged
 
-    def _orphaned(self, _: LoopRunner, several: Sequence[Handling]) -> None:
+    def _orphaned(self, _: LoopRunner, several: Sequence[MessageWork]) -> None:
         """Release the messages that the handler has not begun, and fail: its event loop was closed."""
         for handling in several:
             handling.release()

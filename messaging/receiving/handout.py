@@ -8,19 +8,22 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import CodecError
-from messaging.model import AcknowledgeType, Message, ReceivedMessage, context_of
+from messaging.model import (
+    AcknowledgeType,
+    Message,
+    ReceivedMessage,
+    context_of,
+)
 from messaging.receiving.settlement import withdraw
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.model import Incoming
-    from messaging.receiving.buffer import MessageBuffer
-    from messaging.receiving.direct import DirectAcknowledger
-    from messaging.receiving.receiver import OnInvalid, Receiver
-    from messaging.receiving.settlement import Credit, Settlement
-    from messaging.receiving.throttle import ReadThrottle
+    from messaging.model import Incoming, Message
+    from messaging.receiving.buffer import MessageBuffer, OnInvalid, ReadThrottle, ReceivingSubscription
+    from messaging.receiving.settlement import Credit, DirectAcknowledger, Settlement
 
 logger = SafeLog(__name__)
+
 
 _RECEIVED: Final = AcknowledgeType.RECEIVED
 _ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
@@ -43,7 +46,7 @@ class HandOut:
 
     def __init__(
         self,
-        owner: Receiver,
+        owner: ReceivingSubscription,
         buffer: MessageBuffer,
         credit: Credit,
         settlement: Settlement,

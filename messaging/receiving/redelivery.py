@@ -19,8 +19,7 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.model import Capabilities
-    from messaging.receiving.buffer import MessageBuffer
-    from messaging.receiving.receiver import Receiver
+    from messaging.receiving.buffer import MessageBuffer, ReceivingSubscription
 
 logger = SafeLog(__name__)
 
@@ -80,7 +79,7 @@ class Redelivery:
 
     def __init__(
         self,
-        owner: Receiver,
+        owner: ReceivingSubscription,
         buffer: MessageBuffer,
         publish: Publish,
         acknowledge: Callable[[Incoming], object],

@@ -30,7 +30,13 @@ from messaging.execution import (
     mailbox,
     workers,
 )
-from messaging.receiving.calling import HandlerExhaustedError, InterceptedHandler, Verdict, is_awaitable
+from messaging.receiving.calling import (
+    HandlerExhaustedError,
+    HandlingVerdict,
+    InterceptedHandler,
+    ResultForm,
+    is_awaitable,
+)
 
 if TYPE_CHECKING:
     from messaging.interception import ProcessChain
@@ -38,6 +44,8 @@ if TYPE_CHECKING:
 
 #: interval at which the event loop of a handler with unfinished tasks is checked, seconds
 _LOOK: Final = 0.25
+
+_FINAL: Final = ResultForm.FINAL
 
 
 def runner_of(
@@ -95,7 +103,7 @@ class Runner(abc.ABC):
     def _is_void(work: Work) -> bool:
         """Return whether there is nothing to do: it will come again. Then it is settled."""
         if work.origin.is_void(work.request):
-            work.finish(Verdict.REFUSE)
+            work.finish(HandlingVerdict.REFUSE)
             return True
         return False
 
@@ -158,18 +166,18 @@ class ThreadRunner(Runner):
         handler = self.handler
         try:
             found = handler.start(work)
-            if isinstance(found, Promise):
+            form = handler.form_of(found)
+            if form is not _FINAL:
                 work.after = self._next
+            if form is ResultForm.PROMISED:
                 found.add_done_callback(lambda promise: _settle(handler, work, promise))
-                return False
-            if handler.needs_loop(found):
+            elif form is ResultForm.AWAITED:
                 # a function that does what a coroutine function would have done
-                work.after = self._next
                 _go_on_elsewhere(handler, work, found)
-                return False
-            if handler.outlives_call(found):
-                work.after = self._next
-            handler.send(work, found)
+            else:
+                handler.send(work, found)
+                return work.after is None
+            return False
         except BaseException as error:  # noqa: BLE001  # whatever a handler raises, its requester is told
             work.failed(error)
         return work.after is None

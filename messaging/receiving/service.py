@@ -23,11 +23,11 @@ from messaging.model import (
     requested,
     subscribe_options,
 )
+from messaging.receiving.buffer import OnInvalid
 from messaging.receiving.consumers import observed_here
+from messaging.receiving.deduplication import SettledIdStores
 from messaging.receiving.handler import ON_INVALID, HandlerRegistration, MessageConsumer
 from messaging.receiving.joint import JointSubscription
-from messaging.receiving.receiver import OnInvalid
-from messaging.receiving.settled_ids import Inboxes
 from messaging.receiving.stream import MessageStream
 from messaging.receiving.subscription import Consumption, Subscription
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from messaging.model import MessageContextProvider
     from messaging.receiving.calling import MessageHandler
     from messaging.receiving.handler import HandlerOnInvalid
-    from messaging.receiving.intake import Take
+    from messaging.receiving.joint_intake import Take
     from messaging.receiving.redelivery import Publish
     from messaging.services import ServiceRegistry
 
@@ -67,7 +67,7 @@ class MessageSubscription:
         self._publish = publish
         self._interceptors = interceptors
         settings = connection.adapter.settings
-        self._inboxes = Inboxes(settings.inbox_path, settings.inbox_size)
+        self._inboxes = SettledIdStores(settings.inbox_path, settings.inbox_size)
         self._handlers: dict[HandlerRegistration, None] = {}
 
     def subscribe(

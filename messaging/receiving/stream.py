@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
     from messaging.interception import ProcessChain
-    from messaging.receiving.receiver import StreamCounters
+    from messaging.receiving.buffer import StreamCounters
     from messaging.receiving.subscription import Subscription
 
 #: how long the subscribing thread may take to assemble the rest of a chain of operators

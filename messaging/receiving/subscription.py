@@ -9,7 +9,7 @@
 **Parts.** :class:`MessageBuffer` holds what arrived and applies the overflow policy, :class:`HandOut` hands it to the
 consumer, :class:`Credit` bounds what the consumer holds, :class:`Settlement` collects the verdicts,
 :class:`Redelivery` handles rejected messages and :class:`ReadThrottle` suspends reading. With ``deduplicate``
-:class:`Inbox` recognises messages that were settled before.
+:class:`Deduplicator` recognises messages that were settled before.
 
 **Threads.** ``deliver``, ``fail``, ``complete``, ``flush``, ``proceed`` run on the engine's loop. The consumer
 takes from the other end of the buffer on a thread of its own choosing; a deque's ends need no lock. A message may be
@@ -28,22 +28,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from messaging.errors import ClosedError, MessagingError
 from messaging.model import context_of, maker
-from messaging.receiving.buffer import MessageBuffer
-from messaging.receiving.direct import DirectAcknowledger
+from messaging.receiving.buffer import MessageBuffer, OnInvalid, ReadThrottle, ReceivingSubscription
+from messaging.receiving.deduplication import Deduplicator
 from messaging.receiving.handout import HandOut
-from messaging.receiving.inbox import Inbox
-from messaging.receiving.receiver import OnInvalid, Receiver
 from messaging.receiving.redelivery import Redelivery
-from messaging.receiving.settlement import Credit, Settlement, withdraw
-from messaging.receiving.throttle import ReadThrottle
+from messaging.receiving.settlement import Credit, DirectAcknowledger, Settlement, withdraw
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
     from messaging.model import DirectAcknowledgement, Incoming, Message, SubscriptionSpec
+    from messaging.receiving.deduplication import SettledIdStores
     from messaging.receiving.redelivery import Publish
-    from messaging.receiving.settled_ids import Inboxes
     from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)
@@ -59,7 +56,7 @@ class Consumption:
     is_kept: bool = False
 
 
-class Consumer(Protocol):
+class SubscriptionConsumer(Protocol):
     """Takes messages from a subscription."""
 
     def wake(self) -> None:
@@ -71,7 +68,7 @@ class Consumer(Protocol):
         ...
 
 
-class Subscription(Receiver):
+class Subscription(ReceivingSubscription):
     """A subscription with its buffer, for one consumer at a time.
 
     Attributes:
@@ -93,13 +90,13 @@ class Subscription(Receiver):
         publish: Publish,
         spec: SubscriptionSpec,
         consumption: Consumption,
-        inboxes: Inboxes | None = None,
+        inboxes: SettledIdStores | None = None,
         replaced: Subscription | None = None,
     ) -> None:
         super().__init__(connection, spec)
         self.is_kept = consumption.is_kept
         self.manual = consumption.direct is not None
-        self.consumer: Consumer | None = None
+        self.consumer: SubscriptionConsumer | None = None
         self.dismissed = False
         self.error: MessagingError | None = None
         #: to be released: taken by a consumer that stopped, or arrived since
@@ -118,13 +115,13 @@ class Subscription(Receiver):
             self, self.buffer, self.credit, self.settlement, self.throttle, direct, make, model, consumption.on_invalid
         )
 
-    def _open_inbox(self, inboxes: Inboxes | None, replaced: Subscription | None) -> Inbox | None:
+    def _open_inbox(self, inboxes: SettledIdStores | None, replaced: Subscription | None) -> Deduplicator | None:
         if inboxes is None:
             return None
         is_heir = replaced is not None and replaced.source == self.source
         known = replaced.inbox if replaced is not None and is_heir else None
         settled = inboxes.open(self.spec, None if known is None else known.settled)
-        return None if settled is None else Inbox(self, self.buffer, inboxes, settled)
+        return None if settled is None else Deduplicator(self, self.buffer, inboxes, settled)
 
     @property
     def buffered(self) -> int:
@@ -159,7 +156,7 @@ class Subscription(Receiver):
 
     def end(self, error: MessagingError | None) -> None:
         """Flush the verdicts, end, and unsubscribe at the broker."""
-        if not self.ended and self.connection.state != "closed":
+        if not self.ended and not self.connection.states.is_closed:
             self.flush()
         self.connection.subscriptions.discard(self)
         self.leaving = self.leaving or error is not None
@@ -170,7 +167,7 @@ class Subscription(Receiver):
     # --- from the connection, on the loop unless stated otherwise
 
     def stop(self) -> Promise[None] | None:
-        """Have the consumer take no more; see ``Consumer.stop``. From any thread."""
+        """Have the consumer take no more; see ``SubscriptionConsumer.stop``. From any thread."""
         return self.consumer.stop() if self.consumer is not None else None
 
     def complete(self) -> None:

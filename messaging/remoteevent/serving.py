@@ -156,9 +156,9 @@ class RemoteGenerator(RemoteParty):
 
 def _remove_refused(promise: Promise[EventRegistration], remove: Callable[[], object]) -> None:
     """Remove the listener of a registration that failed: nothing will be sent to it."""
-    was_looked_at = promise.was_retrieved
+    was_retrieved = promise.was_retrieved
     error = promise.exception(0)
-    promise.was_retrieved = was_looked_at  # by the application
+    promise.was_retrieved = was_retrieved  # by the application
     # if the outcome is not known there may be a registration, whose events are taken until its lease ends
     if error is not None and not isinstance(error, OutcomeUnknownError):
         remove()

@@ -1,11 +1,10 @@
-"""Requests and replies (RFC 5.7): publishers of requests, the whiteboard, and the interfaces of request handlers.
+"""OpenRequests and replies (RFC 5.7): publishers of requests, the whiteboard, and the interfaces of request handlers.
 
 ``handlers`` has the interfaces and property names of handlers, for applications. May import: ``publishing``,
 ``receiving``, ``connection``, ``services``, ``codecs``, ``adapter`` (the contract), ``model``, ``execution``. Only the
 handlers are public; the other names are for the rooms above.
 """
 
-from messaging.replyto.deferred import DeferredReply
 from messaging.replyto.handlers import (
     CHANNEL,
     CONCURRENCY,
@@ -20,12 +19,13 @@ from messaging.replyto.handlers import (
 from messaging.replyto.inboxes import Request as Request
 from messaging.replyto.publisher import ReplyToManyPublisher as ReplyToManyPublisher
 from messaging.replyto.publisher import ReplyToPublisher as ReplyToPublisher
-from messaging.replyto.registration import ReplyRegistration as ReplyRegistration
+from messaging.replyto.replies import DeferredReply
 from messaging.replyto.replies import Replies as Replies
-from messaging.replyto.requests import Requests as Requests
-from messaging.replyto.terms import channel_list as channel_list
-from messaging.replyto.terms import expected_errors as expected_errors
-from messaging.replyto.typed import TypedHandler as TypedHandler
+from messaging.replyto.requests import OpenRequests as OpenRequests
+from messaging.replyto.serving import TypedHandler as TypedHandler
+from messaging.replyto.serving import channel_list as channel_list
+from messaging.replyto.serving import expected_errors as expected_errors
+from messaging.replyto.whiteboard import ReplyRegistration as ReplyRegistration
 from messaging.replyto.whiteboard import ReplyToWhiteboard as ReplyToWhiteboard
 
 __all__ = [

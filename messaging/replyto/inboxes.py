@@ -1,11 +1,12 @@
-"""Requests, and their inboxes: the subscriptions that receive replies (RFC 5.7.2).
+"""OpenRequests, and their inboxes: the subscriptions that receive replies (RFC 5.7.2).
 
 Each instance has one inbox of its own, subscribed with the first request and kept. A reply is matched with its request
 by its correlation id. A request that names its reply channel uses the inbox of that channel, which is subscribed as
 long as requests wait for replies on it.
 
 **Threads.** ``own_inbox`` and ``enter`` run on the caller of a request; everything else runs on the engine's loop.
-``Inbox.pending`` and ``Inbox.early`` are written by both, one atomic operation of a dict at a time, without a lock.
+``ReplyInbox.pending`` and ``ReplyInbox.early`` are written by both, one atomic operation of a dict at a time, without a
+lock.
 
 **Losses.** Replies that are sent while the instance is disconnected are lost, unless the broker keeps its session.
 Every request that was sent fails with the connection, at once or as soon as the session turns out to be lost, so that
@@ -115,7 +116,7 @@ class Request(Promise[V]):
         self.deadline = deadline
         self.model = model
         #: where its reply arrives; set before the request is published
-        self.inbox: Inbox | None = None
+        self.inbox: ReplyInbox | None = None
         self.publication: RequestPublication
 
     @property
@@ -153,7 +154,7 @@ class Request(Promise[V]):
         self.requests.fail(self, error)
 
 
-class Inbox(Subscribed):
+class ReplyInbox(Subscribed):
     """A subscription to a reply channel.
 
     Args:
@@ -165,7 +166,9 @@ class Inbox(Subscribed):
 
     is_lasting = False
 
-    def __init__(self, inboxes: Inboxes, spec: SubscriptionSpec, reply_to: str, *, individual: bool = False) -> None:
+    def __init__(
+        self, inboxes: ReplyInboxes, spec: SubscriptionSpec, reply_to: str, *, individual: bool = False
+    ) -> None:
         super().__init__(spec)
         self.reply_to = reply_to
         self.individual = individual
@@ -270,7 +273,7 @@ class Inbox(Subscribed):
             self._owner.fail(request, error)
 
 
-class Inboxes:
+class ReplyInboxes:
     """The inboxes of one instance. See the module for threads."""
 
     def __init__(self, owner: RequestOwner, connection: Connection, publisher: MessagePublisher) -> None:
@@ -282,9 +285,9 @@ class Inboxes:
         #: guards the making of ``own``; reentrant for signal handlers. The loop does not take it.
         self._lock = threading.RLock()
         #: the inbox of this instance, once there is one
-        self.own: Inbox | None = None
+        self.own: ReplyInbox | None = None
         #: by reply channel, the inboxes of channels that requests name; on the loop
-        self.given: dict[str, Inbox] = {}
+        self.given: dict[str, ReplyInbox] = {}
         #: called with the correlation id of a stream of replies whose requester wants no more
         self.on_cancel: Callable[[str], object] = lambda _: None
 
@@ -292,7 +295,7 @@ class Inboxes:
         """Return whether ``channel`` is the reply channel of requests that name none."""
         return channel == self.connection.adapter.addressing.reply_address(self._token).channel
 
-    def own_inbox(self) -> Inbox:
+    def own_inbox(self) -> ReplyInbox:
         """Return the inbox of this instance, made and subscribed on first use. From any thread."""
         own = self.own
         if own is not None:
@@ -301,7 +304,7 @@ class Inboxes:
             own = self.own
             if own is None:
                 address = self.connection.adapter.addressing.reply_address(self._token)
-                own = Inbox(self, self._spec(address.pattern), address.channel, individual=address.individual)
+                own = ReplyInbox(self, self._spec(address.pattern), address.channel, individual=address.individual)
                 self.own = own
                 self.connection.engine.call(self.start, own)
             return own  # the loop may have ended it: then ``self.own`` is None already
@@ -314,7 +317,7 @@ class Inboxes:
         return SubscriptionSpec(pattern, None, subscribe_options(wanted, adapter.capabilities, adapter.settings))
 
     @staticmethod
-    def enter(request: Request[Any], inbox: Inbox) -> None:
+    def enter(request: Request[Any], inbox: ReplyInbox) -> None:
         """Have ``request`` wait in ``inbox``. From any thread.
 
         Raises:
@@ -329,7 +332,7 @@ class Inboxes:
 
     # --- on the loop
 
-    def start(self, inbox: Inbox) -> None:
+    def start(self, inbox: ReplyInbox) -> None:
         """Subscribe to ``inbox``, once, and publish the requests that waited for it."""
         if not inbox.is_started:
             inbox.is_started = True
@@ -343,13 +346,13 @@ class Inboxes:
         channel = request.publication.plan.reply_to_channel or ""
         inbox = self.given.get(channel)
         if inbox is None:
-            inbox = self.given[channel] = Inbox(self, self._spec(channel), channel)
+            inbox = self.given[channel] = ReplyInbox(self, self._spec(channel), channel)
             self.start(inbox)
         self.enter(request, inbox)  # its correlation id was reserved
         inbox.early[request] = None
         self.publish_early(inbox)
 
-    def publish_early(self, inbox: Inbox) -> None:
+    def publish_early(self, inbox: ReplyInbox) -> None:
         """Publish the requests that waited until ``inbox`` was subscribed to."""
         if not inbox.ready.done():
             self.start(inbox)  # unless own_inbox() has: an interrupt may have come before that
@@ -368,7 +371,7 @@ class Inboxes:
             del self.given[inbox.reply_to]
             self.connection.subscriptions.end(inbox)
 
-    def forget(self, inbox: Inbox) -> None:
+    def forget(self, inbox: ReplyInbox) -> None:
         """Forget an inbox that has ended: the next request makes another one."""
         if self.own is inbox:
             self.own = None

@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from messaging.model import Message, MessageContext, MessageContextProvider, PublishPlan
     from messaging.publishing import MessagePublisher
     from messaging.replyto.inboxes import Request
-    from messaging.replyto.requests import Requests
+    from messaging.replyto.requests import OpenRequests
     from messaging.services import ServiceRegistry
 
 
 class ReplyToPublisher:
     """Publishes requests of one instance (RFC 5.7.2). Thread safe; get it as ``Messaging.reply_to``."""
 
-    def __init__(self, connection: Connection, publisher: MessagePublisher, requests: Requests) -> None:
+    def __init__(self, connection: Connection, publisher: MessagePublisher, requests: OpenRequests) -> None:
         if publisher.chain is not None:
             self.publish_with_reply = self._publish_intercepted  # type: ignore[method-assign]
         self._adapter = connection.adapter
@@ -235,7 +235,7 @@ class ReplyToManyPublisher:
         services: ServiceRegistry,
         publisher: MessagePublisher,
         single: ReplyToPublisher,
-        requests: Requests,
+        requests: OpenRequests,
         interceptors: ProcessChain | None = None,
     ) -> None:
         self._connection = connection

@@ -19,7 +19,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from messaging.execution import clock
-from messaging.receiving import Verdict
+from messaging.receiving import HandlingVerdict
 
 if TYPE_CHECKING:
     from messaging.model import Message
@@ -37,7 +37,7 @@ _UNCERTAIN: Final = 1.0
 class CopyReceiver(Protocol):
     """A subscription that a copy of a request arrived on."""
 
-    def settle_copy(self, request: Message, verdict: Verdict) -> None:
+    def settle_copy(self, request: Message, verdict: HandlingVerdict) -> None:
         """Pass a verdict on a copy to the broker."""
 
 
@@ -53,7 +53,7 @@ class SharedVerdict:
     def __init__(self, origin: CopyReceiver | None = None) -> None:
         self.origin = origin
         #: ``None`` while the request is being handled
-        self.verdict: Verdict | None = None
+        self.verdict: HandlingVerdict | None = None
         self._copies: list[tuple[CopyReceiver, Message]] = []
 
     def add(self, receiver: CopyReceiver, copy: Message) -> None:
@@ -63,7 +63,7 @@ class SharedVerdict:
         else:
             receiver.settle_copy(copy, self.verdict)
 
-    def settle(self, verdict: Verdict) -> None:
+    def settle(self, verdict: HandlingVerdict) -> None:
         """Settle the copies with the verdict on the request."""
         self.verdict = verdict
         copies, self._copies = self._copies, []
@@ -132,7 +132,10 @@ class ExpectedCopies:
         """
         while (expected := self._expected.pop(identity)) is not None:
             since, patience, shared = expected
-            if max(since, self._full_at) + patience > clock.monotonic() and shared.verdict is not Verdict.REFUSE:
+            if (
+                max(since, self._full_at) + patience > clock.monotonic()
+                and shared.verdict is not HandlingVerdict.REFUSE
+            ):
                 return shared
         return None
 

@@ -8,8 +8,8 @@
     (anywhere)  (loop)
 
 **Threads.** ``request`` runs on the caller: it enters the request into an inbox, then its message into the outbox.
-Everything else runs on the engine's loop. ``Requests.open`` is written by both, without a lock, one atomic operation of
-a dict at a time. The side that removes a request from ``open`` settles it, and no other side does.
+Everything else runs on the engine's loop. ``OpenRequests.open`` is written by both, without a lock, one atomic
+operation of a dict at a time. The side that removes a request from ``open`` settles it, and no other side does.
 
 See :mod:`messaging.replyto.inboxes` for lost connections.
 """
@@ -32,7 +32,7 @@ from messaging.errors import (
     TooManyRequestsError,
 )
 from messaging.execution import Deadlines, clock
-from messaging.replyto.inboxes import Inbox, Inboxes, Request, RequestPublication
+from messaging.replyto.inboxes import ReplyInbox, ReplyInboxes, Request, RequestPublication
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class RequestCounters:
     foreign: int = 0
 
 
-class Requests:
+class OpenRequests:
     """All requests of one instance. See the module for threads."""
 
     def __init__(self, connection: Connection, publisher: MessagePublisher) -> None:
@@ -91,7 +91,7 @@ class Requests:
         self.counters = RequestCounters()
         #: requests that are not settled, the oldest first; see the module
         self.open: dict[Request[Any], None] = {}
-        self.inboxes = Inboxes(self, connection, publisher)
+        self.inboxes = ReplyInboxes(self, connection, publisher)
         self._outbox = publisher.outbox
         self._timeout = connection.settings.timeout
         self._limit = connection.settings.max_pending_requests
@@ -209,7 +209,7 @@ class Requests:
         if self._reserved:  # last: the next request with this id finds its place in the inbox free
             self.release(request.publication.plan.reply_to_channel or "", request.correlation_id, request)
 
-    def _start(self, request: Request[Any], inbox: Inbox) -> bool:
+    def _start(self, request: Request[Any], inbox: ReplyInbox) -> bool:
         """Enter a request and publish it, or have it published once its inbox is subscribed to. On the caller.
 
         Returns:

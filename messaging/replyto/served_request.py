@@ -36,7 +36,7 @@ from messaging.model import (
     parts,
 )
 from messaging.publishing.publisher import extend, sent_as
-from messaging.receiving import Origin, Verdict, Work
+from messaging.receiving import HandlingVerdict, Origin, Work
 from messaging.replyto import markers
 from messaging.replyto.markers import Marker
 from messaging.replyto.replies import NO_EXTENSIONS
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from messaging.interception import OutboundMessage
     from messaging.model import ReplyRoute
     from messaging.publishing import Publication
-    from messaging.replyto.deferred import DeferredReply
-    from messaging.replyto.replies import Replies
+    from messaging.replyto.replies import DeferredReply, Replies
     from messaging.replyto.request_copies import SharedVerdict
 
 logger = SafeLog(__name__)
@@ -63,14 +62,25 @@ _SIGNALS: Final = frozenset({markers.START, markers.END, markers.CANCEL})
 _NOT_OF_ITEMS: Final = frozenset({Features.EXTENSION_QOS, Features.EXTENSION_PRIORITY})
 #: failures to confirm a reply after which its request is handled again
 _AT_FAULT: Final = (ConnectionLostError, DeadlineError, ClosedError, OutboxFullError)
-_ACCEPT: Final = Verdict.ACCEPT
+_ACCEPT: Final = HandlingVerdict.ACCEPT
 
 
-class Content(NamedTuple):
+class ReplyContent(NamedTuple):
     """A reply that consists of content alone."""
 
     payload: bytes
     content_type: str | None
+
+
+def checked(found: Any) -> Message | ReplyContent:
+    """Return the result of a handler, if it is a reply.
+
+    Raises:
+        TypeError: it is no reply.
+    """
+    if isinstance(found, (Message, ReplyContent)):
+        return found
+    raise TypeError(f"a handler must return a Message, or a promise of one; not {type(found).__name__}")
 
 
 class ServedRequest(Work):
@@ -134,11 +144,11 @@ class ServedRequest(Work):
         if not self._is_answered:
             self.finish(_ACCEPT)
 
-    def finish(self, verdict: Verdict) -> None:
+    def finish(self, verdict: HandlingVerdict) -> None:
         """Settle the request. From any thread; the first verdict counts."""
         self._replies.connection.engine.call(self._finish, verdict)
 
-    def _finish(self, verdict: Verdict) -> None:
+    def _finish(self, verdict: HandlingVerdict) -> None:
         if not self.is_over:
             self.is_over = True
             self.origin.finished(self, verdict)
@@ -159,12 +169,12 @@ class ServedRequest(Work):
             raise
         except ClosedError:
             logger.info("%s: a fault on %r is not reported: the instance is closed", self._name, self.reply_to)
-            self.finish(Verdict.REFUSE)
+            self.finish(HandlingVerdict.REFUSE)
         except MessagingError as failure:
             logger.warning("%s: a fault cannot be reported to %r: %s", self._name, self.reply_to, failure)
             self.finish(_ACCEPT)
 
-    def _report(self, error: BaseException) -> tuple[Content, Marker]:
+    def _report(self, error: BaseException) -> tuple[ReplyContent, Marker]:
         """Return the reply that reports ``error``."""
         return _fault_of(error, None)
 
@@ -200,7 +210,7 @@ class ServedRequest(Work):
 
     # --- replies
 
-    def reply(self, message: Message | Content) -> None:
+    def reply(self, message: Message | ReplyContent) -> None:
         """Send the only reply; call it again if that failed.
 
         Raises:
@@ -213,7 +223,7 @@ class ServedRequest(Work):
             self._send(message, None, last=True)
             self._is_answered = True
 
-    def defer(self, found: DeferredReply, checked: Callable[[Any], Message | Content]) -> None:
+    def defer(self, found: DeferredReply, checked: Callable[[Any], Message | ReplyContent]) -> None:
         """Acknowledge the request now, and send its reply when there is one. From any thread."""
 
         deferred = self._replies.deferred
@@ -242,7 +252,7 @@ class ServedRequest(Work):
         if self.is_stopped and stopper is not None:  # stopped before there was a stopper
             workers().submit(stopper)
 
-    def item(self, message: Message | Content) -> Publication | None:
+    def item(self, message: Message | ReplyContent) -> Publication | None:
         """Send one of many replies.
 
         Returns:
@@ -284,7 +294,7 @@ class ServedRequest(Work):
 
     def _send(
         self,
-        message: Message | Content,
+        message: Message | ReplyContent,
         marker: Marker | None,
         *,
         last: bool = False,
@@ -310,9 +320,9 @@ class ServedRequest(Work):
             return chain.send(outbound, publish, sent_as)
         return self.scope.run_beside(lambda: chain.send(outbound, publish, sent_as))
 
-    def _as_message(self, message: Message | Content) -> Message:
+    def _as_message(self, message: Message | ReplyContent) -> Message:
         """Return the message that the requester gets, as far as the handler decides it."""
-        if isinstance(message, Content):
+        if isinstance(message, ReplyContent):
             content_type, content_encoding, extensions = message.content_type, None, NO_EXTENSIONS
         elif isinstance(message.context, Incoming):
             own = message.context
@@ -333,7 +343,7 @@ class ServedRequest(Work):
     def _send_by(
         self,
         route: ReplyRoute,
-        message: Message | Content,
+        message: Message | ReplyContent,
         marker: Marker | None,
         control: str | None,
         *,
@@ -342,7 +352,7 @@ class ServedRequest(Work):
         replies = self._replies
         # each of many replies is confirmed, whatever the quality of service of the request: none may be missing
         qos = self._qos if marker is None and not self.wants_many else replies.best_qos
-        if isinstance(message, Content):
+        if isinstance(message, ReplyContent):
             plan = replies.plan(route, qos, message.content_type, None, self._extensions, marker, control)
             return replies.publisher.publish_checked(message.payload, plan, self.correlation_id, on_loop=on_loop)
         own = message.context
@@ -375,7 +385,7 @@ class ServedRequest(Work):
     def _sent(
         self,
         publication: Publication,
-        message: Message | Content,
+        message: Message | ReplyContent,
         marker: Marker | None,
         routes: tuple[ReplyRoute, ...],
         at: int,
@@ -397,7 +407,7 @@ class ServedRequest(Work):
                 logger.debug("%s: a reply on %r is dropped: no requester is subscribed", self._name, self.reply_to)
                 self._finish(_ACCEPT)
         elif isinstance(error, _AT_FAULT):
-            self._finish(Verdict.REFUSE)
+            self._finish(HandlingVerdict.REFUSE)
         else:
             logger.warning("%s: a reply on %r was not taken: %s", self._name, self.reply_to, error)
             if marker is None or marker.kind != markers.FAULT:
@@ -406,7 +416,7 @@ class ServedRequest(Work):
                 self._finish(_ACCEPT)
 
     def _send_again(
-        self, message: Message | Content, marker: Marker | None, routes: tuple[ReplyRoute, ...], at: int
+        self, message: Message | ReplyContent, marker: Marker | None, routes: tuple[ReplyRoute, ...], at: int
     ) -> None:
         try:
             again = self._send_by(routes[at], message, marker, None, on_loop=True)
@@ -424,14 +434,14 @@ class ServedStreamRequest(ServedRequest):
     #: items sent
     _count = 0
 
-    def _finish(self, verdict: Verdict) -> None:
+    def _finish(self, verdict: HandlingVerdict) -> None:
         self._replies.streams.end(self)
         super()._finish(verdict)
 
-    def _report(self, error: BaseException) -> tuple[Content, Marker]:
+    def _report(self, error: BaseException) -> tuple[ReplyContent, Marker]:
         return _fault_of(error, self._count)
 
-    def reply(self, message: Message | Content) -> None:
+    def reply(self, message: Message | ReplyContent) -> None:
         """See ``ServedRequest.reply``: an item, and the end."""
         if self.reply_to is None:
             super().reply(message)
@@ -452,13 +462,13 @@ class ServedStreamRequest(ServedRequest):
             return
         try:
             start = Marker(markers.START)
-            publication = self._send(Content(b"", _TEXT), start, control=control, on_loop=on_loop)
+            publication = self._send(ReplyContent(b"", _TEXT), start, control=control, on_loop=on_loop)
         except MessagingError as error:
             logger.debug("%s: the start of replies on %r cannot be told: %s", self._name, self.reply_to, error)
         else:
             publication.was_retrieved = True
 
-    def item(self, message: Message | Content) -> Publication | None:
+    def item(self, message: Message | ReplyContent) -> Publication | None:
         """See ``ServedRequest.item``."""
         if self.reply_to is None:
             _warn_unaddressed(self.request)
@@ -474,7 +484,7 @@ class ServedStreamRequest(ServedRequest):
         if self.reply_to is None or self._is_answered:
             self.done()
             return
-        self._send(Content(b"", _TEXT), Marker(markers.END, self._count), last=True)
+        self._send(ReplyContent(b"", _TEXT), Marker(markers.END, self._count), last=True)
         self._is_answered = True
 
 
@@ -495,15 +505,17 @@ def _fault_or_refuse(request: ServedRequest, error: BaseException) -> None:
     try:
         request.fault(error)
     except OutboxFullError:
-        request.finish(Verdict.REFUSE)
+        request.finish(HandlingVerdict.REFUSE)
 
 
-def _fault_of(error: BaseException, count: int | None) -> tuple[Content, Marker]:
+def _fault_of(error: BaseException, count: int | None) -> tuple[ReplyContent, Marker]:
     """Return the reply that reports ``error``, after ``count`` items of a stream."""
     if isinstance(error, ReplyError):  # of another responder, whose failure the handler passes on
         reason = error.reason[:_REASON].encode(errors="replace")
-        return Content(reason, _TEXT), Marker(markers.FAULT, count, error.kind)
-    return Content(_text(error).encode(errors="replace"), _TEXT), Marker(markers.FAULT, count, type(error).__name__)
+        return ReplyContent(reason, _TEXT), Marker(markers.FAULT, count, error.kind)
+    return ReplyContent(_text(error).encode(errors="replace"), _TEXT), Marker(
+        markers.FAULT, count, type(error).__name__
+    )
 
 
 def _text(error: BaseException) -> str:

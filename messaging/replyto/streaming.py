@@ -20,8 +20,7 @@ from reactivex import Observable
 
 from messaging.errors import MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
 from messaging.execution import Waiters, clock, mailbox, may_block, workers
-from messaging.model import Message
-from messaging.replyto.served_request import Content
+from messaging.replyto.served_request import checked
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -41,17 +40,6 @@ _AHEAD: Final = 64
 _BUFFER: Final = 1024
 #: pause of a coroutine before it sends again to a full outbox, seconds
 _NO_ROOM: Final = 0.01
-
-
-def checked(found: Any) -> Message | Content:
-    """Return the result of a handler, if it is a reply.
-
-    Raises:
-        TypeError: it is no reply.
-    """
-    if isinstance(found, (Message, Content)):
-        return found
-    raise TypeError(f"a handler must return a Message, or a promise of one; not {type(found).__name__}")
 
 
 async def with_room(send: Callable[[], T]) -> T:

@@ -1,6 +1,10 @@
-"""ReplyToWhiteboard (RFC 5.7.3): finds request handlers in the service registry, and has them bound.
+"""ReplyToWhiteboard (RFC 5.7.3): finds request handlers in the service registry, and binds them to their channels.
 
-Handlers come, change and go at any time; the subscriptions follow, see :mod:`messaging.replyto.bindings`.
+Handlers come, change and go at any time; the subscriptions follow. There is one subscription, a ``RequestChannel``, for
+each channel and set of extensions. Each request goes to one handler of the whiteboard, the preferred one
+(``service.ranking``, then order of registration) of the handlers that it means, whichever route it arrived on: their
+channel matches, and so does their ``replyChannel`` if they have one. A request that means no handler is acknowledged
+and dropped.
 
 **Threads.** Events of the registry are evaluated on the threads that cause them; the bindings belong to the engine's
 loop.
@@ -10,27 +14,218 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.execution import running_loop
+from messaging.errors import MessagingError
+from messaging.execution import clock, running_loop, workers
+from messaging.receiving import AsyncBlock, runner_of
 from messaging.replyto import handlers, serving
-from messaging.replyto.bindings import Bindings
-from messaging.replyto.terms import RegisteredHandler, mistaken_key, read_terms
-from messaging.services import ServiceEvent, ServiceEventKind, interface_name
+from messaging.replyto.request_channel import RETRY_FIRST, RequestChannel, RequestSubscription
+from messaging.replyto.serving import RegisteredHandler, mistaken_key, read_terms
+from messaging.services import ServiceEvent, ServiceEventKind, ServiceReference, ServiceRegistration, interface_name
 from messaging.services.filter import as_filter
-from messaging.text import SafeLog
+from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
     from messaging.interception import ProcessChain
-    from messaging.receiving import MessageSubscription
+    from messaging.receiving import MessageSubscription, Runner
     from messaging.replyto.replies import Replies
+    from messaging.replyto.request_channel import Binding
+    from messaging.replyto.served_request import ServedRequest
     from messaging.replyto.serving import RequestHandler
     from messaging.services import ServiceReference, ServiceRegistry
 
 logger = SafeLog(__name__)
+
+
+class ReplyRegistration(ServiceRegistration, AsyncBlock):
+    """A registered request handler. Thread safe.
+
+    ``async with m.reply(channel, function)`` and ``await m.reply(channel, function)`` wait until the broker has
+    confirmed its subscriptions; the former unregisters it at the end, as ``with`` does.
+
+    Attributes:
+        ready: a promise that resolves when the broker has confirmed the subscriptions of the handler; it fails with
+            ``SubscriptionRefusedError`` if the broker refuses one.
+    """
+
+    __slots__ = ("_registration", "ready")
+
+    def __init__(self, registration: ServiceRegistration, ready: Promise[None]) -> None:
+        # the base is not initialized: the registry knows ``registration``, which answers everything
+        self._registration = registration
+        self.ready = ready
+        ready.was_retrieved = True  # the whiteboard logs a subscription that fails, and tries again
+
+    @property
+    def reference(self) -> ServiceReference:
+        """See ``ServiceRegistration``."""
+        return self._registration.reference
+
+    def update(self, properties: Mapping[str, Any] | None = None) -> None:
+        """See ``ServiceRegistration``."""
+        self._registration.update(properties)
+
+    def unregister(self) -> bool:
+        """See ``ServiceRegistration``."""
+        return self._registration.unregister()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        yield from self.ready.__await__()
+        return self
+
+    def end_block(self, _: bool, /) -> None:
+        """Unregister the handler."""
+        self.unregister()
+
+    @tolerant
+    def __repr__(self) -> str:
+        return repr(self._registration)
+
+
+#: longest delay before a subscription that failed is tried again, seconds
+_RETRY_LAST: Final = 60.0
+
+
+class Bindings:
+    """The handlers of one whiteboard, their runners, and the routes of their requests.
+
+    Args:
+        connection: of the instance.
+        subscriptions: opens subscriptions to requests.
+        replies: sends replies.
+        reread: called on a worker thread when the service registry has to be read again.
+        chain: interceptors, which wrap the handlers.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        subscriptions: MessageSubscription,
+        replies: Replies,
+        reread: Callable[[], object],
+        chain: ProcessChain | None = None,
+    ) -> None:
+        self.replies = replies
+        self._chain = chain
+        self._connection = connection
+        self._subscriptions = subscriptions
+        self._reread = reread
+        #: of the registry contents that were bound last
+        self._version = 0
+        #: by channel, and extensions of the subscription
+        self.routes: dict[tuple[str, str], RequestChannel] = {}
+        self._bound: dict[ServiceReference, Binding] = {}
+
+    def __iter__(self) -> Iterator[RequestChannel]:
+        """Iterate over the routes. A snapshot, from any thread."""
+        return iter([*self.routes.values()])
+
+    def bind(self, version: int, wanted: Sequence[RegisteredHandler]) -> None:
+        """Bind exactly the handlers that are ``wanted``, unless a later version of the registry is bound."""
+        if version < self._version or self._connection.endings.is_closing or self._connection.state == "closed":
+            return
+        self._version = version
+        bound: dict[ServiceReference, Binding] = {}
+        routes: dict[tuple[str, str], list[Binding]] = {}
+        for each in sorted(wanted, key=lambda each: each.order):
+            runner = self._runner_of(each)
+            bound[each.reference] = each, runner
+            extensions = repr(sorted(map(repr, each.terms.extensions.items())))
+            for channel in each.terms.channels:
+                routes.setdefault((channel, extensions), []).append((each, runner))
+        self._bound, before = bound, self._bound
+        for key, route in self.routes.items():
+            if key in routes:
+                route.bindings = routes[key]
+        self._end([key for key in self.routes if key not in routes])
+        for key, bindings in routes.items():
+            if key not in self.routes:
+                self._open(key, bindings)
+        self._refuse_replies()
+        kept = {runner for _, runner in bound.values()}
+        for _, runner in before.values():
+            if runner not in kept:
+                runner.is_retired = True
+                runner.pass_on(lambda _: True)
+        if any(each.handler.kind == serving.MANY for each in wanted):
+            # the channel of cancellations is subscribed to before the first request; it is not made on the loop
+            workers().submit(self.replies.streams.prepare)
+
+    def _runner_of(self, wanted: RegisteredHandler) -> Runner:
+        """Return the runner of a handler: the one it has, unless its concurrency or its service has changed."""
+        handler, asked = wanted.handler, wanted.terms.concurrency
+        known = self._bound.get(wanted.reference)
+        if known is not None and known[0].terms.concurrency == asked and known[0].handler is handler:
+            return known[1]
+        limit = asked if asked is not None else serving.CONCURRENCY[handler.is_async]
+        return runner_of(handler, limit, self._orphaned, self._chain)
+
+    def _orphaned(self, runner: Runner, requests: Sequence[ServedRequest]) -> None:
+        """Pass on the requests of a handler whose event loop was closed."""
+        for route in self.routes.values():
+            route.bindings = [(wanted, each) for wanted, each in route.bindings if each is not runner]
+        self._end([key for key, route in self.routes.items() if not route.bindings])
+        self._refuse_replies()
+        for served in requests:
+            served.origin.dispatch(served)
+        workers().submit(self._reread)
+
+    # --- routes
+
+    def _open(self, key: tuple[str, str], bindings: list[Binding], retry_after: float = RETRY_FIRST) -> None:
+        wanted = bindings[0][0]
+        route = RequestChannel(self, key, wanted.queue, retry_after)
+        route.bindings = bindings
+        try:
+            subscription = self._subscriptions.open_requests(
+                route.channel, wanted.terms.extensions, RequestSubscription
+            )
+        except MessagingError as error:
+            logger.error("%s: no requests are taken on %r: %s", self._connection.adapter.name, route.channel, error)
+            return
+        route.take(subscription)
+        for other in self.routes.values():
+            if route.overlap.is_rival(other):
+                route.overlap.rivals.append(other)
+                other.overlap.rivals.append(route)
+        self.routes[key] = route
+        self._connection.subscriptions.start(subscription)
+
+    def _end(self, keys: Sequence[tuple[str, str]]) -> None:
+        for route in [self._remove(key) for key in keys]:
+            route.stop()  # at once: requests that are withdrawn from its handlers must not be dispatched to it again
+            self._connection.subscriptions.end(route.subscription)
+
+    def _remove(self, key: tuple[str, str]) -> RequestChannel:
+        route = self.routes.pop(key)
+        for other in route.overlap.rivals:
+            other.overlap.forget(route)
+        return route
+
+    def _refuse_replies(self) -> None:
+        """Have no reply go to a channel that requests are taken from."""
+        self.replies.serve([route.subscription.spec for route in self.routes.values()])
+
+    def failed(self, route: RequestChannel, error: MessagingError) -> None:
+        """Try again, at growing intervals: the broker ended the subscription of ``route``, or refused it."""
+        if self.routes.get(route.key) is not route or self._connection.endings.is_closing:
+            return
+        logger.error(
+            "%s: no requests are taken on %r for %g s: %s",
+            self._connection.adapter.name, route.channel, route.retry_after, error,
+        )  # fmt: skip
+        clock.call_later(self._connection.engine.loop, route.retry_after, self._retry, route)
+
+    def _retry(self, route: RequestChannel) -> None:
+        if self.routes.get(route.key) is route and not self._connection.endings.is_closing:
+            self._remove(route.key)
+            self._open(route.key, route.bindings, min(2 * route.retry_after, _RETRY_LAST))
+            self._refuse_replies()
+
 
 _INTERFACES: Final = {
     interface_name(handlers.ReplyToSubscriptionHandler): serving.PLAIN,

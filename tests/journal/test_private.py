@@ -10,7 +10,7 @@ import pytest
 
 from messaging.journal import Journal, JournalTable, State, repair
 from messaging.journal.folders import LocalFolder
-from messaging.receiving.settled_ids import SettledIds
+from messaging.receiving.deduplication import SettledIds
 from tests.journal.logs import append, flip, segment_files
 
 

@@ -122,7 +122,7 @@ def test_a_burst_without_acknowledgement_loses_nothing_as_reading_waits(broker: 
 def test_reading_waits_until_a_consumer_that_is_behind_has_caught_up(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messaging.receiving.throttle.CATCH_UP_SECONDS", PATIENCE)
+    monkeypatch.setattr("messaging.receiving.buffer.CATCH_UP_SECONDS", PATIENCE)
     gate = Gate()
     stream = connect(broker).subscribe("a")
     stream.subscribe(gate)
@@ -163,7 +163,7 @@ def test_a_consumer_that_does_not_catch_up_holds_up_the_others_once(broker: Fake
 def test_reading_goes_on_when_a_late_stream_ends(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messaging.receiving.throttle.CATCH_UP_SECONDS", PATIENCE)
+    monkeypatch.setattr("messaging.receiving.buffer.CATCH_UP_SECONDS", PATIENCE)
     gate = Gate()
     stream = connect(broker).subscribe("a")
     stream.subscribe(gate)

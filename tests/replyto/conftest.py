@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from messaging import Messaging
-from messaging.replyto.request_route import RequestRoute
+from messaging.replyto.request_channel import RequestChannel
 from messaging.testing.conformance.backends import Backend, MemoryBackend
 from messaging.testing.conformance.conftest import m as m
 from messaging.testing.conformance.conftest import responder as responder
@@ -29,7 +29,7 @@ def backend(caplog: pytest.LogCaptureFixture) -> Iterator[Backend]:
     assert not died
 
 
-def routes(m: Messaging) -> list[RequestRoute]:
+def routes(m: Messaging) -> list[RequestChannel]:
     """The channels that requests are taken on."""
     return [*m.whiteboard.routes]
 

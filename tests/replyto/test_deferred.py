@@ -114,7 +114,7 @@ def test_a_deferred_request_is_answered_if_no_time_is_left_for_closing(
         requester.publish("busy", b"").result(PATIENCE)
         assert busy.wait(PATIENCE)
     elif spent == "without a thread":
-        monkeypatch.setattr("messaging.replyto.deferred.workers", lambda: _NoThreads)
+        monkeypatch.setattr("messaging.replyto.replies.workers", lambda: _NoThreads)
     try:
         responder.close(0.05 if spent == "by an observer" else 0.0)
         error = answer.exception(PATIENCE)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging import Message, MessageContext
-from messaging.receiving import Verdict
+from messaging.receiving import HandlingVerdict
 from messaging.replyto import request_copies
 from messaging.replyto.request_copies import ExpectedCopies, SharedVerdict, identity_of
 from messaging.testing.tables import table
@@ -20,9 +20,9 @@ class Receiver:
     """A subscription that keeps the verdicts it is given."""
 
     def __init__(self) -> None:
-        self.verdicts: list[tuple[Message, Verdict]] = []
+        self.verdicts: list[tuple[Message, HandlingVerdict]] = []
 
-    def settle_copy(self, request: Message, verdict: Verdict) -> None:
+    def settle_copy(self, request: Message, verdict: HandlingVerdict) -> None:
         self.verdicts.append((request, verdict))
 
 
@@ -108,8 +108,8 @@ def test_a_copy_is_expected_for_a_second_after_the_subscription_of_its_request_e
     assert expected.take(1) is None
 
 
-@table("verdict", list(Verdict))
-def test_copies_share_the_verdict_whether_they_arrive_before_or_after_it(verdict: Verdict) -> None:
+@table("verdict", list(HandlingVerdict))
+def test_copies_share_the_verdict_whether_they_arrive_before_or_after_it(verdict: HandlingVerdict) -> None:
     shared, receiver = SharedVerdict(), Receiver()
     early, late = Message(b"1", MessageContext("a")), Message(b"1", MessageContext("a"))
     shared.add(receiver, early)
@@ -122,7 +122,7 @@ def test_copies_share_the_verdict_whether_they_arrive_before_or_after_it(verdict
 def test_a_copy_of_a_request_that_is_handled_again_does_not_share_the_first_verdict() -> None:
     expected, refused, again = ExpectedCopies(), SharedVerdict(), SharedVerdict()
     expected.expect(1, refused)
-    refused.settle(Verdict.REFUSE)
+    refused.settle(HandlingVerdict.REFUSE)
     expected.expect(1, again)
     assert expected.take(1) is again
     expected.expect(1, refused)

@@ -23,7 +23,7 @@ from messaging.execution import engine
 from messaging.publishing import Publication
 from messaging.receiving import MessageStream
 from messaging.replyto import Request
-from messaging.replyto.inboxes import Inbox
+from messaging.replyto.inboxes import ReplyInbox
 from messaging.replyto.reply_stream import ReplySubscription
 from messaging.replyto.served_request import ServedRequest
 from messaging.services import ServiceRegistry
@@ -41,7 +41,7 @@ CONCURRENCY: Final = 100
 #: of two hundred requests
 MIXTURE: Final = {"stream": 1, "given": 1, "early": 1, "cancel": 3, "timeout": 4, "fault": 20, "answer": 170}
 #: types of the objects that a request makes; none of them stay
-MADE: Final = (Request, Publication, Inbox, ServedRequest, ReplySubscription, MessageStream)
+MADE: Final = (Request, Publication, ReplyInbox, ServedRequest, ReplySubscription, MessageStream)
 #: how many of anything may come and go while it is counted
 LEEWAY: Final = 5
 

@@ -159,7 +159,7 @@ class SnapshotPublisher:
         most = self._m.runtime.get_runtime_dto().max_message_size
         payload = self._sampler.encode(MAX_BYTES if most is None else min(most, MAX_BYTES))
         self._pending = self._m.publisher.publish(self._message(payload))
-        self._pending.add_done_callback(_looked_at)
+        self._pending.add_done_callback(_note_retrieved)
         self.published += 1
 
     def _note_failure(self, error: Exception) -> None:
@@ -183,7 +183,7 @@ class SnapshotPublisher:
         return builder.build_message()
 
 
-def _looked_at(_: object) -> None:
+def _note_retrieved(_: object) -> None:
     """Mark the outcome of a promise as known: the publisher looks at it before the next snapshot."""
 
 

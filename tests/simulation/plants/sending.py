@@ -63,7 +63,7 @@ REQUESTS = (
         "requests",
         (
             Edit(
-                "messaging/replyto/deferred.py",
+                "messaging/replyto/replies.py",
                 "            if not self._waiting and not self._sending:\n"
                 "                return None\n            self._settled",
                 "            if self._is_over or True:\n                return None\n            self._settled",
@@ -104,7 +104,7 @@ REQUESTS = (
         "requests",
         (
             Edit(
-                "messaging/replyto/request_route.py",
+                "messaging/replyto/request_channel.py",
                 "        if token is not None and self._replies.adapter.redelivers(self.subscription.spec):",
                 "        if False and token is not None:",
             ),
@@ -131,7 +131,7 @@ REQUESTS = (
         "requests",
         (
             Edit(
-                "messaging/replyto/request_route.py",
+                "messaging/replyto/request_channel.py",
                 "        self._behind.add(rival)\n",
                 "",
             ),
@@ -163,7 +163,7 @@ OUTBOX = (
         "outbox",
         (
             Edit(
-                "messaging/publishing/sender.py",
+                "messaging/publishing/sending.py",
                 "        returned.sort(key=lambda entry: entry.sequence)\n",
                 "",
             ),

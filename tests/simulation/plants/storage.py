@@ -306,7 +306,7 @@ INBOX = (
         "inbox",
         (
             Edit(
-                "messaging/receiving/inbox.py",
+                "messaging/receiving/deduplication.py",
                 "                tokens.append(incoming.token)\n        self._acknowledge(tokens)\n",
                 "                tokens.append(incoming.token)\n        self._send(tokens, [])\n",
             ),
@@ -319,7 +319,7 @@ INBOX = (
         "inbox",
         (
             Edit(
-                "messaging/receiving/inbox.py",
+                "messaging/receiving/deduplication.py",
                 "            self._is_storing = True\n"
                 "            self._submit(partial(self.settled.store, unstored),"
                 " partial(self._stored, tokens, accepted))",
@@ -336,7 +336,7 @@ INBOX = (
         "inbox",
         (
             Edit(
-                "messaging/receiving/settled_ids.py",
+                "messaging/receiving/deduplication.py",
                 "            self._retry_at = clock.monotonic() + _RETRY_SECONDS\n            return\n",
                 "            self._retry_at = clock.monotonic() + _RETRY_SECONDS\n"
                 "            self._missing.clear()\n"
@@ -413,7 +413,7 @@ INBOX = (
         "inbox",
         (
             Edit(
-                "messaging/receiving/inbox.py",
+                "messaging/receiving/deduplication.py",
                 "            self._engine.call(self._release_parked, parked)\n",
                 "            pass\n",
             ),
@@ -427,7 +427,7 @@ INBOX = (
         "inbox",
         (
             Edit(
-                "messaging/receiving/inbox.py",
+                "messaging/receiving/deduplication.py",
                 "        if key is None or incoming is self._entered:\n",
                 "        if key is None:\n",
             ),
@@ -456,7 +456,7 @@ INBOX = (
         "inbox",
         (
             Edit(
-                "messaging/receiving/settled_ids.py",
+                "messaging/receiving/deduplication.py",
                 "            ids.users -= 1\n",
                 "            ids.users -= 0\n",
             ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.execution import clock, workers
 from messaging.model import Features, channels, context_of
-from messaging.receiving import HandlerConsumer, Subscription, Verdict
+from messaging.receiving import HandlerConsumer, HandlingVerdict, Subscription
 from messaging.replyto import markers
 from messaging.replyto.markers import read as read_marker
 from messaging.replyto.request_copies import ExpectedCopies, SharedVerdict, identity_of
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from messaging.model import Message
     from messaging.receiving import Runner
     from messaging.replyto.replies import Replies
-    from messaging.replyto.terms import RegisteredHandler
+    from messaging.replyto.serving import RegisteredHandler
 
     #: a request handler, and its runner
     Binding = tuple[RegisteredHandler, Runner]
 
 logger = SafeLog(__name__)
 
-_ACCEPT: Final = Verdict.ACCEPT
+_ACCEPT: Final = HandlingVerdict.ACCEPT
 _MANY: Final = markers.MANY
 #: idle time of a subscription after which no earlier message waits for it at the broker, seconds
 _CAUGHT_UP: Final = 1.0
@@ -44,19 +44,18 @@ class RequestSubscription(Subscription):
     is_stream = False
 
 
-class RequestRoutes(Protocol):
+class RequestChannels(Protocol):
     """All request routes of a whiteboard."""
 
     replies: Replies
+    #: by key, the routes that take requests now
+    routes: dict[tuple[str, str], RequestChannel]
 
-    def route(self, key: tuple[str, str]) -> RequestRoute | None:
-        """Return the route that takes the requests of a channel now."""
-
-    def failed(self, route: RequestRoute, error: MessagingError) -> None:
+    def failed(self, route: RequestChannel, error: MessagingError) -> None:
         """Learn that the broker ended the subscription of ``route``, or refused it."""
 
 
-class RequestRoute(HandlerConsumer[ServedRequest]):
+class RequestChannel(HandlerConsumer[ServedRequest]):
     """A channel with request handlers: the consumer of its subscription.
 
     Args:
@@ -66,7 +65,7 @@ class RequestRoute(HandlerConsumer[ServedRequest]):
         retry_after: delay before the subscription is tried again if it fails, seconds.
     """
 
-    def __init__(self, routes: RequestRoutes, key: tuple[str, str], queue: str | None, retry_after: float) -> None:
+    def __init__(self, routes: RequestChannels, key: tuple[str, str], queue: str | None, retry_after: float) -> None:
         super().__init__(routes.replies.connection, key[0], queue)
         self.key = key
         self.retry_after = retry_after
@@ -118,7 +117,7 @@ class RequestRoute(HandlerConsumer[ServedRequest]):
         overlap = self.overlap
         if overlap.take_copy(message):
             return False
-        best = overlap.preferred(message, self._routes.route(self.key))
+        best = overlap.preferred(message, self._routes.routes.get(self.key))
         if best is None or not overlap.is_left_to_queue(best[0].queue):
             return True
         # the queue of the preferred handler has a copy as well: one of the programs that share it handles that
@@ -154,7 +153,7 @@ class RequestRoute(HandlerConsumer[ServedRequest]):
             workers().submit(served.requeue)
             return
         is_closing = self.is_stopping and self._replies.connection.endings.is_closing
-        home = self._routes.route(self.key)
+        home = self._routes.routes.get(self.key)
         best = None if is_closing else self.overlap.preferred(served.request, home)
         if best is not None:
             best[1].submit(served)
@@ -168,11 +167,11 @@ class RequestRoute(HandlerConsumer[ServedRequest]):
         """Release a request that was not begun: to the broker, if it redelivers it to another responder."""
         token: Any = context_of(served.request).token
         if token is not None and self._replies.adapter.redelivers(self.subscription.spec):
-            served.finish(Verdict.LEAVE)
+            served.finish(HandlingVerdict.LEAVE)
         else:
             workers().submit(served.requeue)
 
-    def finished(self, served: ServedRequest, verdict: Verdict) -> None:
+    def finished(self, served: ServedRequest, verdict: HandlingVerdict) -> None:
         """Settle a request that a handler has finished, and its copies; see ``HandlerConsumer``. On the loop."""
         overlap = self.overlap
         if overlap.rivals:
@@ -182,9 +181,9 @@ class RequestRoute(HandlerConsumer[ServedRequest]):
         super().finished(served, verdict)
         if served.shared_verdict is not None:
             # a request that goes back to a queue is handled there, and its copies are not
-            served.shared_verdict.settle(_ACCEPT if verdict is Verdict.LEAVE else verdict)
+            served.shared_verdict.settle(_ACCEPT if verdict is HandlingVerdict.LEAVE else verdict)
 
-    def settle_copy(self, request: Message, verdict: Verdict) -> None:
+    def settle_copy(self, request: Message, verdict: HandlingVerdict) -> None:
         """Pass a verdict on a copy to the broker; see ``CopyReceiver``."""
         if self._is_at_limit:
             self.overlap.expected.was_full()
@@ -226,32 +225,32 @@ class Overlap:
         adapter: of its instance.
     """
 
-    def __init__(self, route: RequestRoute, adapter: Adapter) -> None:
+    def __init__(self, route: RequestChannel, adapter: Adapter) -> None:
         self._route = route
         self._adapter = adapter
         #: patterns of the channels that the subscription receives
         self.patterns: tuple[str, ...] = (route.channel,)
         #: other routes that a request of this one may reach as well, or whose requests may arrive here
-        self.rivals: list[RequestRoute] = []
+        self.rivals: list[RequestChannel] = []
         #: copies of requests that handlers took from other routes
         self.expected = ExpectedCopies()
         #: number of unsettled copies
         self.copies = 0
         #: rivals that were subscribed to while requests waited here: they have no copies of these
-        self._behind: set[RequestRoute] = set()
+        self._behind: set[RequestChannel] = set()
         #: when a rival was added to these, or a request was taken or finished since; monotonic seconds
         self._busy_at = 0.0
 
     # --- rivals
 
-    def is_rival(self, other: RequestRoute) -> bool:
+    def is_rival(self, other: RequestChannel) -> bool:
         """Return whether a request may reach both routes, or either of them."""
         queue = self._route.queue
         if queue is not None and queue == other.queue:
             return True
         return any(_overlap(mine, theirs) for mine in self.patterns for theirs in other.overlap.patterns)
 
-    def forget(self, rival: RequestRoute) -> None:
+    def forget(self, rival: RequestChannel) -> None:
         """Forget a rival that ends."""
         self.rivals.remove(rival)
         self._behind.discard(rival)
@@ -263,7 +262,7 @@ class Overlap:
             if other.is_full:
                 other.overlap.mark_behind(self._route)
 
-    def mark_behind(self, rival: RequestRoute) -> None:
+    def mark_behind(self, rival: RequestChannel) -> None:
         """Note that ``rival`` has no copies of the requests that wait here."""
         self._behind.add(rival)
         self._busy_at = clock.monotonic()
@@ -286,7 +285,7 @@ class Overlap:
     def is_left_to_queue(self, queue: str | None) -> bool:
         """Return whether another program may have a request: the preferred handler consumes from ``queue``.
 
-        Requests may also have been waiting here since before there was a subscription to ``queue``.
+        OpenRequests may also have been waiting here since before there was a subscription to ``queue``.
         """
         return queue not in (None, self._route.queue) and not self._is_behind(queue)
 
@@ -309,7 +308,7 @@ class Overlap:
                 # a rival that was subscribed to since may have no copy of a request that waited here
                 other.overlap.expected.expect(identity_of(request), shared, is_uncertain=other in self._behind)
 
-    def _shares_copies(self, other: RequestRoute) -> bool:
+    def _shares_copies(self, other: RequestChannel) -> bool:
         """Return whether a request arrives at one of both routes only, since they consume from one queue."""
         route = self._route
         if route.queue is None or route.queue != other.queue:
@@ -317,7 +316,7 @@ class Overlap:
         # a queue that keeps messages is one for all channels; otherwise each channel has a queue of that name
         return route.channel == other.channel or Features.QUEUE_RETENTION in self._adapter.capabilities.features
 
-    def preferred(self, request: Message, home: RequestRoute | None) -> Binding | None:
+    def preferred(self, request: Message, home: RequestChannel | None) -> Binding | None:
         """Return the preferred one of the handlers that a request means; ``None`` if it means none.
 
         Args:
