@@ -203,7 +203,7 @@ class MessageServiceRuntime:
             subscriptions=tuple(
                 self._subscription(each)
                 for each in connection.subscriptions.snapshot()
-                if isinstance(each, Subscription) and each.is_listed and not each.dismissed
+                if isinstance(each, Subscription) and each.is_stream and not each.dismissed
             ),
             reply_to_subscriptions=self._handlers(),
             connection=ConnectionDTO(

@@ -136,7 +136,7 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "ListenerRegistration": {"deliver"},
     "MailboxRegistration": {"accept", "delivery", "pass_over", "read"},
     "MessagePublisher": {
-        "announce", "chain", "check_payload", "compile", "extended", "intercepted", "merged", "outbox", "override",
+        "announce", "chain", "check_payload", "compile", "extended", "intercepted", "open", "outbox", "override",
         "publish_checked", "readdress", "refresh", "restore", "stamp",
     },
     "MessageServiceRuntime": {"bind"},

@@ -37,7 +37,7 @@ class Subscribed(abc.ABC):
 
     is_lasting: ClassVar[bool] = True
     #: whether an application consumes it as a stream, or by a message handler
-    is_stream: ClassVar[bool] = False
+    is_stream = False
 
     def __init__(self, spec: SubscriptionSpec) -> None:
         self.spec = spec

@@ -106,20 +106,6 @@ class ProcessChain:
         """Return a scope that is entered."""
         return Scope(self, inbound)
 
-    def call(self, function: Callable[[Message], T], inbound: InboundMessage) -> T:
-        """Call ``function`` with the message, inside the interceptors."""
-        return copy_context().run(self._call, function, inbound)
-
-    def _call(self, function: Callable[[Message], T], inbound: InboundMessage) -> T:
-        entered = self.enter(inbound)
-        try:
-            found = function(inbound.message)
-        except BaseException as error:
-            self.exit(entered, inbound, error)
-            raise
-        self.exit(entered, inbound, None)
-        return found
-
 
 def _log_skipped(inbound: InboundMessage, what: object, error: Exception) -> None:
     logger.error(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
     from messaging.interception import OutboundMessage, PublishChain
-    from messaging.model import MessageContextProvider
+    from messaging.model import Capabilities, MessageContextProvider
     from messaging.publishing.outbox import Outbox
 
 #: values of a context that must be printable text on every protocol; the others may be any text
@@ -170,16 +170,21 @@ class MessagePublisher:
         chain = self.chain
         if chain is None or chain.is_bypassed():
             return self.publish_internally(message, channel_or_context)
-        outbound = chain.outbound("publish", self.merged(message, channel_or_context, "publish"))
+        outbound = chain.outbound("publish", Message(*self.open(message, channel_or_context, "publish")))
         return chain.send(outbound, lambda: self.publish_internally(self.intercepted(outbound)), sent_as)
 
-    def merged(
+    def open(
         self,
         message: Message | MessageContextProvider,
         override: str | MessageContext | MessageContextProvider | None,
         call: str,
-    ) -> Message:
-        """Return the message that a call means, with its payload checked and the context that counts."""
+    ) -> tuple[bytes, MessageContext]:
+        """Return the payload of a message, checked, and the context that counts.
+
+        Args:
+            message, override: the arguments of a call, as of :meth:`publish`.
+            call: its name, for errors.
+        """
         try:
             payload, context = parts(message)  # type: ignore[arg-type]  # a provider builds its message
         except AttributeError:
@@ -187,7 +192,7 @@ class MessagePublisher:
         context = as_context(context)
         if override is not None:
             context = self.override(context, override)
-        return Message(self.check_payload(payload), context)
+        return self.check_payload(payload), context
 
     def intercepted(self, outbound: OutboundMessage) -> Message:
         """Return the message that interceptors have left, with the headers that they added.
@@ -359,7 +364,7 @@ class MessagePublisher:
             )
         channel = channels.check_name(channel)
         options = publish_options(self._without_store(extensions), self._adapter.capabilities)
-        self._check_values(context)
+        _check_values(context, self._adapter.capabilities)
         reply_to = context.reply_to_channel
         plan = PublishPlan(
             stamp,
@@ -386,22 +391,6 @@ class MessagePublisher:
         if is_wanted and self._intake is None:
             raise self._adapter.capabilities.lacks(key, "set outbox_path, the folder of a durable outbox")
         return {name: value for name, value in extensions.items() if name != key}
-
-    def _check_values(self, context: MessageContext) -> None:
-        features = self._adapter.capabilities.features
-        if context.channel_extension is not None and Features.ROUTING_KEY not in features:
-            raise self._adapter.capabilities.lacks(
-                Features.ROUTING_KEY, "channel(name, extension) needs a protocol with routing keys"
-            )
-        for name in ("channel_extension", "content_type", "content_encoding", "correlation_id", "reply_to_channel"):
-            value = getattr(context, name)
-            if value is None:
-                continue
-            (check_printable if name in _PRINTABLE else check_text)(name, value)
-            if name != "channel_extension" and Features.MESSAGE_PROPERTIES not in features:
-                raise self._adapter.capabilities.lacks(
-                    Features.MESSAGE_PROPERTIES, f"{name} would not reach the subscriber"
-                )
 
     def announce(self, will: Message | None, birth: Message | None) -> None:
         """Have the first connection register ``will``, and each connection publish ``birth`` before anything else.
@@ -442,6 +431,20 @@ class MessagePublisher:
         except BaseException:  # an interrupt, too
             self._will.release()
             raise
+
+
+def _check_values(context: MessageContext, capabilities: Capabilities) -> None:
+    """Check that the values of a context can be sent; raises as ``MessagePublisher.publish``."""
+    features = capabilities.features
+    if context.channel_extension is not None and Features.ROUTING_KEY not in features:
+        raise capabilities.lacks(Features.ROUTING_KEY, "channel(name, extension) needs a protocol with routing keys")
+    for name in ("channel_extension", "content_type", "content_encoding", "correlation_id", "reply_to_channel"):
+        value = getattr(context, name)
+        if value is None:
+            continue
+        (check_printable if name in _PRINTABLE else check_text)(name, value)
+        if name != "channel_extension" and Features.MESSAGE_PROPERTIES not in features:
+            raise capabilities.lacks(Features.MESSAGE_PROPERTIES, f"{name} would not reach the subscriber")
 
 
 def extend(context: MessageContext, headers: Mapping[str, str]) -> MessageContext:

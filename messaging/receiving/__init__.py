@@ -10,7 +10,6 @@ from messaging.receiving.calling import Handler as Handler
 from messaging.receiving.calling import HandlerExhaustedError as HandlerExhaustedError
 from messaging.receiving.calling import HandlingVerdict as HandlingVerdict
 from messaging.receiving.calling import MessageHandler as MessageHandler
-from messaging.receiving.calling import Origin as Origin
 from messaging.receiving.calling import ResultForm as ResultForm
 from messaging.receiving.calling import TypedFunction as TypedFunction
 from messaging.receiving.calling import Work as Work

@@ -22,7 +22,6 @@ from typing import (
     Final,
     Literal,
     NamedTuple,
-    Protocol,
     TypeVar,
     get_args,
     get_origin,
@@ -236,36 +235,11 @@ class HandlingVerdict(enum.Enum):
     LEAVE = "leave"
 
 
-class Origin(Protocol):
-    """The consumer that the work of a runner comes from.
-
-    Attributes:
-        channel, queue: of the subscription, for interceptors.
-        is_stopping: no more work is submitted, and begun work is being finished.
-    """
-
-    channel: str
-    queue: str | None
-    is_stopping: bool
-
-    def dispatch(self, work: Any) -> None:
-        """Give ``work`` to another handler: the runner it was given to is retired. On the engine's loop."""
-        ...
-
-    def finished(self, work: Any, verdict: HandlingVerdict) -> None:
-        """Settle the message of ``work``. Called once."""
-        ...
-
-    def is_void(self, message: Message) -> bool:
-        """Return whether ``message`` was delivered by a lost connection and will be redelivered. From any thread."""
-        ...
-
-
 class Work(abc.ABC):
     """One message or request in the hands of a runner.
 
     Attributes:
-        origin: the consumer that it came from.
+        origin: the ``HandlerConsumer`` that it came from.
         request: the message.
         is_over: whether the message is settled.
         is_stopped: whether its requester cancelled it.
@@ -429,7 +403,7 @@ class InterceptedHandler(Handler):
     def start(self, work: Work) -> Any:
         """See ``Handler.start``."""
         work.leave_scope(asyncio.CancelledError("the handler was stopped"))  # it was begun before, by another handler
-        origin: Origin = work.origin
+        origin = work.origin
         scope = work.scope = self._chain.open(self._chain.inbound(work.request, origin.channel, origin.queue))
         found = scope.run(self._handler.start, work)
         return _awaited(work, scope, found) if is_awaitable(found) and not isinstance(found, Promise) else found

@@ -126,7 +126,7 @@ class Push(rx.DisposableBase):
             except BaseException as error:  # noqa: BLE001  # an observer that raises ends this stream only
                 settlement.stop_accepting()
                 if not subscription.manual:
-                    (settlement.refuse_invalid if isinstance(error, DecodeError) else settlement.refuse)(message)
+                    settlement.refuse(message, is_invalid=isinstance(error, DecodeError))
                 self._observer_raised(error)
                 return
             if self._stopping:
@@ -255,8 +255,7 @@ class Pull:
         if not subscription.manual:
             settlement = subscription.settlement
             if failed:
-                is_invalid = isinstance(sys.exception(), DecodeError)
-                (settlement.refuse_invalid if is_invalid else settlement.refuse)(message)
+                settlement.refuse(message, is_invalid=isinstance(sys.exception(), DecodeError))
             else:
                 settlement.accept(message)
         if self._in_hand is message:

@@ -275,7 +275,7 @@ class Deduplicator:
 
     Args:
         owner, buffer: the subscription and its buffer.
-        inboxes, settled: the ids of settled messages, and where they are returned to.
+        stores, settled: the ids of settled messages, and where they are returned to.
 
     Attributes:
         settled: see above.
@@ -285,13 +285,13 @@ class Deduplicator:
     on_stored: Callable[[Sequence[Incoming]], object]
 
     def __init__(
-        self, owner: ReceivingSubscription, buffer: MessageBuffer, inboxes: SettledIdStores, settled: SettledIds
+        self, owner: ReceivingSubscription, buffer: MessageBuffer, stores: SettledIdStores, settled: SettledIds
     ) -> None:
         self._owner = owner
         self._buffer = buffer
         self._engine = owner.connection.engine
         self._auto = owner.spec.options.auto_acknowledge
-        self._inboxes = inboxes
+        self._stores = stores
         self.settled = settled
         #: guards the next three, and that a message is held until its id is among the settled ones
         self._lock = threading.Lock()
@@ -479,7 +479,7 @@ class Deduplicator:
         """Return the ids to where they came from, on a worker thread. Idempotent."""
         if not self._is_discarded:
             self._is_discarded = True
-            self._submit(partial(self._inboxes.close, self.settled), self._closed)
+            self._submit(partial(self._stores.close, self.settled), self._closed)
 
     def _closed(self) -> None:
         self._is_closed = True

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_arg
 
 from messaging.errors import ClosedError
 from messaging.execution import Promise
+from messaging.model import context_of
 from messaging.receiving.calling import HandlingVerdict, InvalidPayloadError, Work
 from messaging.receiving.consumers import Block, remove
 from messaging.receiving.runners import LoopRunner, runner_of
@@ -87,6 +88,10 @@ class HandlerConsumer(abc.ABC, Generic[W]):
         """Give a message to a handler; it is in hand until :meth:`finished`. On the engine's loop."""
 
     @abc.abstractmethod
+    def dispatch(self, work: W) -> None:
+        """Give a message to another handler: the runner it was given to is retired. On the engine's loop."""
+
+    @abc.abstractmethod
     def ended(self) -> None:
         """The subscription has ended. On the engine's loop; maybe several times."""
 
@@ -113,7 +118,7 @@ class HandlerConsumer(abc.ABC, Generic[W]):
             self.begin(message)
 
     def finished(self, work: W, verdict: HandlingVerdict) -> None:
-        """Settle a message, and take more; see ``Origin``. From any thread."""
+        """Settle a message, and take more; called once for each. From any thread."""
         self.settle(work.request, verdict)
         self.in_hand.pop(work, None)
         if work.after is not None:
@@ -133,7 +138,7 @@ class HandlerConsumer(abc.ABC, Generic[W]):
             self.subscription.settlement.refuse(message)
 
     def is_void(self, message: Message) -> bool:
-        """See ``Origin``. From any thread."""
+        """Return whether a message was delivered by a lost connection and will be redelivered. From any thread."""
         return self.subscription.buffer.is_void(message)
 
     def stop(self) -> Promise[None]:
@@ -246,7 +251,7 @@ class MessageConsumer(HandlerConsumer[MessageWork]):
         self._runner.submit(handling)
 
     def dispatch(self, work: MessageWork) -> None:
-        """See ``Origin``: runners of message handlers are not replaced."""
+        """See ``HandlerConsumer``: runners of message handlers are not replaced."""
         work.release()
 
     def withdraw(self) -> None:
@@ -296,7 +301,8 @@ class MessageConsumer(HandlerConsumer[MessageWork]):
             self.subscription.adapter.name, message.context.channel, self.name, error,
             "dead-lettered" if self._is_dead_lettered else "skipped",
         )  # fmt: skip
-        self._connection.engine.call(self.subscription.drop_invalid, message, self._is_dead_lettered)
+        settle = self.subscription.settlement.settle_invalid
+        self._connection.engine.call(settle, context_of(message), "dead_letter" if self._is_dead_lettered else "skip")
 
 
 class HandlerRegistration(Block):

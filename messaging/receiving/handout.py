@@ -20,7 +20,7 @@ from messaging.text import SafeLog
 if TYPE_CHECKING:
     from messaging.model import Incoming, Message
     from messaging.receiving.buffer import MessageBuffer, OnInvalid, ReadThrottle, ReceivingSubscription
-    from messaging.receiving.settlement import Credit, DirectAcknowledger, Settlement
+    from messaging.receiving.settlement import DirectAcknowledger, Settlement
 
 logger = SafeLog(__name__)
 
@@ -34,7 +34,7 @@ class HandOut:
     """Makes messages of what the buffer holds, checks them, and hands them out. By one consumer thread at a time.
 
     Args:
-        owner, buffer, credit, settlement, throttle, direct: the subscription, and parts of it.
+        owner, buffer, settlement, throttle, direct: the subscription, and parts of it.
         make: makes a message of payload, context and model.
         model: what the values of messages are validated against.
         on_invalid: what becomes of a message that does not fit the model.
@@ -48,7 +48,6 @@ class HandOut:
         self,
         owner: ReceivingSubscription,
         buffer: MessageBuffer,
-        credit: Credit,
         settlement: Settlement,
         throttle: ReadThrottle,
         direct: DirectAcknowledger | None,
@@ -59,7 +58,7 @@ class HandOut:
         self._owner = owner
         self._counters = owner.counters
         self._buffer = buffer
-        self._credit = credit
+        self._credit = settlement.credit
         self._settlement = settlement
         self._throttle = throttle
         self._direct = direct
@@ -71,8 +70,8 @@ class HandOut:
         #: messages may be kept out of the stream
         self._is_checked = model is not None or direct is not None
         #: all enter it, and wait for the verdict of the consumer if they have a token
-        self._inbox = inbox = settlement.inbox
-        self._is_plain = not (self._is_checked or self._auto or inbox is not None)
+        self._deduplicator = deduplicator = settlement.deduplicator
+        self._is_plain = not (self._is_checked or self._auto or deduplicator is not None)
         #: takes messages off the buffer: in one step with assigning them, so that no interrupt comes in between
         self._moving = map(deque.popleft, repeat(buffer.messages))
         #: off the buffer, not a message yet
@@ -142,9 +141,9 @@ class HandOut:
                 )  # fmt: skip
                 return message
             if (
-                self._inbox is not None
+                self._deduplicator is not None
                 and incoming is not self._counted
-                and not self._inbox.begins(incoming, holds=incoming.token is not None and not self._auto)
+                and not self._deduplicator.begins(incoming, holds=incoming.token is not None and not self._auto)
             ):
                 self._moved = None
                 continue

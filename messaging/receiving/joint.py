@@ -33,7 +33,7 @@ from messaging.errors import ClosedError, ConnectionLostError, MessagingError
 from messaging.execution import Promise, of_library
 from messaging.model import AcknowledgeType, state_lock
 from messaging.receiving.changes import Changes, JointChange
-from messaging.receiving.joint_intake import Joined, JointIntake, Pauses, Separately, Take
+from messaging.receiving.joint_intake import Joined, JointCallbacks, JointIntake, Pauses, Separately
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.errors import MessagingError
     from messaging.model import Incoming, SubscriptionSpec
-    from messaging.receiving.joint_intake import Take, Way
+    from messaging.receiving.joint_intake import Take
 
 logger = SafeLog(__name__)
 
@@ -52,37 +52,32 @@ class JoinedChannels(Joined):
     Args:
         connection: of the instance.
         spec: the options of all channels; its channel means nothing.
-        take: see :class:`~messaging.receiving.joint.JointSubscription`.
+        callbacks: of the consumer.
 
     Attributes:
         keeps_order: whether the adapter keeps the order of a publisher across channels.
         closed: resolves when the subscription has ended.
-        on_lost, on_restored, on_failed: see ``JointSubscription``.
         acknowledged: tokens of acknowledged messages that are not flushed; appended by any thread.
     """
 
     is_lasting = False
 
-    def __init__(self, connection: Connection, spec: SubscriptionSpec, take: Take) -> None:
+    def __init__(self, connection: Connection, spec: SubscriptionSpec, callbacks: JointCallbacks) -> None:
         super().__init__(connection, spec)
         self.ready.was_retrieved = True
         self.closed: Promise[None] = Promise("closing a joint subscription")
-        self.on_lost: Callable[[], object] = _nothing
-        self.on_restored: Callable[[], object] = _nothing
-        self.on_failed: Callable[[str, MessagingError], object] = _nothing
+        self._callbacks = callbacks
         self.acknowledged: deque[Any] = deque()
         self.keeps_order = isinstance(connection.adapter, SubscribesJointly)
-        self.way = self._choose_way(connection.adapter)
-        self._intake = JointIntake(self, take, self._all_failed)
+        adapter = connection.adapter
+        self.way = adapter if isinstance(adapter, SubscribesJointly) else Separately(adapter, self._failed)
+        self._intake = JointIntake(self, callbacks, self._failed)
         self._pauses = Pauses(self)
         self._changes = Changes(self, self._intake, self._has_handle)
         #: the connection was lost, and ``on_restored`` has not been called since
         self._is_lost = False
         #: the handle that knows of the abandoned channels
         self._informed: Any = None
-
-    def _choose_way(self, adapter: Adapter) -> Way:
-        return adapter if isinstance(adapter, SubscribesJointly) else Separately(adapter, self._failed)
 
     def change(self, change: JointChange) -> None:
         """Join or part a channel, after the changes before."""
@@ -128,7 +123,7 @@ class JoinedChannels(Joined):
             changes.joined()
             is_restored, self._is_lost = self._is_lost, False
             if is_restored and not self.leaving:
-                self.call(self.on_restored)
+                self._callbacks.tell(self._callbacks.on_restored)
             return self.handle
 
     async def unsubscribe_at(self, adapter: Adapter, handle: Any) -> None:
@@ -140,16 +135,10 @@ class JoinedChannels(Joined):
         """See :class:`JointIntake`, which is the sink of the adapter."""
         self._intake.deliver(batch)
 
-    def _all_failed(self, error: MessagingError) -> None:
-        """Report that the broker ended the subscriptions to all channels; the handle is void."""
-        self.handle = None
-        for channel in [*self.specs]:
-            self._failed(channel, error)
-
     def _failed(self, channel: str, error: MessagingError) -> None:
         if channel in self.specs and not self.ended:
             self._changes.forget(channel)
-            self.call(self.on_failed, channel, error)
+            self._callbacks.tell(self._callbacks.on_failed, channel, error)
 
     # --- acknowledgement and flow
 
@@ -182,7 +171,7 @@ class JoinedChannels(Joined):
         self._is_lost = True
         self._intake.disconnected()
         if not self.leaving:
-            self.call(self.on_lost)
+            self._callbacks.tell(self._callbacks.on_lost)
 
     def reconnected(self, resumed: bool) -> None:
         """Prepare for a new connection."""
@@ -191,7 +180,7 @@ class JoinedChannels(Joined):
             self._changes.joined()
             self._is_lost = False
             if not self.leaving:
-                self.call(self.on_restored)
+                self._callbacks.tell(self._callbacks.on_restored)
         self._pauses.renew()
 
     def stop(self) -> Promise[None] | None:
@@ -223,11 +212,7 @@ class JoinedChannels(Joined):
         self.closed.resolve(None)
 
 
-def _nothing(*_: object) -> None:
-    """Do nothing: the default of a callback."""
-
-
-class JointSubscription:
+class JointSubscription(JointCallbacks):
     """A changing set of channels with one consumer; see the module. Made by ``MessageSubscription.open_joint``.
 
     Args:
@@ -240,9 +225,10 @@ class JointSubscription:
     def __init__(
         self, connection: Connection, spec: SubscriptionSpec, check: Callable[[str], SubscriptionSpec], take: Take
     ) -> None:
+        super().__init__(connection.adapter.name, take)
         self._connection = connection
         self._check = check
-        self._joined = JoinedChannels(connection, spec, take)
+        self._joined = JoinedChannels(connection, spec, self)
 
     @property
     def is_open(self) -> bool:
@@ -258,36 +244,6 @@ class JointSubscription:
     def channels(self) -> tuple[str, ...]:
         """Return the channels that are subscribed to, or about to be, in the order in which they were added."""
         return tuple(self._joined.specs.copy())
-
-    @property
-    def on_restored(self) -> Callable[[], object]:
-        """A callable: after a reconnect, all channels are subscribed again, or the broker has kept the session."""
-        return self._joined.on_restored
-
-    @on_restored.setter
-    def on_restored(self, callback: Callable[[], object]) -> None:
-        self._joined.on_restored = callback
-
-    @property
-    def on_lost(self) -> Callable[[], object]:
-        """A callable: the connection was lost."""
-        return self._joined.on_lost
-
-    @on_lost.setter
-    def on_lost(self, callback: Callable[[], object]) -> None:
-        self._joined.on_lost = callback
-
-    @property
-    def on_failed(self) -> Callable[[str, MessagingError], object]:
-        """A callable: the broker ended the subscription to a channel, or refused it after a reconnect.
-
-        The channel is removed; it may be added again.
-        """
-        return self._joined.on_failed
-
-    @on_failed.setter
-    def on_failed(self, callback: Callable[[str, MessagingError], object]) -> None:
-        self._joined.on_failed = callback
 
     def start(self) -> None:
         """Begin; by the service, once."""

@@ -91,12 +91,38 @@ class Joined(Subscribed):
     def leave(self, channel: str) -> None:
         """Part an abandoned channel, on which a message has arrived."""
 
-    def call(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call a callback of the consumer. One that raises is logged, and ends nothing."""
+
+class JointCallbacks:
+    """The callbacks of the consumer of a joint subscription.
+
+    They are called on the engine loop, and must neither block nor raise.
+
+    Args:
+        name: of the instance, for the log.
+        take: see below.
+
+    Attributes:
+        take: takes the messages of one turn of the loop, in arrival order.
+        on_lost: the connection was lost.
+        on_restored: after a reconnect, all channels are subscribed again, or the broker has kept the session.
+        on_failed: the broker ended the subscription to a channel, or refused it after a reconnect. The channel is
+            removed; it may be added again.
+    """
+
+    def __init__(self, name: str, take: Take) -> None:
+        self._name = name
+        self.take = take
+        self.on_lost: Callable[[], object] | None = None
+        self.on_restored: Callable[[], object] | None = None
+        self.on_failed: Callable[[str, MessagingError], object] | None = None
+
+    def tell(self, callback: Callable[..., object] | None, *args: Any) -> None:
+        """Call a callback, if it is set. One that raises is logged, and ends nothing."""
         try:
-            callback(*args)
+            if callback is not None:
+                callback(*args)
         except Exception:
-            logger.exception("%s: the consumer of a joint subscription failed", self.connection.adapter.name)
+            logger.exception("%s: the consumer of a joint subscription failed", self._name)
 
 
 class JointIntake:
@@ -109,13 +135,15 @@ class JointIntake:
 
     Args:
         owner: knows the channels.
-        take: takes the messages.
-        failed: called when the broker ended the subscriptions to all channels.
+        callbacks: of the consumer.
+        failed: called with a channel and the error when the broker ended its subscription.
     """
 
-    def __init__(self, owner: Joined, take: Take, failed: Callable[[MessagingError], object]) -> None:
+    def __init__(
+        self, owner: Joined, callbacks: JointCallbacks, failed: Callable[[str, MessagingError], object]
+    ) -> None:
         self._owner = owner
-        self._take = take
+        self._callbacks = callbacks
         self._failed = failed
         self._loop = owner.connection.engine.loop
         self._batch: list[Incoming] = []
@@ -197,8 +225,10 @@ class JointIntake:
         return True
 
     def fail(self, error: MessagingError) -> None:
-        """See ``Sink``."""
-        self._failed(error)
+        """Report that the broker ended the subscriptions to all channels; the handle is void. See ``Sink``."""
+        self._owner.handle = None
+        for channel in [*self._owner.specs]:
+            self._failed(channel, error)
 
     def _is_wanted(self, incoming: Incoming) -> bool:
         if incoming.channel_extension is not None:
@@ -214,7 +244,7 @@ class JointIntake:
     def _hand_over(self) -> None:
         batch, self._batch = self._batch, []
         if batch and not self._owner.leaving:
-            self._owner.call(self._take, batch)
+            self._callbacks.tell(self._callbacks.take, batch)
 
 
 class Pauses:

@@ -20,6 +20,7 @@ from messaging.text import SafeLog
 if TYPE_CHECKING:
     from messaging.model import Capabilities
     from messaging.receiving.buffer import MessageBuffer, ReceivingSubscription
+    from messaging.receiving.deduplication import Deduplicator
 
 logger = SafeLog(__name__)
 
@@ -69,8 +70,7 @@ class Redelivery:
     Args:
         owner, buffer: the subscription and its buffer.
         publish: publishes a dead letter.
-        acknowledge: acknowledges a message that was dead-lettered or discarded.
-        handed_back: called with a message whose dead letter has no route, before it is redelivered.
+        deduplicator: is told the verdicts, with ``deduplicate``.
 
     Attributes:
         rejections: number of rejections so far of messages that the broker redelivers and does not count: by message
@@ -82,8 +82,7 @@ class Redelivery:
         owner: ReceivingSubscription,
         buffer: MessageBuffer,
         publish: Publish,
-        acknowledge: Callable[[Incoming], object],
-        handed_back: Callable[[Incoming], object],
+        deduplicator: Deduplicator | None,
     ) -> None:
         self._owner = owner
         self._loop = owner.connection.engine.loop
@@ -92,8 +91,7 @@ class Redelivery:
         self._options = owner.spec.options
         self._publish = publish
         self._buffer = buffer
-        self._acknowledge = acknowledge
-        self._handed_back = handed_back
+        self._deduplicator = deduplicator
         self.rejections: OrderedDict[object, int] = OrderedDict()
         #: dead letters being published
         self._attempts: dict[Promise[None], None] = {}
@@ -321,6 +319,13 @@ class Redelivery:
             return False
         return self._buffer.is_redelivered or not self._adapter.is_stale(incoming.token)
 
+    def _acknowledge(self, incoming: Incoming) -> None:
+        """Acknowledge a message that was dead-lettered or discarded."""
+        if self._deduplicator is not None:
+            self._deduplicator.acknowledge([incoming])
+        elif incoming.token is not None and not self._options.auto_acknowledge:
+            self._adapter.acknowledge([incoming.token])
+
     def _end_dead_letter(self, incoming: Incoming) -> None:
         """Leave a message whose dead letter failed to the broker, at the end of its stream; or count it as lost."""
         is_requeued = self._is_requeued if self._is_handed_on else self.is_requeued()
@@ -339,7 +344,8 @@ class Redelivery:
 
     def _hand_back(self, incoming: Incoming, deliveries: int) -> None:
         """Redeliver a message whose dead letter has no route, after a delay that grows with its deliveries."""
-        self._handed_back(incoming)
+        if self._deduplicator is not None:
+            self._deduplicator.finish(incoming, acknowledged=False)
         if self._adapter.is_stale(incoming.token):
             return  # the broker redelivers it by itself, or it is gone
         if self._adapter.capabilities.can_reject and incoming.delivery_count is None:

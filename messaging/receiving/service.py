@@ -67,7 +67,7 @@ class MessageSubscription:
         self._publish = publish
         self._interceptors = interceptors
         settings = connection.adapter.settings
-        self._inboxes = SettledIdStores(settings.inbox_path, settings.inbox_size)
+        self._stores = SettledIdStores(settings.inbox_path, settings.inbox_size)
         self._handlers: dict[HandlerRegistration, None] = {}
 
     def subscribe(
@@ -124,9 +124,7 @@ class MessageSubscription:
         def open_subscription() -> Subscription:
             observed = observed_here()
             replaced = observed if observed is not None and observed.dismissed else None
-            subscription = Subscription(
-                self._connection, self._services, self._publish, spec, consumption, self._inboxes, replaced
-            )
+            subscription = self._subscription(spec, consumption, replaced)
             if observed is not None and observed.source == subscription.source:
                 observed.heir = subscription
             try:
@@ -201,9 +199,9 @@ class MessageSubscription:
             raise
 
     def _subscription(
-        self, spec: SubscriptionSpec, consumption: Consumption, kind: type[Subscription] = Subscription
+        self, spec: SubscriptionSpec, consumption: Consumption, replaced: Subscription | None = None
     ) -> Subscription:
-        return kind(self._connection, self._services, self._publish, spec, consumption, self._inboxes)
+        return Subscription(self._connection, self._services, self._publish, spec, consumption, self._stores, replaced)
 
     @property
     def handlers(self) -> tuple[HandlerRegistration, ...]:
@@ -227,7 +225,7 @@ class MessageSubscription:
         """Return the checked spec of a subscription; raise as :meth:`subscribe`."""
         return self._check(MessageContext(channel, channel_extension, extensions=MappingProxyType({**extensions})))
 
-    def open_requests(self, channel: str, extensions: Mapping[str, Any], kind: type[Subscription]) -> Subscription:
+    def open_requests(self, channel: str, extensions: Mapping[str, Any]) -> Subscription:
         """Return a subscription to requests, which its caller starts; raise as :meth:`subscribe`.
 
         Unless the extensions say otherwise, it has acknowledgement, since a request is acknowledged when it is
@@ -240,7 +238,7 @@ class MessageSubscription:
         if str(wanted.get(Features.EXTENSION_QOS)) != "0":
             wanted.setdefault(Features.EXTENSION_PREFETCH, adapter.settings.prefetch or _REQUESTS)
         spec = self._check(MessageContext(channel, extensions=MappingProxyType(wanted)))
-        return self._subscription(spec, Consumption(), kind)
+        return self._subscription(spec, Consumption(is_stream=False))
 
     def open_joint(
         self, take: Take, *, qos: str | None = None, queue: str | None = None, prefetch: int | None = None

@@ -215,7 +215,7 @@ class Settlement:
     Args:
         owner, buffer, redelivery, credit: the subscription, and parts of it.
         direct: runs the post-acknowledge callback after a verdict, on its thread.
-        inbox: recognises messages that were settled before, with ``deduplicate``.
+        deduplicator: recognises messages that were settled before, with ``deduplicate``.
 
     Attributes:
         flush_requested: the loop will call ``flush``.
@@ -231,21 +231,21 @@ class Settlement:
         redelivery: Redelivery,
         credit: Credit,
         direct: DirectAcknowledger | None,
-        inbox: Deduplicator | None,
+        deduplicator: Deduplicator | None,
     ) -> None:
         self._owner = owner
         #: is told every verdict, with ``deduplicate``
-        self.inbox = inbox
-        if inbox is not None:
+        self.deduplicator = deduplicator
+        if deduplicator is not None:
             # not before: a consumer that dies may have handled ``prefetch`` messages whose ids are not stored
-            inbox.on_stored = self._count_stored
+            deduplicator.on_stored = self._count_stored
         self._connection = owner.connection
         self._call_later = clock.timers_of(owner.connection.engine.loop)
         self._adapter = owner.adapter
         self._counters = owner.counters
         self._buffer = buffer
         self._redelivery = redelivery
-        self._credit = credit
+        self.credit = credit
         self._direct = direct
         self._auto = owner.spec.options.auto_acknowledge
         #: messages with verdicts that are not flushed: acknowledged, rejected, and void (the broker redelivers them by
@@ -287,8 +287,8 @@ class Settlement:
             self.request_flush()
             raise
         if state is AcknowledgeType.UNKNOWN:
-            if self.inbox is not None:  # the broker redelivers it, but its consumer is done with it
-                self.inbox.finish(incoming, acknowledged=acknowledged)
+            if self.deduplicator is not None:  # the broker redelivers it, but its consumer is done with it
+                self.deduplicator.finish(incoming, acknowledged=acknowledged)
             return False
         if self._direct is not None:
             self._direct.settled(incoming)
@@ -297,7 +297,7 @@ class Settlement:
     def _is_gone(self, incoming: Incoming) -> bool:
         """Return whether no consumer will receive a message whose verdict cannot reach the broker."""
         if self.is_released:
-            held = self._credit.held
+            held = self.credit.held
             return self._is_lost and (held is None or id(incoming) in held)
         return not self._buffer.is_redelivered
 
@@ -318,10 +318,12 @@ class Settlement:
             self.request_flush()
             raise
 
-    def refuse(self, message: Message) -> None:
-        """Reject a message unless it is settled."""
+    def refuse(self, message: Message, *, is_invalid: bool = False) -> None:
+        """Reject a message unless it is settled; with ``is_invalid``, as one whose content its consumer cannot read."""
         incoming: Incoming = context_of(message)
-        if not incoming.settle(False):
+        if is_invalid:
+            self.settle_invalid(incoming)
+        elif not incoming.settle(False):
             self.refuse_unsupported(incoming)
 
     def settle_invalid(self, incoming: Incoming, on_invalid: OnInvalid = "dead_letter") -> bool:
@@ -360,10 +362,6 @@ class Settlement:
         if self._direct is not None:
             self._direct.settled(incoming)
         return True
-
-    def refuse_invalid(self, message: Message) -> None:
-        """Dead-letter or reject a message whose content its consumer cannot read, unless it is settled."""
-        self.settle_invalid(context_of(message))
 
     def refuse_unsupported(self, incoming: Incoming) -> None:
         """Reject a message without acknowledgement, or acknowledged on arrival; others are left as they are."""
@@ -416,17 +414,17 @@ class Settlement:
 
     def flush(self) -> None:
         """Pass the verdicts collected so far to the adapter."""
-        credit, redelivery = self._credit, self._redelivery
+        credit, redelivery = self.credit, self._redelivery
         # cleared before the queues are read: a thread that appends after this line requests again
         self.flush_requested = False
         if self._acknowledged:
             accepted = self._collect(self._acknowledged)
             self._counters.acknowledged += len(accepted)
-            if self.inbox is None:
+            if self.deduplicator is None:
                 self._count_settled(accepted)
                 self._adapter.acknowledge([incoming.token for incoming in accepted])
             else:
-                self.inbox.acknowledge(accepted)
+                self.deduplicator.acknowledge(accepted)
             if redelivery.rejections:
                 for incoming in accepted:
                     redelivery.forget(incoming)
@@ -436,8 +434,8 @@ class Settlement:
             for incoming in self._collect(self._rejected):
                 requeued = self._return_credit if credit.forget(incoming) else self._owner.proceed
                 is_dead = redelivery.reject(incoming, requeued, is_leaving=self._owner.leaving)
-                if self.inbox is not None and not is_dead:  # a dead letter is settled when it is published
-                    self.inbox.finish(incoming, acknowledged=False)
+                if self.deduplicator is not None and not is_dead:  # a dead letter is settled when it is published
+                    self.deduplicator.finish(incoming, acknowledged=False)
         if self._void:
             credit.settled += sum(map(credit.forget, self._collect(self._void)))
         if self._rejected_late:
@@ -464,7 +462,7 @@ class Settlement:
         return found
 
     def _count_settled(self, accepted: Sequence[Incoming]) -> None:
-        credit = self._credit
+        credit = self.credit
         credit.settled += len(accepted) if credit.held is None else sum(map(credit.forget, accepted))
 
     def _count_stored(self, accepted: Sequence[Incoming]) -> None:
@@ -474,7 +472,7 @@ class Settlement:
 
     def _return_credit(self) -> None:
         # only now may the next one be taken: the message that was put back goes first
-        self._credit.settled += 1
+        self.credit.settled += 1
         self._owner.proceed()
 
     def _pause(self) -> None:
@@ -491,7 +489,7 @@ class Settlement:
         if incoming.settler is None:  # an interrupted call
             return
         incoming.settler = None
-        self._credit.settled += self._credit.forget(incoming)
+        self.credit.settled += self.credit.forget(incoming)
         self._redelivery.dead_letter(incoming, INVALID)
         self._owner.proceed()
 
@@ -503,7 +501,7 @@ class Settlement:
         """
         self._is_lost = is_lost
         self.is_released = True
-        held = self._credit.held
+        held = self.credit.held
         if held is None:
             return []
         unsettled = [incoming for incoming in [*held.values()] if withdraw(incoming)]

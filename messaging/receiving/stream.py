@@ -26,7 +26,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from reactivex import Observable
 from reactivex import abc as rx
@@ -100,15 +100,11 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
             self._first = self._primary = open_subscription()
             self._channel = self._primary.spec.channel
             self.ready: Promise[None] = self._primary.ready
-            self._watch_over(self._primary)
+            _watch_over(self, self._primary)
         except BaseException:  # an interrupt: no stream is returned that could be closed
             if self._first is not None:
                 remove(connection, self._first.spec.channel, self._first)
             raise
-
-    def _watch_over(self, subscription: Subscription) -> None:
-        """End ``subscription`` if this stream is forgotten before it is closed or observed."""
-        weakref.finalize(self, _abandoned, self._connection, subscription).atexit = False
 
     # --- Observable
 
@@ -180,19 +176,16 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
         with self._guard:
             pull = self._pull
             if not self._closed:
-                return self._new_puller() if pull is None else pull
+                if pull is None:
+                    pull = self._pull = Pull(self._claim(), self._interceptors)
+                    if self._interceptors is not None:
+                        weakref.finalize(self, pull.forget).atexit = False
+                    _watch_over(self, pull.subscription)
+                    self._first = None
+                return pull
         if pull is not None:
             pull.settle()  # a message that was handed out while the stream was closed
         raise ClosedError(f"the stream of {self._channel!r} is closed")
-
-    def _new_puller(self) -> Pull:
-        """Return the iterators' consumer of an open stream. Under the guard."""
-        pull = Pull(self._claim(), self._interceptors)
-        if self._interceptors is not None:
-            weakref.finalize(self, pull.forget).atexit = False
-        self._watch_over(pull.subscription)
-        self._pull, self._first = pull, None
-        return pull
 
     def __iter__(self) -> Self:
         return self
@@ -300,6 +293,11 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
     @tolerant
     def __repr__(self) -> str:
         return f"<MessageStream of {self._channel!r}>"
+
+
+def _watch_over(stream: MessageStream[Any], subscription: Subscription) -> None:
+    """End ``subscription`` if the stream is forgotten before it is closed or observed."""
+    weakref.finalize(stream, _abandoned, subscription.connection, subscription).atexit = False
 
 
 def _abandoned(connection: Connection, subscription: Subscription) -> None:

@@ -54,6 +54,8 @@ class Consumption:
     on_invalid: OnInvalid = "raise"
     direct: DirectAcknowledgement | None = None
     is_kept: bool = False
+    #: whether an application consumes it: the runtime DTO shows it
+    is_stream: bool = True
 
 
 class SubscriptionConsumer(Protocol):
@@ -79,10 +81,6 @@ class Subscription(ReceivingSubscription):
         buffer, hand_out, credit, settlement, throttle, counters: its parts; see the module.
     """
 
-    #: whether the runtime DTO shows subscriptions of this kind
-    is_listed = True
-    is_stream = True
-
     def __init__(
         self,
         connection: Connection,
@@ -90,11 +88,12 @@ class Subscription(ReceivingSubscription):
         publish: Publish,
         spec: SubscriptionSpec,
         consumption: Consumption,
-        inboxes: SettledIdStores | None = None,
+        stores: SettledIdStores | None = None,
         replaced: Subscription | None = None,
     ) -> None:
         super().__init__(connection, spec)
         self.is_kept = consumption.is_kept
+        self.is_stream = consumption.is_stream
         self.manual = consumption.direct is not None
         self.consumer: SubscriptionConsumer | None = None
         self.dismissed = False
@@ -108,20 +107,12 @@ class Subscription(ReceivingSubscription):
         self.throttle = ReadThrottle(self)
         self.buffer = MessageBuffer(self)
         self.credit = Credit(is_tracked=self.manual)
-        self._redelivery = Redelivery(self, self.buffer, publish, self._acknowledge_settled, self._forget_verdict)
-        self.inbox = inbox = self._open_inbox(inboxes, replaced)
-        self.settlement = Settlement(self, self.buffer, self._redelivery, self.credit, direct, inbox)
+        self.deduplicator = deduplicator = _deduplicator_of(self, stores, replaced)
+        self._redelivery = Redelivery(self, self.buffer, publish, deduplicator)
+        self.settlement = Settlement(self, self.buffer, self._redelivery, self.credit, direct, deduplicator)
         self.hand_out = HandOut(
-            self, self.buffer, self.credit, self.settlement, self.throttle, direct, make, model, consumption.on_invalid
+            self, self.buffer, self.settlement, self.throttle, direct, make, model, consumption.on_invalid
         )
-
-    def _open_inbox(self, inboxes: SettledIdStores | None, replaced: Subscription | None) -> Deduplicator | None:
-        if inboxes is None:
-            return None
-        is_heir = replaced is not None and replaced.source == self.source
-        known = replaced.inbox if replaced is not None and is_heir else None
-        settled = inboxes.open(self.spec, None if known is None else known.settled)
-        return None if settled is None else Deduplicator(self, self.buffer, inboxes, settled)
 
     @property
     def buffered(self) -> int:
@@ -193,10 +184,10 @@ class Subscription(ReceivingSubscription):
             self.consumer.wake()
 
     def _mark_released(self) -> None:
-        """Take no further verdicts, and return the inbox."""
+        """Take no further verdicts, and return the deduplicator."""
         self.settlement.is_released = True
-        if self.inbox is not None:
-            self.inbox.discard()
+        if self.deduplicator is not None:
+            self.deduplicator.discard()
 
     def on_connection_lost(self) -> None:
         """Drop the messages that the broker will redeliver after the reconnect."""
@@ -207,18 +198,6 @@ class Subscription(ReceivingSubscription):
         self.buffer.reconnected(resumed)
         self.credit.return_stale(self.buffer.is_stale)
         self.proceed()
-
-    def _acknowledge_settled(self, incoming: Incoming) -> None:
-        """Acknowledge a message that was dead-lettered or discarded."""
-        if self.inbox is not None:
-            self.inbox.acknowledge([incoming])
-        elif incoming.token is not None and not self.spec.options.auto_acknowledge:
-            self.adapter.acknowledge([incoming.token])
-
-    def _forget_verdict(self, incoming: Incoming) -> None:
-        """Let a message that could not be dead-lettered be handed out again."""
-        if self.inbox is not None:
-            self.inbox.finish(incoming, acknowledged=False)
 
     def flush(self) -> None:
         """Pass the verdicts collected so far to the adapter."""
@@ -241,23 +220,20 @@ class Subscription(ReceivingSubscription):
         if withdraw(incoming):
             self._untaken.append(incoming)
         elif incoming.token is None or self.spec.options.auto_acknowledge:
-            self.connection.engine.call(self._count_dropped)
 
-    def _count_dropped(self) -> None:
-        self.counters.dropped += 1
+            def drop() -> None:
+                self.counters.dropped += 1
 
-    def drop_invalid(self, message: Message, dead_letter: bool) -> None:
-        """Dead-letter or skip a message that its consumer found invalid. On the loop."""
-        self.settlement.settle_invalid(context_of(message), "dead_letter" if dead_letter else "skip")
+            self.connection.engine.call(drop)
 
     async def release(self, timeout: float) -> None:
         """Release the unsettled messages of a consumer that has stopped. On the loop; see ``Subscribed.release``."""
         self._untaken += [*self.buffer.clear(), *self.hand_out.clear()]
-        if self.inbox is not None:
-            self._untaken += [each for each in self.inbox.release() if each.token is not None]
+        if self.deduplicator is not None:
+            self._untaken += [each for each in self.deduplicator.release() if each.token is not None]
         await self._release(timeout)
-        if self.inbox is not None:
-            await self.inbox.close(timeout)
+        if self.deduplicator is not None:
+            await self.deduplicator.close(timeout)
 
     async def _release(self, timeout: float) -> None:
         redelivery = self._redelivery
@@ -278,3 +254,15 @@ class Subscription(ReceivingSubscription):
                 self.adapter.name, left, self.spec.channel,
             )  # fmt: skip
         await redelivery.finish(timeout)
+
+
+def _deduplicator_of(
+    subscription: Subscription, stores: SettledIdStores | None, replaced: Subscription | None
+) -> Deduplicator | None:
+    """Return what recognises settled messages, with ``deduplicate``; an heir goes on with the ids that are known."""
+    if stores is None:
+        return None
+    is_heir = replaced is not None and replaced.source == subscription.source
+    known = replaced.deduplicator if replaced is not None and is_heir else None
+    settled = stores.open(subscription.spec, None if known is None else known.settled)
+    return None if settled is None else Deduplicator(subscription, subscription.buffer, stores, settled)

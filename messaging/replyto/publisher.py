@@ -16,11 +16,9 @@ from messaging.interception import Outcome
 from messaging.model import (
     REPLY_CHANNELS,
     Features,
+    Message,
     SubscriptionSpec,
-    as_context,
-    as_message,
     channels,
-    parts,
     requested,
     subscribe_options,
 )
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
     from messaging.connection import Connection
     from messaging.interception import ProcessChain
-    from messaging.model import Message, MessageContext, MessageContextProvider, PublishPlan
+    from messaging.model import MessageContext, MessageContextProvider, PublishPlan
     from messaging.publishing import MessagePublisher
     from messaging.replyto.inboxes import Request
     from messaging.replyto.requests import OpenRequests
@@ -92,9 +90,7 @@ class ReplyToPublisher:
             OutboxFullError, ClosedError, InterceptorError: as for ``MessagePublisher.publish``.
         """
         check_model(model)
-        source, payload = self._open(request_message, "publish_with_reply")
-        if reply_to_context is not None:
-            source = self._publisher.override(source, reply_to_context)
+        payload, source = self._publisher.open(request_message, reply_to_context, "publish_with_reply")
         compiled = source.plan
         known = compiled.request if compiled is not None and compiled.stamp is self._publisher.stamp else None
         return self._requests.request(payload, known or self._plan(source), model)
@@ -114,14 +110,14 @@ class ReplyToPublisher:
         chain = publisher.chain
         if chain is None or chain.is_bypassed():
             return self._publish(request_message, reply_to_context, model=model)
-        message = publisher.merged(request_message, reply_to_context, "publish_with_reply")
+        message = Message(*publisher.open(request_message, reply_to_context, "publish_with_reply"))
         outbound = chain.outbound("request", message)
 
         def publish() -> Request[Any]:
             if not outbound.added:
                 return self._publish(outbound.message, model=model)
             check_model(model)
-            source, payload = self._open(outbound.message, "publish_with_reply")
+            payload, source = publisher.open(outbound.message, None, "publish_with_reply")
             plan = self._plan(source)
             plan = plan._replace(message=publisher.extended(plan.message, outbound.added))
             return self._requests.request(payload, plan, model)
@@ -143,22 +139,13 @@ class ReplyToPublisher:
         Returns:
             Payload, context and correlation id of the request.
         """
-        source, payload = self._open(request_message, "publish_with_reply_many")
-        merged = source if reply_to_context is None else self._publisher.override(source, reply_to_context)
+        payload, merged = self._publisher.open(request_message, reply_to_context, "publish_with_reply_many")
         self._check(merged)
         if merged.reply_to_channel is not None and self._inboxes.is_own(merged.reply_to_channel):
             raise ArgumentError(f"reply channel {merged.reply_to_channel!r}: many replies need one of their own")
         headers = {**merged.extensions.get(Features.EXTENSION_HEADERS, {}), **Marker(MANY).headers()}
         context = self._addressed(merged, merged.reply_to_channel or reply_to, headers)
         return payload, context, new_correlation_id() if merged.correlation_id is None else merged.correlation_id
-
-    def _open(self, request_message: Message | MessageContextProvider, call: str) -> tuple[MessageContext, bytes]:
-        """Return the context of a request, and its payload, checked."""
-        try:
-            payload, source = parts(request_message)  # type: ignore[arg-type]  # a provider builds its message
-        except AttributeError:
-            payload, source = parts(as_message(request_message, call))
-        return as_context(source), self._publisher.check_payload(payload)
 
     def _plan(self, source: MessageContext) -> RequestPlan:
         compiled = self._check(source)
@@ -273,7 +260,7 @@ class ReplyToManyPublisher:
         chain = self._publisher.chain
         if chain is None or chain.is_bypassed():
             return self._stream(request_message, reply_to_context, model)
-        message = self._publisher.merged(request_message, reply_to_context, "publish_with_reply_many")
+        message = Message(*self._publisher.open(request_message, reply_to_context, "publish_with_reply_many"))
         outbound = chain.outbound("request", message)
         told = chain.begin(outbound)
 
@@ -319,7 +306,7 @@ class ReplyToManyPublisher:
             self._services,
             self._publisher,
             spec,
-            Consumption(model),
+            Consumption(model, is_stream=False),
             streams=self._streams,
             correlation_id=correlation_id,
             patience=patience,

@@ -186,9 +186,7 @@ class ReplySubscription(Subscription):
         patience: how long the next reply may take, seconds.
     """
 
-    is_listed = False
     is_lasting = False
-    is_stream = False
 
     def __init__(
         self,

@@ -37,13 +37,6 @@ _CAUGHT_UP: Final = 1.0
 RETRY_FIRST: Final = 1.0
 
 
-class RequestSubscription(Subscription):
-    """The subscription to the requests of one channel."""
-
-    is_listed = False
-    is_stream = False
-
-
 class RequestChannels(Protocol):
     """All request routes of a whiteboard."""
 

@@ -36,7 +36,7 @@ from messaging.model import (
     parts,
 )
 from messaging.publishing.publisher import extend, sent_as
-from messaging.receiving import HandlingVerdict, Origin, Work
+from messaging.receiving import HandlingVerdict, Work
 from messaging.replyto import markers
 from messaging.replyto.markers import Marker
 from messaging.replyto.replies import NO_EXTENSIONS
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from messaging.interception import OutboundMessage
     from messaging.model import ReplyRoute
     from messaging.publishing import Publication
+    from messaging.receiving import HandlerConsumer
     from messaging.replyto.replies import DeferredReply, Replies
     from messaging.replyto.request_copies import SharedVerdict
 
@@ -92,6 +93,7 @@ class ServedRequest(Work):
         origin: the route that it arrived on.
 
     Attributes:
+        replies: see above.
         correlation_id: of the request.
         reply_to: the channel of the replies; ``None`` if the request names none, or one that is not allowed.
         shared_verdict: for the copies of the request on other subscriptions; ``None`` if there are none.
@@ -103,19 +105,21 @@ class ServedRequest(Work):
     shared_verdict: SharedVerdict | None = None
     expected: tuple[type[Exception], ...] = ()
     is_ending = wants_many = False
+    #: of many replies, how many items were sent
+    _count: int | None = None
     #: whether the last reply was sent
     _is_answered = False
     _stopper: Callable[[], object] | None = None
     #: why this side has stopped the handler
     _reason: str | None = None
 
-    def __init__(self, replies: Replies, request: Message, origin: Origin) -> None:
+    def __init__(self, replies: Replies, request: Message, origin: HandlerConsumer[Any]) -> None:
         self.request = request
         self.origin = origin
         incoming: Incoming = context_of(request)
         self.correlation_id = incoming.correlation_id
         self.reply_to = incoming.reply_to_channel
-        self._replies = replies
+        self.replies = replies
         extensions = incoming.extensions
         qos = extensions.get(_QOS)
         if not isinstance(qos, str):
@@ -129,13 +133,9 @@ class ServedRequest(Work):
         if self.reply_to is not None and not replies.is_allowed(self.reply_to):
             logger.warning(
                 "%s: a request on %r wants its reply on %r, which is not allowed: no reply is sent",
-                self._name, incoming.channel, self.reply_to,
+                self.replies.adapter.name, incoming.channel, self.reply_to,
             )  # fmt: skip
             self.reply_to = None
-
-    @property
-    def _name(self) -> str:
-        return self._replies.adapter.name
 
     # --- ends
 
@@ -146,7 +146,7 @@ class ServedRequest(Work):
 
     def finish(self, verdict: HandlingVerdict) -> None:
         """Settle the request. From any thread; the first verdict counts."""
-        self._replies.connection.engine.call(self._finish, verdict)
+        self.replies.connection.engine.call(self._finish, verdict)
 
     def _finish(self, verdict: HandlingVerdict) -> None:
         if not self.is_over:
@@ -163,20 +163,20 @@ class ServedRequest(Work):
             self.done()
             return
         try:
-            self._send(*self._report(error), last=True)
+            self._send(*_fault_of(error, self._count), last=True)
             self._is_answered = True
         except OutboxFullError:
             raise
         except ClosedError:
-            logger.info("%s: a fault on %r is not reported: the instance is closed", self._name, self.reply_to)
+            logger.info(
+                "%s: a fault on %r is not reported: the instance is closed", self.replies.adapter.name, self.reply_to
+            )
             self.finish(HandlingVerdict.REFUSE)
         except MessagingError as failure:
-            logger.warning("%s: a fault cannot be reported to %r: %s", self._name, self.reply_to, failure)
+            logger.warning(
+                "%s: a fault cannot be reported to %r: %s", self.replies.adapter.name, self.reply_to, failure
+            )
             self.finish(_ACCEPT)
-
-    def _report(self, error: BaseException) -> tuple[ReplyContent, Marker]:
-        """Return the reply that reports ``error``."""
-        return _fault_of(error, None)
 
     def failed(self, error: BaseException) -> None:
         """Log the exception of the handler, and report it to the requester. On a thread."""
@@ -186,13 +186,15 @@ class ServedRequest(Work):
 
     def log(self, error: BaseException) -> None:
         """Log the exception of the handler."""
-        connection = self._replies.connection
+        connection = self.replies.connection
         if isinstance(error, ClosedError) and (connection.endings.is_closing or connection.state == "closed"):
-            logger.info("%s: a reply on %r came too late: the instance is closed", self._name, self.reply_to)
+            logger.info(
+                "%s: a reply on %r came too late: the instance is closed", self.replies.adapter.name, self.reply_to
+            )
         elif isinstance(error, self.expected):
             logger.info(
                 "%s: the handler of %r answered with an expected error: %s: %s",
-                self._name, self.request.context.channel, type(error).__name__, _text(error),
+                self.replies.adapter.name, self.request.context.channel, type(error).__name__, _text(error),
             )  # fmt: skip
         elif isinstance(error, ReplyError):  # the log of the other responder has the traceback
             logger.warning("the handler of %r failed: it passed on %s", self.request.context.channel, error)
@@ -226,7 +228,7 @@ class ServedRequest(Work):
     def defer(self, found: DeferredReply, checked: Callable[[Any], Message | ReplyContent]) -> None:
         """Acknowledge the request now, and send its reply when there is one. From any thread."""
 
-        deferred = self._replies.deferred
+        deferred = self.replies.deferred
 
         def send(_: Promise[Any]) -> None:
             if not deferred.take(self):
@@ -302,14 +304,14 @@ class ServedRequest(Work):
         on_loop: bool = False,
         is_intercepted: bool = False,
     ) -> Publication:
-        chain = None if is_intercepted else self._replies.publisher.chain
+        chain = None if is_intercepted else self.replies.publisher.chain
         if chain is None or on_loop or (marker is not None and marker.kind in _SIGNALS) or chain.is_bypassed():
-            routes = self._replies.routes(self.reply_to or "")
+            routes = self.replies.routes(self.reply_to or "")
             publication = self._send_by(routes[0], message, marker, control, on_loop=on_loop)
             if last:
                 publication.listen(lambda: self._sent(publication, message, marker, routes, 0))
             return publication
-        outbound = chain.outbound("reply", self._as_message(message), self.request)
+        outbound = chain.outbound("reply", _as_message(self, message), self.request)
         offered = outbound.message
 
         def publish() -> Publication:
@@ -320,26 +322,6 @@ class ServedRequest(Work):
             return chain.send(outbound, publish, sent_as)
         return self.scope.run_beside(lambda: chain.send(outbound, publish, sent_as))
 
-    def _as_message(self, message: Message | ReplyContent) -> Message:
-        """Return the message that the requester gets, as far as the handler decides it."""
-        if isinstance(message, ReplyContent):
-            content_type, content_encoding, extensions = message.content_type, None, NO_EXTENSIONS
-        elif isinstance(message.context, Incoming):
-            own = message.context
-            content_type, content_encoding = own.content_type, own.content_encoding
-            extensions = self._passed_on(own)
-        else:
-            return message
-        context = MessageContext(
-            self.reply_to, None, content_type, content_encoding, self.correlation_id, None, MappingProxyType(extensions)
-        )
-        return Message(message.payload, context)
-
-    def _passed_on(self, own: Incoming) -> Mapping[str, Any]:
-        """Return the extensions of a received message that is passed on: its headers."""
-        headers = own.extensions.get(_HEADERS)
-        return {_HEADERS: carried_headers(headers, self._replies.adapter.capabilities)} if headers else NO_EXTENSIONS
-
     def _send_by(
         self,
         route: ReplyRoute,
@@ -349,7 +331,7 @@ class ServedRequest(Work):
         *,
         on_loop: bool,
     ) -> Publication:
-        replies = self._replies
+        replies = self.replies
         # each of many replies is confirmed, whatever the quality of service of the request: none may be missing
         qos = self._qos if marker is None and not self.wants_many else replies.best_qos
         if isinstance(message, ReplyContent):
@@ -361,7 +343,7 @@ class ServedRequest(Work):
         if isinstance(own, Incoming):
             # a received message that is passed on: its channels and its correlation id belong to another request
             correlation_id = None
-            extensions = self._passed_on(own)
+            extensions = _passed_on(own, replies)
         elif own.channel is not None and own.channel != self.reply_to:
             replies.refuse_served(own.channel, own.channel_extension)
             route = route._replace(channel=own.channel, channel_extension=own.channel_extension)
@@ -391,27 +373,29 @@ class ServedRequest(Work):
         at: int,
     ) -> None:
         """Settle the request by the outcome of its last reply, or send the reply by the next route."""
-        engine = self._replies.connection.engine
+        engine = self.replies.connection.engine
         if not engine.is_current_thread():  # the outcome was there before the listener
             engine.call(self._sent, publication, message, marker, routes, at)
             return
         error = publication.exception()
         if error is None:
             if at:
-                self._replies.prefer(self.reply_to or "", routes[at])
+                self.replies.prefer(self.reply_to or "", routes[at])
             self._finish(_ACCEPT)
         elif isinstance(error, UnroutableError):
             if at + 1 < len(routes):
                 self._send_again(message, marker, routes, at + 1)
             else:
-                logger.debug("%s: a reply on %r is dropped: no requester is subscribed", self._name, self.reply_to)
+                logger.debug(
+                    "%s: a reply on %r is dropped: no requester is subscribed", self.replies.adapter.name, self.reply_to
+                )
                 self._finish(_ACCEPT)
         elif isinstance(error, _AT_FAULT):
             self._finish(HandlingVerdict.REFUSE)
         else:
-            logger.warning("%s: a reply on %r was not taken: %s", self._name, self.reply_to, error)
+            logger.warning("%s: a reply on %r was not taken: %s", self.replies.adapter.name, self.reply_to, error)
             if marker is None or marker.kind != markers.FAULT:
-                self._send_again(*self._report(error), routes, at)
+                self._send_again(*_fault_of(error, self._count), routes, at)
             else:
                 self._finish(_ACCEPT)
 
@@ -421,7 +405,7 @@ class ServedRequest(Work):
         try:
             again = self._send_by(routes[at], message, marker, None, on_loop=True)
         except MessagingError as error:
-            logger.warning("%s: a reply on %r cannot be sent: %s", self._name, self.reply_to, error)
+            logger.warning("%s: a reply on %r cannot be sent: %s", self.replies.adapter.name, self.reply_to, error)
             self._finish(_ACCEPT)
         else:
             again.listen(lambda: self._sent(again, message, marker, routes, at))
@@ -431,15 +415,11 @@ class ServedStreamRequest(ServedRequest):
     """A request whose requester takes many replies: each has a number, and a marker behind the last says that it is."""
 
     wants_many = True
-    #: items sent
-    _count = 0
+    _count: int = 0
 
     def _finish(self, verdict: HandlingVerdict) -> None:
-        self._replies.streams.end(self)
+        self.replies.streams.end(self)
         super()._finish(verdict)
-
-    def _report(self, error: BaseException) -> tuple[ReplyContent, Marker]:
-        return _fault_of(error, self._count)
 
     def reply(self, message: Message | ReplyContent) -> None:
         """See ``ServedRequest.reply``: an item, and the end."""
@@ -454,7 +434,7 @@ class ServedStreamRequest(ServedRequest):
         """See ``ServedRequest.begin``: the requester is told where to cancel the replies."""
         super().begin(stopper)
         if self.reply_to is not None and self.correlation_id is not None:
-            self._replies.streams.begin(self)
+            self.replies.streams.begin(self)
 
     def tell_start(self, control: str, *, on_loop: bool = False) -> None:
         """Tell the requester the channel that takes its cancellation."""
@@ -464,7 +444,9 @@ class ServedStreamRequest(ServedRequest):
             start = Marker(markers.START)
             publication = self._send(ReplyContent(b"", _TEXT), start, control=control, on_loop=on_loop)
         except MessagingError as error:
-            logger.debug("%s: the start of replies on %r cannot be told: %s", self._name, self.reply_to, error)
+            logger.debug(
+                "%s: the start of replies on %r cannot be told: %s", self.replies.adapter.name, self.reply_to, error
+            )
         else:
             publication.was_retrieved = True
 
@@ -486,6 +468,28 @@ class ServedStreamRequest(ServedRequest):
             return
         self._send(ReplyContent(b"", _TEXT), Marker(markers.END, self._count), last=True)
         self._is_answered = True
+
+
+def _as_message(served: ServedRequest, message: Message | ReplyContent) -> Message:
+    """Return the message that the requester gets, as far as the handler decides it."""
+    extensions = NO_EXTENSIONS
+    if isinstance(message, ReplyContent):
+        content_type, content_encoding = message.content_type, None
+    elif isinstance(message.context, Incoming):
+        content_type, content_encoding = message.context.content_type, message.context.content_encoding
+        extensions = _passed_on(message.context, served.replies)
+    else:
+        return message
+    context = MessageContext(
+        served.reply_to, None, content_type, content_encoding, served.correlation_id, None, MappingProxyType(extensions)
+    )
+    return Message(message.payload, context)
+
+
+def _passed_on(own: Incoming, replies: Replies) -> Mapping[str, Any]:
+    """Return the extensions of a received message that is passed on: its headers."""
+    headers = own.extensions.get(_HEADERS)
+    return {_HEADERS: carried_headers(headers, replies.adapter.capabilities)} if headers else NO_EXTENSIONS
 
 
 def _intercepted(outbound: OutboundMessage) -> Message:

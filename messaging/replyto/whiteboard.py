@@ -21,7 +21,7 @@ from messaging.errors import MessagingError
 from messaging.execution import clock, running_loop, workers
 from messaging.receiving import AsyncBlock, runner_of
 from messaging.replyto import handlers, serving
-from messaging.replyto.request_channel import RETRY_FIRST, RequestChannel, RequestSubscription
+from messaging.replyto.request_channel import RETRY_FIRST, RequestChannel
 from messaging.replyto.serving import RegisteredHandler, mistaken_key, read_terms
 from messaging.services import ServiceEvent, ServiceEventKind, ServiceReference, ServiceRegistration, interface_name
 from messaging.services.filter import as_filter
@@ -181,9 +181,7 @@ class Bindings:
         route = RequestChannel(self, key, wanted.queue, retry_after)
         route.bindings = bindings
         try:
-            subscription = self._subscriptions.open_requests(
-                route.channel, wanted.terms.extensions, RequestSubscription
-            )
+            subscription = self._subscriptions.open_requests(route.channel, wanted.terms.extensions)
         except MessagingError as error:
             logger.error("%s: no requests are taken on %r: %s", self._connection.adapter.name, route.channel, error)
             return
