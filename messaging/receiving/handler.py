@@ -105,6 +105,7 @@ class HandlerConsumer(abc.ABC, Generic[W]):
         if subscription.ended:
             self.ended()
             return
+        hand_out = subscription.hand_out
         while not self.is_stopping:
             if len(in_hand) >= self._limit:
                 self._is_full = True
@@ -112,7 +113,8 @@ class HandlerConsumer(abc.ABC, Generic[W]):
                 if len(in_hand) > self._low:
                     return
                 self._is_full = False
-            message = subscription.hand_out.take()
+            message = hand_out.fetch()
+            hand_out.fetched = None  # no signal handler interrupts this thread
             if message is None:
                 return
             self.begin(message)

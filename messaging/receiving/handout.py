@@ -72,7 +72,8 @@ class HandOut:
         #: all enter it, and wait for the verdict of the consumer if they have a token
         self._deduplicator = deduplicator = settlement.deduplicator
         self._is_plain = not (self._is_checked or self._auto or deduplicator is not None)
-        #: takes messages off the buffer: in one step with assigning them, so that no interrupt comes in between
+        #: takes messages off the buffer: the interpreter assigns the item of a `for` loop, and the values of a tuple,
+        #: without looking for signals in between, so an interrupt comes before or after, and the next call goes on
         self._moving = map(deque.popleft, repeat(buffer.messages))
         #: off the buffer, not a message yet
         self._moved: Incoming | None = None
@@ -94,12 +95,6 @@ class HandOut:
             and self._credit.handed_out - self._credit.settled < self._prefetch
         )
 
-    def take(self) -> ReceivedMessage | None:
-        """Fetch and confirm: for consumers on threads that no signal handler interrupts."""
-        message = self.fetch()
-        self.fetched = None
-        return message
-
     def fetch(self) -> ReceivedMessage | None:
         """Return the next message that enters the stream, or ``None`` if there is none to be had now.
 
@@ -113,7 +108,8 @@ class HandOut:
         """
         if self.fetched is not None and not self._is_fetched_void():
             return None if self._owner.paused else self.fetched
-        buffer, credit, throttle, moving = self._buffer, self._credit, self._throttle, self._moving
+        buffer, credit, throttle, counters = self._buffer, self._credit, self._throttle, self._counters
+        moving = self._moving
         while True:
             if self._moved is None:
                 if self._owner.paused or credit.handed_out - credit.settled >= self._prefetch:
@@ -130,44 +126,51 @@ class HandOut:
                 buffer.request_more()
             if buffer.expects_stale and buffer.is_superseded(incoming):
                 self._moved = None
-                continue
-            # each assignment is one step, as far as interrupts go: it does not look for signals
-            if self._is_plain and incoming.token is not None:
+            elif self._is_plain:
                 incoming.settler = self._settlement
-                incoming.state = _RECEIVED
-                message, counters = self._make(incoming.payload, incoming, None), self._counters
+                takes_verdict = incoming.token is not None
+                incoming.state = _RECEIVED if takes_verdict else _UNSUPPORTED
+                message = self._make(incoming.payload, incoming, None)
                 self.fetched, self._moved, credit.handed_out, counters.delivered = (
-                    message, None, credit.handed_out + 1, counters.delivered + 1
+                    message, None, credit.handed_out + takes_verdict, counters.delivered + 1
                 )  # fmt: skip
                 return message
-            if (
-                self._deduplicator is not None
-                and incoming is not self._counted
-                and not self._deduplicator.begins(incoming, holds=incoming.token is not None and not self._auto)
-            ):
-                self._moved = None
-                continue
-            if incoming.token is None or self._auto:
-                incoming.settler = self._settlement
-                incoming.state = _UNSUPPORTED if incoming.token is None else _ACKNOWLEDGED
-            elif incoming is not self._counted:
-                if credit.held is not None:
-                    credit.held[id(incoming)] = incoming
-                incoming.settler = self._settlement
-                incoming.state = _RECEIVED
-                self._counted, credit.handed_out = incoming, credit.handed_out + 1
-            message, counters = self._make(incoming.payload, incoming, self._model), self._counters
-            if not self._is_checked or self._enters(message, incoming):
-                self.fetched, self._moved, self._counted, counters.delivered = (
-                    message, None, None, counters.delivered + 1
-                )  # fmt: skip
-                return message
+            elif self._begins(incoming):
+                message = self._make(incoming.payload, incoming, self._model)
+                if not self._is_checked or self._enters(message, incoming):
+                    self.fetched, self._moved, self._counted, counters.delivered = (
+                        message, None, None, counters.delivered + 1
+                    )  # fmt: skip
+                    return message
         settlement = self._settlement
         if not settlement.flush_requested and settlement.has_verdicts():
             settlement.request_flush()
         if self.on_empty is not None:
             self.on_empty()
         return None
+
+    def _begins(self, incoming: Incoming) -> bool:
+        """Prepare a message for its consumer, and count it; an interrupt repeats this.
+
+        Returns:
+            Whether it is handed out: it is no duplicate of a settled message, or of one in the hands of the consumer.
+        """
+        takes_verdict = incoming.token is not None and not self._auto
+        if incoming is not self._counted:
+            deduplicator = self._deduplicator
+            if deduplicator is not None and not deduplicator.begins(incoming, holds=takes_verdict):
+                self._moved = None
+                return False
+            if takes_verdict:
+                if self._credit.held is not None:
+                    self._credit.held[id(incoming)] = incoming
+                incoming.settler = self._settlement
+                incoming.state = _RECEIVED
+                self._counted, self._credit.handed_out = incoming, self._credit.handed_out + 1
+        if not takes_verdict:
+            incoming.settler = self._settlement
+            incoming.state = _UNSUPPORTED if incoming.token is None else _ACKNOWLEDGED
+        return True
 
     def _is_fetched_void(self) -> bool:
         """Drop the fetched message if its connection was lost meanwhile and the broker redelivers it."""
