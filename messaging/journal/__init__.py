@@ -60,7 +60,6 @@ __all__ = [
     "Damaged",
     "DamagedRange",
     "DeadLetter",
-    "DurableQueue",
     "Info",
     "Journal",
     "JournalDTO",

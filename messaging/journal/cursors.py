@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from messaging.errors import ArgumentError, ClosedError, JournalError, JournalRangeError
+from messaging.errors import ArgumentError, ClosedError, JournalError, JournalRangeError, check_instance
 from messaging.execution import clock
 from messaging.journal.folders import journal_errors
 from messaging.journal.reader import RecordReader
@@ -392,8 +392,10 @@ class Cursor:
         """Acknowledge all records before the position of another cursor, and those that it has acknowledged; in memory.
 
         Raises:
+            ArgumentError: ``other`` is no cursor.
             JournalError: a cursor was removed.
         """
+        check_instance("other", other, Cursor)
         self._cursors.take_over(self.name, other.name)
 
     def save(self) -> None:

@@ -43,8 +43,8 @@ WRITE_TIMEOUT: Final = 30.0
 _WAITING_BYTES: Final = 32 * 2**20
 #: bytes of the records of one append, unless one alone has more
 _APPEND_BYTES: Final = 2**20
-#: they are at most this part of the bound of the journal: a larger append would wait for room that never comes
-_APPEND_PART: Final = 0.9
+#: one of so many bytes of the bound of the journal is spared: a larger append would wait for room that never comes
+_SPARED: Final = 10
 #: time for one attempt to store a part of records whose deadline has passed, seconds
 _ATTEMPT: Final = 1.0
 #: records that are read at a time
@@ -140,8 +140,8 @@ class EventJournal:
         full: Full = "block",
     ) -> None:
         self.max_bytes = max_bytes
-        self._append_bytes = _APPEND_BYTES if max_bytes is None else min(_APPEND_BYTES, int(max_bytes * _APPEND_PART))
         self.journal = Journal.open(path, fsync=fsync, max_bytes=max_bytes, full=full, timeout=WRITE_TIMEOUT)
+        self._append_bytes = _APPEND_BYTES if max_bytes is None else min(_APPEND_BYTES, max_bytes - max_bytes // _SPARED)
         #: by the name of its position
         self._queues: dict[str, JournalQueue] = {}
         self._lock = threading.Lock()  # guards the following two
