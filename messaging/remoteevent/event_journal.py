@@ -43,7 +43,7 @@ WRITE_TIMEOUT: Final = 30.0
 _WAITING_BYTES: Final = 32 * 2**20
 #: bytes of the records of one append, unless one alone has more
 _APPEND_BYTES: Final = 2**20
-#: one of so many bytes of the bound of the journal is spared: a larger append would wait for room that never comes
+#: of so many bytes of the bound of the journal one is spared: a larger append would wait for room that never comes
 _SPARED: Final = 10
 #: time for one attempt to store a part of records whose deadline has passed, seconds
 _ATTEMPT: Final = 1.0
@@ -141,7 +141,9 @@ class EventJournal:
     ) -> None:
         self.max_bytes = max_bytes
         self.journal = Journal.open(path, fsync=fsync, max_bytes=max_bytes, full=full, timeout=WRITE_TIMEOUT)
-        self._append_bytes = _APPEND_BYTES if max_bytes is None else min(_APPEND_BYTES, max_bytes - max_bytes // _SPARED)
+        self._append_bytes = _APPEND_BYTES
+        if max_bytes is not None:
+            self._append_bytes = min(_APPEND_BYTES, max_bytes - max_bytes // _SPARED)
         #: by the name of its position
         self._queues: dict[str, JournalQueue] = {}
         self._lock = threading.Lock()  # guards the following two

@@ -104,8 +104,8 @@ class NetworkConnection:
         control = self._control = ControlClient(target, clean_start=clean_start, will=will)
         try:
             try:
-                connect = await on_worker(control.connect)
-                sock, web = await dial(target)
+                self.transport.open(*await dial(target))
+                self.transport.send(await on_worker(control.connect))  # no local: tracebacks show their values
             except ConnectFailedError as error:
                 raise ConnectFailedError(f"cannot connect to {target}: {error}") from error.__cause__
             except (OSError, ValueError) as error:
@@ -116,8 +116,6 @@ class NetworkConnection:
                     reason = reason_of(error)
                 reason = reason or str(error) or type(error).__name__
                 raise ConnectFailedError(f"cannot connect to {target}: {reason}") from error
-            self.transport.open(sock, web)
-            self.transport.send(connect)
             self.reader.listen()
             self._tick()
             self.transport.flush()
