@@ -235,7 +235,7 @@ def extensions(context: typer.Context) -> Iterator[str]:
 
 
 def settings(context: typer.Context) -> Iterator[Candidate]:
-    """Yield the settings of the broker's adapter, or those that all adapters have."""
+    """Yield the settings of the broker's adapter, or the settings that all adapters have."""
     from messaging.model.settings import Settings
 
     adapter = _adapter(context)

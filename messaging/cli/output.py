@@ -146,7 +146,7 @@ def show_list(
     """Write a list to stdout.
 
     Args:
-        items: what is listed; an empty list has no table.
+        items: the listed objects; an empty list has no table.
         columns: title of a column -> returns the text of an item in it.
         fields: returns an item for JSON.
         json: write JSON on one line.

@@ -1,7 +1,7 @@
 """The buffer of a route: its messages on disk, from their acceptance until the target has confirmed them.
 
 A message is accepted when the journal has stored it, and leaves by the queue of the buffer, in the order of the
-offsets. With ``newest_first`` those that are stored after an outage leave first, see :mod:`messaging.journal.queue`.
+offsets. With ``newest_first`` messages that are stored after an outage leave first, see :mod:`messaging.journal.queue`.
 
 **Threads.** :meth:`Buffer.store` runs on any thread; the journal tells the outcome on its own thread. The queue and
 :meth:`Buffer.take` are for one thread at a time, the drain's.

@@ -89,7 +89,7 @@ class _Flow(NamedTuple):
 
 @dataclass
 class _Checked:
-    """Settings, and what is known of their instances."""
+    """Settings, and the known facts of their instances."""
 
     settings: GatewaySettings
     #: of those without errors, by name
@@ -251,7 +251,7 @@ def _content_type(part: _Part) -> Iterator[Finding]:
 
 
 def _extensions(part: _Part) -> Iterator[Finding]:
-    """Find the extensions that the gateway refuses, and those that the instance does not have."""
+    """Find extensions that the gateway refuses, and extensions that the instance does not have."""
     for where, side, instance in part.sides:
         refused = dict(refusals(side, instance.capabilities, publishing=where == "to"))
         for key in side.extensions:

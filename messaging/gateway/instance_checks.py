@@ -75,7 +75,7 @@ def _refused_keys(given: InstanceSettings) -> Iterator[Finding]:
 
 
 def _made(given: InstanceSettings, name: str) -> tuple[BrokerUrl | None, Adapter | None, list[Finding]]:
-    """Return URL and adapter of an instance, or what is wrong."""
+    """Return URL and adapter of an instance, or the problem."""
     # a credential is a file that systemd makes for the run
     source, file = ("password_file", given.password_file) if given.credential is None else (
         "credential", Path(given.credential)

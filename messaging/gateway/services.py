@@ -93,7 +93,7 @@ class GatewayServices:
             before.close()
 
     def change(self, old: GatewaySettings, settings: GatewaySettings, gone: Collection[str]) -> None:
-        """Stop what is not the same in ``settings``, or uses an instance that is ``gone``; not monitoring."""
+        """Stop parts that are not the same in ``settings``, or use an instance that is ``gone``; not monitoring."""
 
         def is_kept(each: RequestForwarder | DeviceStates, found: RequestSettings | DeviceStateSettings | None) -> bool:
             used = {each.settings.source.instance, each.settings.target.instance}

@@ -175,7 +175,7 @@ class Cursors:
             return self._position(name) < self._passed[name].end
 
     def take_over(self, name: str, other: str) -> None:
-        """Acknowledge all records before the position of another cursor, and those that it has acknowledged beyond it.
+        """Acknowledge all records that another cursor has acknowledged, before its position and beyond.
 
         Raises:
             JournalError: a cursor was removed.
@@ -389,7 +389,7 @@ class Cursor:
             self._cursors.save()
 
     def take_over(self, other: Cursor) -> None:
-        """Acknowledge all records before the position of another cursor, and those that it has acknowledged; in memory.
+        """Acknowledge all records that another cursor has acknowledged, before its position and beyond; in memory.
 
         Raises:
             ArgumentError: ``other`` is no cursor.
@@ -399,7 +399,7 @@ class Cursor:
         self._cursors.take_over(self.name, other.name)
 
     def save(self) -> None:
-        """Store what was acknowledged by all cursors. Raises ``JournalError``."""
+        """Store the acknowledgements of all cursors. Raises ``JournalError``."""
         self._cursors.save()
 
     def acknowledge(self, offset: int) -> None:

@@ -2,8 +2,8 @@
 
 A producer appends records to the journal, and tells the queue of each one that is stored (:meth:`DurableQueue.add`). A
 consumer takes messages in order and settles them in any order, or puts them back. Messages are kept in memory as far as
-they have room there; the others are only on the disk, and are loaded when their turn comes. A crash leaves the messages
-that were not settled, and at most those that were taken since the position was recorded a second time.
+they have room there; the others are only on the disk, and are loaded when their turn comes. After a crash
+the queue has the messages that were not settled, and perhaps messages whose settlement was not recorded.
 
 **Ranges.** With ``newest_first`` the queue has several ranges: parts of the journal that are taken one beside the
 other, each in order. A new range begins with :meth:`DurableQueue.begin_range`; it is taken first. Each range keeps its
@@ -68,7 +68,7 @@ class DurableQueue(Generic[Item]):
         journal: holds the records. It is closed with the queue.
         name: of the cursor.
         restore: makes a message of a record. On the thread that loads it.
-        max_messages, max_bytes: bounds of the messages in memory, those that were taken included, and of the bytes of
+        max_messages, max_bytes: bounds of the messages in memory, taken ones included, and of the bytes of
             their payloads.
         newest_first: whether :meth:`begin_range` begins one.
         on_recorded: called when a position was recorded. On a worker thread.
@@ -103,7 +103,7 @@ class DurableQueue(Generic[Item]):
         self.end = journal.end
         #: messages that entered the memory, and their bytes
         self._entered = self._entered_bytes = 0
-        #: those that left it: changed by the consumer, without the lock
+        #: messages that left it: changed by the consumer, without the lock
         self._left = self._left_bytes = 0
 
     # --- the producer
@@ -153,7 +153,7 @@ class DurableQueue(Generic[Item]):
         return taken
 
     def load(self, most: int = 1000, most_bytes: int = 2**20) -> Sequence[Item]:
-        """Read the next messages that are only on the disk; return those that were read.
+        """Read the next messages that are only on the disk; return them.
 
         Args:
             most: number of messages, at most.
@@ -223,7 +223,7 @@ class DurableQueue(Generic[Item]):
             positions.record_in(_RECORD_PAUSE)
 
     def begin_range(self) -> None:
-        """With ``newest_first``: take the messages that are stored from now on before those that are stored already.
+        """With ``newest_first``: take the messages that are stored from now on before the stored ones.
 
         Without effect if no message waits, or if there are ``MAX_RANGES`` already.
         """

@@ -65,7 +65,7 @@ def text_answer(status: int, text: str, headers: Mapping[str, str] = MappingProx
 
 
 def check_port(port: object) -> None:
-    """Refuse what is no port with an ``ArgumentError``; 0 stands for a free one."""
+    """Raise ``ArgumentError`` for an invalid port; 0 stands for a free one."""
     if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535:
         raise ArgumentError(f"port must be a whole number from 0 to 65535, not {port!r:.40}")
 
@@ -231,7 +231,7 @@ class _Connection(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def end_headers(self) -> None:
-        """Add the headers of every response, also of those that the base class sends."""
+        """Add the headers of every response, also of responses that the base class sends."""
         for name, value in self.server.headers.items():
             self.send_header(name, value)
         self.send_header("Connection", "close")

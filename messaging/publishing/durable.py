@@ -233,7 +233,7 @@ class DurableOutbox:
     # --- from the disk
 
     def _published(self, taken: Sequence[StoredPublication | LoadedMessage]) -> list[StoredPublication | LoadedMessage]:
-        """Return the publications of messages, without those that this instance cannot publish."""
+        """Return the publications of messages; one that this instance cannot publish becomes a dead letter."""
         found: list[StoredPublication | LoadedMessage] = []
         for each in taken:
             if isinstance(each, StoredPublication):

@@ -15,7 +15,7 @@ settings            the options of a URL
 handshake           CONNECT and CONNACK as values, and what a broker grants
 ==================  ==================================================================================
 
-Data goes down: session, transport. Only outcomes come up, once: what was received, written or lost.
+Data goes down: session, transport. Only outcomes come up, once: messages received and written, connections lost.
 
 paho makes CONNECT, and reads CONNACK and the broker's DISCONNECT. All other packets are this package's own, read from
 and written to its own connection. That takes several times fewer steps per message, and keeps the state of every

@@ -38,7 +38,7 @@ class BrokerSubscriptions:
     """The subscriptions of one instance. On the loop.
 
     Args:
-        adapter: has the features; those that the broker lacks are removed.
+        adapter: has the features; features that the broker lacks are removed.
         window: knows when a packet id is free.
     """
 

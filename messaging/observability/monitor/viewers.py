@@ -46,7 +46,7 @@ class Viewer:
         self._wake.set()
 
     def take(self, timeout: float) -> list[bytes]:
-        """Wait for events for at most ``timeout`` seconds, and return those that are pending."""
+        """Wait for events for at most ``timeout`` seconds, and return the pending ones."""
         self._wake.wait(timeout)
         with self._lock:
             if not self.is_ended:
