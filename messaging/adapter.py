@@ -15,7 +15,7 @@ and until ``open`` returns, only these two, ``unsubscribe``, ``acknowledge``, ``
 library as ``__cause__``. Its text never holds a password.
 
 **Optional parts** are protocols: :class:`TakesEndpoint`, :class:`TakesCredentials`, :class:`TakesLastWill`,
-:class:`FlowControl`, :class:`SubscribesJointly`, :class:`KeepsSession`, :class:`AdministersQueues`.
+:class:`FlowControl`, :class:`KeepsSession`, :class:`AdministersQueues`.
 
 An adapter announces itself by an entry point in the group ``messaging.adapters``: name = URL scheme, value = the
 :class:`Adapter` subclass. ``docs/adapters.md`` walks through writing one.
@@ -137,6 +137,24 @@ class Adapter(abc.ABC):
         """
 
     @abc.abstractmethod
+    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: Any | None) -> Any:
+        """Subscribe to a further channel of ``handle``, or of a new one, and return it, as :meth:`subscribe`.
+
+        All channels are delivered to one sink, in the order in which one publisher published. A message that several
+        match is delivered once; one that is on its way while one of these is parted may be delivered twice. Tokens of
+        all may be acknowledged together; ``unsubscribe`` and ``sink.fail`` end all. The bindings of a ``queue`` last as
+        it does. The options are equal. The first call is alone, others come at the same time; a refusal ends no other
+        channel. A protocol that subscribes to one filter at a time keeps a handle for each channel in this one.
+        """
+
+    @abc.abstractmethod
+    async def part(self, handle: Any, channel: str) -> None:
+        """Unsubscribe from a channel, joined or not; its tokens stay valid. Raises only ``ConnectionLostError``."""
+
+    def abandon(self, handle: Any, is_abandoned: Callable[[str], bool]) -> None:  # noqa: B027  # only a session has any
+        """Deliver messages of other subscriptions of a session on such channels, too: the core then parts them."""
+
+    @abc.abstractmethod
     async def unsubscribe(self, handle: Any) -> None:
         """End a subscription; the broker is told when the last one of a channel ends. Idempotent.
 
@@ -218,28 +236,6 @@ class FlowControl(Protocol):
 
     def resume(self, handle: Any | None) -> None:
         """Undo :meth:`pause`."""
-
-
-@runtime_checkable
-class SubscribesJointly(Protocol):
-    """An adapter that delivers several channels to one sink in the order in which one publisher published.
-
-    A message that several match is delivered once; one that is on its way while one of these is parted may be delivered
-    twice. Tokens of all may be acknowledged together; ``unsubscribe`` and ``sink.fail`` end all. The bindings of a
-    ``queue`` last as it does.
-    """
-
-    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: Any | None) -> Any:
-        """Subscribe to a further channel of ``handle``, or of a new one, and return it; see ``Adapter.subscribe``.
-
-        The first call is alone, others come at the same time; the options are equal. A refusal ends no other channel.
-        """
-
-    async def part(self, handle: Any, channel: str) -> None:
-        """Unsubscribe from a channel, joined or not; its tokens stay valid. Raises only ``ConnectionLostError``."""
-
-    def abandon(self, handle: Any, is_abandoned: Callable[[str], bool]) -> None:
-        """Deliver what arrives for other subscriptions of a session on such channels, too: the core parts them then."""
 
 
 @runtime_checkable

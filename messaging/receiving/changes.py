@@ -166,7 +166,7 @@ class Changes:
             if each.channel in owner.specs or (is_abandoned is not None and is_abandoned(each.channel))
         ]
         if handle is not None:
-            await _together([owner.way.part(handle, channel) for channel in parting])
+            await _together([owner.connection.adapter.part(handle, channel) for channel in parting])
         for channel in parting:
             self.forget(channel)
         for change in run:
@@ -196,7 +196,7 @@ class Changes:
         owner = self._owner
         known = owner.handle
         try:
-            handle = await of_library(owner.way.join(spec, self._intake, known))
+            handle = await of_library(owner.connection.adapter.join(spec, self._intake, known))
         except ConnectionLostError:
             raise
         except MessagingError as error:

@@ -8,10 +8,8 @@
     ...
     joint.settle(batch)  # what `take` was given, once it is processed
 
-**Order.** Messages arrive in the order in which one publisher published them, whatever their channels, if the
-adapter keeps it: see ``messaging.adapter.SubscribesJointly``. Adapters without that part have a subscription for each
-channel, whose messages are merged in the order in which the adapter hands them over; where channels overlap, messages
-may be missed or taken twice while the wider one is removed (:mod:`messaging.receiving.joint_intake`).
+**Order.** Messages arrive in the order in which one publisher published them, whatever their channels: see
+``messaging.adapter.Adapter.join``.
 
 **Threads.** ``take``, ``on_lost``, ``on_restored`` and ``on_failed`` are called on the engine loop; they must neither
 block nor raise. Every method may be called from any thread, also from these callbacks. Nothing here is called under a
@@ -28,12 +26,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from messaging.adapter import SubscribesJointly
 from messaging.errors import ClosedError, ConnectionLostError, MessagingError
 from messaging.execution import Promise, of_library
 from messaging.model import AcknowledgeType, state_lock
 from messaging.receiving.changes import Changes, JointChange
-from messaging.receiving.joint_intake import Joined, JointCallbacks, JointIntake, Pauses, Separately
+from messaging.receiving.joint_intake import Joined, JointCallbacks, JointIntake, Pauses
 from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
@@ -55,7 +52,6 @@ class JoinedChannels(Joined):
         callbacks: of the consumer.
 
     Attributes:
-        keeps_order: whether the adapter keeps the order of a publisher across channels.
         closed: resolves when the subscription has ended.
         acknowledged: tokens of acknowledged messages that are not flushed; appended by any thread.
     """
@@ -68,9 +64,6 @@ class JoinedChannels(Joined):
         self.closed: Promise[None] = Promise("closing a joint subscription")
         self._callbacks = callbacks
         self.acknowledged: deque[Any] = deque()
-        self.keeps_order = isinstance(connection.adapter, SubscribesJointly)
-        adapter = connection.adapter
-        self.way = adapter if isinstance(adapter, SubscribesJointly) else Separately(adapter, self._failed)
         self._intake = JointIntake(self, callbacks, self._failed)
         self._pauses = Pauses(self)
         self._changes = Changes(self, self._intake, self._has_handle)
@@ -90,7 +83,7 @@ class JoinedChannels(Joined):
         """Part such channels, which only an earlier process has joined, once a message arrives on them."""
         self.is_abandoned = is_abandoned
         if self._informed is not None:
-            self.way.abandon(self._informed, is_abandoned)
+            self.connection.adapter.abandon(self._informed, is_abandoned)
         self._intake.changed()
 
     def leave(self, channel: str) -> None:
@@ -128,8 +121,7 @@ class JoinedChannels(Joined):
 
     async def unsubscribe_at(self, adapter: Adapter, handle: Any) -> None:
         """Part from all channels."""
-        del adapter
-        await of_library(self.way.unsubscribe(handle))
+        await of_library(adapter.unsubscribe(handle))
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """See :class:`JointIntake`, which is the sink of the adapter."""
@@ -147,7 +139,7 @@ class JoinedChannels(Joined):
         acknowledged = self.acknowledged
         tokens = [acknowledged.popleft() for _ in range(len(acknowledged))]
         if tokens:
-            self.way.acknowledge(tokens)
+            self.connection.adapter.acknowledge(tokens)
 
     def pause(self, wanted: bool) -> None:
         """Ask for no more messages, or for messages again."""
@@ -160,7 +152,7 @@ class JoinedChannels(Joined):
             self._informed = self.handle
             self._intake.connected()
             if self.is_abandoned is not None:
-                self.way.abandon(self.handle, self.is_abandoned)
+                self.connection.adapter.abandon(self.handle, self.is_abandoned)
         self._pauses.renew()
 
     # --- from the connection
@@ -234,11 +226,6 @@ class JointSubscription(JointCallbacks):
     def is_open(self) -> bool:
         """Return whether neither the subscription nor its instance was closed."""
         return not (self._joined.leaving or self._joined.ended)
-
-    @property
-    def keeps_order(self) -> bool:
-        """Return whether the adapter keeps the order of a publisher across channels; see the module."""
-        return self._joined.keeps_order
 
     @property
     def channels(self) -> tuple[str, ...]:

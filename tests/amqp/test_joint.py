@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from messaging.adapter import SubscribesJointly
 from messaging.errors import SubscriptionRefusedError
 from messaging.model import SubscriptionSpec
 from messaging.model.extensions import subscribe_options
 from messaging.testing.waiting import eventually_async, within
-from tests.amqp.harness import Client, Sink, connected, make_adapter, unique
+from tests.amqp.harness import Client, Sink, connected, unique
 from tests.amqp.test_consumer import exists
 
 if TYPE_CHECKING:
@@ -43,10 +42,6 @@ async def consumers_of_channels(broker: RabbitMQ) -> list[str]:
     """Return the number of consumers of each channel; the command lists those of all virtual hosts."""
     lines = (line.split("\t") for line in await listed(broker, "list_channels", "vhost", "consumer_count"))
     return sorted(count for virtual_host, count in lines if virtual_host == broker.virtual_host)
-
-
-def test_the_adapter_keeps_the_order_across_channels() -> None:
-    assert isinstance(make_adapter("amqp://localhost"), SubscribesJointly)
 
 
 async def test_there_is_one_exclusive_queue_and_one_channel_and_nothing_is_left(

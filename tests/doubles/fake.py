@@ -110,6 +110,13 @@ class Handle:
         self.closed = False
 
 
+class JointHandle:
+    """A joint subscription at the broker: a subscription for each channel, all with one sink."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Handle] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """A message as it went over the wire."""
@@ -285,6 +292,17 @@ class FakeBroker:
 
         on_loop(end)
 
+    def end_joint(self, error: MessagingError) -> None:
+        """Cancel the only joint subscription, all channels of it, from the broker's side."""
+
+        def end() -> None:
+            sink = self.live[0].sink
+            for handle in self.live:
+                handle.closed = True
+            sink.fail(error)
+
+        on_loop(end)
+
     # --- waits
 
     def wait_open(self, count: int = 1) -> None:
@@ -407,10 +425,21 @@ class FakeAdapter(Adapter):
         self.broker.handles.append(handle)
         return handle
 
-    async def unsubscribe(self, handle: Any) -> None:
+    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: JointHandle | None) -> JointHandle:
+        joint = JointHandle() if handle is None else handle
+        joint.members[spec.channel] = await self.subscribe(spec, sink)
+        return joint
+
+    async def part(self, handle: JointHandle, channel: str) -> None:
+        if channel in handle.members:
+            await self.unsubscribe(handle.members[channel])
+            handle.members.pop(channel, None)
+
+    async def unsubscribe(self, handle: Handle | JointHandle) -> None:
         await self._enter("unsubscribe")
-        handle.closed = True
-        self.broker.unsubscribed.append(handle)
+        for each in _handles(handle):
+            each.closed = True
+            self.broker.unsubscribed.append(each)
 
     def acknowledge(self, tokens: Sequence[Any]) -> None:
         self.broker.acknowledged.extend(token for token in tokens if not self.is_stale(token))
@@ -424,7 +453,8 @@ class FakeAdapter(Adapter):
 
     def pause(self, handle: Any | None) -> None:
         if handle is not None:
-            handle.paused = True
+            for each in _handles(handle):
+                each.paused = True
             return
         assert not self.broker.suspended
         self.broker.suspended = True
@@ -432,10 +462,15 @@ class FakeAdapter(Adapter):
 
     def resume(self, handle: Any | None) -> None:
         if handle is not None:
-            handle.paused = False
+            for each in _handles(handle):
+                each.paused = False
             return
         assert self.broker.suspended
         self.broker.suspended = False
+
+
+def _handles(handle: Handle | JointHandle) -> list[Handle]:
+    return [*handle.members.values()] if isinstance(handle, JointHandle) else [handle]
 
 
 class BareAdapter(FakeAdapter):

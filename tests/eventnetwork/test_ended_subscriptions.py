@@ -41,8 +41,7 @@ def test_a_member_subscribes_again_to_what_the_broker_ended(broker: FakeBroker, 
 
         before = channels()
         assert len(before) == 3
-        for _ in before:
-            broker.end_subscription(SubscriptionRefusedError("the broker closed the channel"), 0)
+        broker.end_joint(SubscriptionRefusedError("the broker closed the channel"))
         eventually(lambda: any("no announcements" in each for each in node.problems()))
         eventually(lambda: channels() == before)
         eventually(lambda: not any("no announcements" in each for each in node.problems()))
@@ -129,8 +128,7 @@ def test_a_member_is_connected_again_when_all_announcements_arrive(broker: FakeB
     try:
         node.ready.result(PATIENCE)
         queries = sum(b'"query"' in each for each in broker.payloads)
-        for _ in range(2):
-            broker.end_subscription(SubscriptionRefusedError("the broker closed the channel"), 0)
+        broker.end_joint(SubscriptionRefusedError("the broker closed the channel"))
         eventually(lambda: any("no announcements" in each for each in node.problems()))
         eventually(lambda: sum(b'"query"' in each for each in broker.payloads) > queries)
         settle_loop()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from messaging.adapter import SubscribesJointly
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
@@ -49,10 +48,6 @@ async def parted(core: Core, connection: Connection, joint: JointOutlet, channel
     parting = asyncio.create_task(core.adapter.part(joint, channel))
     await connection.unsuback()
     await parting
-
-
-def test_the_adapter_keeps_the_order_across_channels() -> None:
-    assert isinstance(Core("mqtt://localhost").adapter, SubscribesJointly)
 
 
 async def test_messages_of_one_read_keep_their_order_across_channels() -> None:

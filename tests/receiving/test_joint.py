@@ -1,4 +1,4 @@
-"""Joint subscriptions at a broker that does as a test says: the plain form, with a subscription for each channel."""
+"""Joint subscriptions at a broker that does as a test says."""
 
 from __future__ import annotations
 
@@ -122,15 +122,15 @@ def test_a_defect_refuses_one_channel(broker: FakeBroker, m: Messaging, caplog: 
     assert taken.joint.channels == ("a",)
 
 
-def test_a_channel_that_the_broker_ends_is_reported_and_can_be_added_again(broker: FakeBroker, m: Messaging) -> None:
+def test_channels_that_the_broker_ends_are_reported_and_can_be_added_again(broker: FakeBroker, m: Messaging) -> None:
     taken = Taken(m, "a", "b")
     error = SubscriptionRefusedError("the queue was deleted")
-    broker.end_subscription(error, 0)
-    assert taken.events.wait_for(1) == [("a", error)]
-    assert taken.joint.channels == ("b",)
+    broker.end_joint(error)
+    assert taken.events.wait_for(2) == [("a", error), ("b", error)]
+    assert taken.joint.channels == ()
     taken.joint.remove("a").result(PATIENCE)
     taken.joint.add("a").result(PATIENCE)
-    assert channels_of(broker) == ["b", "a"]
+    assert channels_of(broker) == ["a"]
 
 
 def test_a_channel_that_is_refused_after_a_reconnect_is_reported(broker: FakeBroker, m: Messaging) -> None:
@@ -203,21 +203,6 @@ def test_a_change_that_a_loss_interrupts_is_applied_later(broker: FakeBroker, co
     broker.gates["unsubscribe"].open()
     promise.result(PATIENCE)
     assert sorted(channels_of(broker)) == ["b", "c"]
-
-
-def test_a_message_of_overlapping_patterns_is_taken_once_and_settled_often(broker: FakeBroker, m: Messaging) -> None:
-    taken = Taken(m, "a/#", "a/b", "+/b")
-    for handle in range(3):
-        broker.deliver(b"1", b"2", channel="a/b", handle=handle)
-    broker.wait_acknowledged(4)
-    assert taken.payloads == [[b"1", b"2"]]
-    broker.deliver(b"3", channel="a/c", handle=0)
-    broker.deliver(b"4", channel="c/b", handle=2)
-    assert taken.payloads[1:] == [[b"3"], [b"4"]]
-    taken.joint.remove("a/#").result(PATIENCE)
-    for handle in range(2):
-        broker.deliver(b"5", channel="a/b", handle=handle)
-    assert taken.payloads[3:] == [[b"5"]]
 
 
 def test_messages_of_a_removed_channel_are_acknowledged_and_dropped(broker: FakeBroker, m: Messaging) -> None:

@@ -292,7 +292,7 @@ class AmqpAdapter(Adapter):
         return await link.subscribe(spec, sink, source, position)
 
     async def join(self, spec: SubscriptionSpec, sink: Sink, handle: JointQueue | None) -> JointQueue:
-        """See ``SubscribesJointly`` and :class:`messaging_adapters.amqp.joint.JointQueue`."""
+        """See ``Adapter.join`` and :class:`messaging_adapters.amqp.joint.JointQueue`."""
         link, source = self._linked(), self._source(spec)
         if handle is None:
             return await link.join(spec, sink, source)
@@ -300,11 +300,8 @@ class AmqpAdapter(Adapter):
         return handle
 
     async def part(self, handle: JointQueue, channel: str) -> None:
-        """See ``SubscribesJointly``."""
+        """See ``Adapter.part``."""
         await handle.part(names.binding_key(channel))
-
-    def abandon(self, handle: JointQueue, is_abandoned: Callable[[str], bool]) -> None:
-        """See ``SubscribesJointly``: a queue delivers everything that it is bound to."""
 
     def pause(self, handle: Any | None) -> None:
         """Read no more deliveries, which have a connection of their own. Single subscriptions have their credit."""

@@ -120,7 +120,7 @@ class Link:
         return consumer
 
     async def join(self, spec: SubscriptionSpec, sink: Sink, source: Source) -> JointQueue:
-        """Subscribe to the first channel of a joint subscription; see ``SubscribesJointly``."""
+        """Subscribe to the first channel of a joint subscription; see ``Adapter.join``."""
         # the core knows the channels: to the consumer, whatever is in the queue is wanted
         consumer = await self.subscribe(spec, sink, source._replace(patterns=()), None)
         return JointQueue(await self._consuming_wire(), consumer, source.exchange)

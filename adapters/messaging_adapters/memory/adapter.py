@@ -233,18 +233,14 @@ class MemoryAdapter(Adapter):
         return self.broker.delete(name, if_empty=if_empty, if_unused=if_unused)
 
     async def join(self, spec: SubscriptionSpec, sink: Sink, handle: Consumer | None) -> Consumer:
-        """See ``SubscribesJointly``: one queue with several patterns."""
+        """See ``Adapter.join``: one queue with several patterns."""
         if handle is None:
             return await self.subscribe(spec, sink)
         self._connected().broker.bind(handle, spec.channel)
         return handle
 
     async def part(self, handle: Consumer, channel: str) -> None:
-        """See ``SubscribesJointly``."""
         self._connected().broker.unbind(handle, channel)
-
-    def abandon(self, handle: Consumer, is_abandoned: Callable[[str], bool]) -> None:
-        """See ``SubscribesJointly``: a queue delivers everything that it is bound to."""
 
     async def unsubscribe(self, handle: Any) -> None:
         client = self._client

@@ -150,17 +150,17 @@ class MqttAdapter(Adapter):
     # --- subscribing
 
     async def join(self, spec: SubscriptionSpec, sink: Sink, handle: JointOutlet | None) -> JointOutlet:
-        """See ``SubscribesJointly``."""
+        """See ``Adapter.join``."""
         joint = handle or JointOutlet(sink)
         await self.subscribe(spec, sink, joint)
         return joint
 
     async def part(self, handle: JointOutlet, channel: str) -> None:
-        """See ``SubscribesJointly``."""
+        """See ``Adapter.part``."""
         await self.session.subscriptions.part(handle, channel)
 
     def abandon(self, handle: JointOutlet, is_abandoned: Callable[[str], bool]) -> None:
-        """See ``SubscribesJointly``."""
+        """See ``Adapter.abandon``."""
         handle.is_abandoned = is_abandoned
         self.session.inbound.abandon(handle)
 

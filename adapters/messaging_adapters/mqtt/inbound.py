@@ -194,7 +194,7 @@ class Inbound:
         self._deliver_unclaimed(stream, stream.route.matches)
 
     def abandon(self, joint: JointOutlet) -> None:
-        """Deliver messages of abandoned channels to ``joint``, kept and later ones; see ``SubscribesJointly``."""
+        """Deliver messages of abandoned channels to ``joint``, kept and later ones; see ``Adapter.abandon``."""
         self._heirs = [each for each in self._heirs if not each.ended and each is not joint]
         self._heirs.append(joint)
         stream = joint.settling

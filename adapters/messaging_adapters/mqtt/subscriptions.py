@@ -236,7 +236,7 @@ class BrokerSubscriptions:
                 self._router.orphan(stream)
 
     async def part(self, joint: JointOutlet, pattern: str) -> None:
-        """See ``SubscribesJointly``. The stream takes messages until the broker has answered."""
+        """See ``Adapter.part``. The stream takes messages until the broker has answered."""
         stream = joint.streams.get(pattern)
         if stream is None:
             if joint.heir(pattern) is not None:

@@ -1,4 +1,4 @@
-"""Joint subscriptions: several channels, one order of arrival, one consumer, whatever the adapter makes of them."""
+"""Joint subscriptions: several channels, one order of arrival, one consumer."""
 
 from __future__ import annotations
 
@@ -59,16 +59,15 @@ class Joint:
         return self.payloads
 
     def wait_all(self, payloads: list[bytes], *, parted: bool = False) -> None:
-        """Wait for the payloads, each once and in order if the adapter keeps the order, at least once otherwise.
+        """Wait for the payloads, each once and in order.
 
         Of overlapping channels that are ``parted`` meanwhile, some may come again, after their first time.
         """
-        if self.subscription.keeps_order and not parted:
+        if not parted:
             assert self.wait(len(payloads)) == payloads
             return
         eventually(lambda: set(payloads) <= {*self.payloads}, "all payloads")
-        if self.subscription.keeps_order:
-            assert [*dict.fromkeys(self.payloads)] == payloads
+        assert [*dict.fromkeys(self.payloads)] == payloads
 
     def wait_for(self, payload: bytes) -> list[bytes]:
         """Wait for a payload, and return the payloads so far."""
@@ -113,8 +112,7 @@ def test_messages_of_several_channels_arrive_in_publishing_order(
     interleaved(publisher, channels, payloads, backend.reliable)
     joint.wait_all(payloads)
     expected = [(channels[number % 10], payloads[number]) for number in range(2000)]
-    assert sorted(joint.taken) == sorted(expected)
-    assert joint.taken == expected or not joint.subscription.keeps_order
+    assert joint.taken == expected
     assert len(joint.batches) > 1
     joint.close()
 
@@ -162,8 +160,6 @@ def test_a_channel_whose_wider_pattern_is_removed_goes_on(backend: Backend, m: M
     joint = Joint(m, f"{base}/#", *channels)
     publishing = in_thread(interleaved, publisher, channels, payloads, backend.reliable)
     joint.wait(300)
-    if not joint.subscription.keeps_order:  # without the optional part only messages that are not on their way count
-        joint.wait_all(payloads)
     joint.subscription.remove(f"{base}/#").result(PATIENCE)
     publishing.result(3 * PATIENCE)
     joint.wait_all(payloads, parted=True)
@@ -345,6 +341,5 @@ def test_messages_beyond_the_prefetch_wait_until_others_are_settled(backend: Bac
         seen += len(batch)
         joint.subscription.settle(batch)
         joint.subscription.settle(batch)  # again: without effect
-    assert sorted(joint.payloads) == sorted(payloads)
-    assert joint.payloads == payloads or not joint.subscription.keeps_order
+    assert joint.payloads == payloads
     joint.close()
