@@ -457,7 +457,7 @@ def noticed(fault: Fault, processes: int) -> str | None:
         put(fault, root)
         command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-m", "not slow"]
         command += ["--numprocesses", str(processes), *fault.tests.split()]
-        environment = {**os.environ, "PYTHONPATH": str(root)}
+        environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'adapters'}"}
         try:
             done = subprocess.run(
                 command,

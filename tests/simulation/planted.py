@@ -127,7 +127,7 @@ def run(root: Path, test: str) -> tuple[bool, str]:
         RuntimeError: pytest ran no test, or failed outside of one.
     """
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "--no-header", f"--timeout={TEST_LIMIT}"]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'adapters'}"}
     process = subprocess.Popen(
         [*command, *test.split()],
         cwd=root,
