@@ -17,6 +17,7 @@ from messaging.testing.waiting import eventually_async, within
 from messaging_adapters.amqp import AmqpAdapter
 from messaging_adapters.amqp.consumer import QueueConsumer
 from messaging_adapters.amqp.declarations import source
+from messaging_adapters.amqp.deliveries import QueueSubscription
 from tests.doubles.core import Out as Out
 from tests.doubles.core import Sink as Sink
 from tests.doubles.core import run as run
@@ -55,7 +56,11 @@ def bare_consumer(wire: Any) -> QueueConsumer:
     """A consumer of ``c`` that no broker has answered yet."""
     spec = SubscriptionSpec("c", None, SubscribeOptions())
     return QueueConsumer(
-        wire, spec, Sink(), source(spec, "e", 0), exchange="e", tag="t", spawn=lambda coroutine: coroutine.close()
+        wire,
+        QueueSubscription(spec, Sink(), source(spec, "e", 0)),
+        exchange="e",
+        tag="t",
+        spawn=lambda coroutine: coroutine.close(),
     )
 
 
@@ -77,8 +82,7 @@ class Client:
 
     @property
     def link(self) -> Link:
-        assert self.adapter.link is not None
-        return self.adapter.link
+        return self.adapter._connector.linked()
 
     @property
     def wires(self) -> list[Wire]:

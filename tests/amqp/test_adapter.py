@@ -62,7 +62,7 @@ def test_exactly_once_is_refused() -> None:
 def test_address_and_credentials_come_from_the_url_and_the_settings(
     url: str, settings: dict[str, Any], address: tuple[str, int, str], credentials: tuple[str, str]
 ) -> None:
-    target = make_adapter(url, **settings)._target
+    target = make_adapter(url, **settings)._connector.target
     assert (target.host, target.port, target.vhost) == address
     assert (target.username, target.password.get_secret_value()) == credentials
     assert "p@" not in repr(target)
@@ -119,8 +119,8 @@ def test_urls_that_cannot_be(url: str, match: str) -> None:
 
 
 def test_tls_options_are_for_tls() -> None:
-    assert make_adapter("amqps://h", allow_insecure=True)._target.tls is not None
-    assert make_adapter("amqp://h")._target.tls is None
+    assert make_adapter("amqps://h", allow_insecure=True)._connector.target.tls is not None
+    assert make_adapter("amqp://h")._connector.target.tls is None
 
 
 def test_the_size_limit_is_rabbitmqs_unless_set() -> None:

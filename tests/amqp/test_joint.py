@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
     from messaging.testing.brokers import RabbitMQ
-    from messaging_adapters.amqp.joint import JointQueue
+    from messaging_adapters.amqp.consumer import JointQueue
 
 
 def spec_of(client: Client, channel: str, **extensions: Any) -> SubscriptionSpec:

@@ -186,7 +186,7 @@ async def test_an_odd_virtual_host_and_a_password_that_is_shown_nowhere(
     session = await opened(client, peer)
     assert session.vhost == "a/b %2F"
     assert session.login == f"\0odd user\0{secret}"
-    shown = [repr(vars(thing)) for thing in (client.adapter, client.adapter.link)]
+    shown = [repr(vars(thing)) for thing in (client.adapter, client.adapter._connector, client.link)]
     await client.adapter.close()
     assert "s3cr3t" not in "".join(shown)
     assert caplog.records

@@ -109,7 +109,7 @@ def test_replies_to_earlier_requests_arrive_after_publishing_has_moved_to_anothe
 
     served, m = connect(timeout=PATIENCE), connect(timeout=PATIENCE)
     served.reply(channel, handler, concurrency=20)
-    channels = m._adapter.link.publisher.channels  # type: ignore[attr-defined]
+    channels = m._adapter._connector.link.publisher.channels  # type: ignore[attr-defined]
     requests = []
     for number in range(4):
         requests.append(m.request(channel, b"%d" % number))

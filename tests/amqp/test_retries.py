@@ -18,7 +18,7 @@ from messaging.errors import ConnectionLostError, DeadlineError, OutcomeUnknownE
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually_async, within
 from messaging_adapters.amqp import retries
-from messaging_adapters.amqp.overflow import topic_pattern
+from messaging_adapters.amqp.retries import topic_pattern
 from tests.amqp.harness import connected, unique
 from tests.amqp.peer import Peer, client_of, consuming, opened
 from tests.amqp.test_publisher import outcomes

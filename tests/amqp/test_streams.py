@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from messaging.errors import SubscriptionRefusedError
 from messaging.model.extensions import publish_options
 from messaging.testing.waiting import PATIENCE, eventually, eventually_async, subscribed
-from messaging_adapters.amqp.streams import StreamPosition
+from messaging_adapters.amqp.deliveries import StreamPosition
 from tests.amqp.harness import BrokerProxy, Client, Sink, connected, unique
 
 if TYPE_CHECKING:

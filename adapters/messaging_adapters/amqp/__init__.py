@@ -6,6 +6,6 @@ connections from ``open`` to the next loss. ``connection`` and ``protocol`` put 
 """
 
 from messaging_adapters.amqp.adapter import AmqpAdapter
-from messaging_adapters.amqp.settings import AmqpSettings
+from messaging_adapters.amqp.target import AmqpSettings
 
 __all__ = ["AmqpAdapter", "AmqpSettings"]

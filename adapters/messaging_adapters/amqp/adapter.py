@@ -17,9 +17,7 @@ the default exchange.
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import WeakKeyDictionary
@@ -27,36 +25,26 @@ from weakref import WeakKeyDictionary
 from messaging.adapter import Adapter, Sink
 from messaging.errors import (
     ConnectionLostError,
-    CredentialsError,
     InvalidChannelError,
     InvalidExtensionError,
     InvalidHeaderError,
     MissingExtraError,
 )
-from messaging.execution import clock, on_worker
 from messaging.model import CORE_FEATURES, Capabilities, Features, Outgoing, SubscriptionSpec, channels, headers
-from messaging_adapters.amqp import declarations, extensions, names, properties
+from messaging_adapters.amqp import extensions, names, properties
 from messaging_adapters.amqp.addressing import AmqpAddressing
+from messaging_adapters.amqp.deliveries import QueueSubscription, StreamPosition
 from messaging_adapters.amqp.forms import PublishForm
-from messaging_adapters.amqp.overflow import RefusingQueues
-from messaging_adapters.amqp.settings import AmqpSettings
-from messaging_adapters.amqp.streams import StreamPosition
-from messaging_adapters.amqp.target import log_in, make_target
+from messaging_adapters.amqp.target import AmqpSettings, make_target
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Sequence
 
     from messaging.adapter import Events
     from messaging.model import BrokerUrl, Endpoint, Incoming, PublishPlan
     from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings
-    from messaging_adapters.amqp.declarations import Source
-    from messaging_adapters.amqp.joint import JointQueue
-    from messaging_adapters.amqp.link import Link
-    from messaging_adapters.amqp.target import Target
-
-logger = logging.getLogger(__name__)
+    from messaging_adapters.amqp.consumer import JointQueue
 
 #: largest message that RabbitMQ takes by default, bytes
 DEFAULT_MAX_MESSAGE_SIZE: Final = 134_217_728
@@ -84,10 +72,6 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
         *extensions.EXTENSIONS,
     }
 )
-
-
-#: reply codes of a broker that does not know ``connection.update-secret``: it ends the connection
-_UNKNOWN_METHOD: Final = frozenset({501, 502, 503, 505, 540})
 #: messages of one publish: a few writes to the socket
 _BATCH: Final = 1024
 
@@ -101,22 +85,19 @@ class AmqpAdapter(Adapter):
     subscribe_extensions: ClassVar[Mapping[str, Callable[[Any], Any]]] = extensions.SUBSCRIBE_EXTENSIONS
 
     settings: AmqpSettings
+    addressing: AmqpAddressing
     credentials: Callable[[], Awaitable[Credentials]] | None = None
 
     def __init__(self, url: BrokerUrl, settings: Settings, name: str) -> None:
         super().__init__(url, settings, name)
         try:
-            from messaging_adapters.amqp import administration, connection, link
+            from messaging_adapters.amqp import administration, link
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in ("aio_pika", "aiormq", "pamqp", "yarl"):
                 raise
             raise MissingExtraError("amqp", f"{url.scheme}://") from error
-        self._connection, self._link_type, self._administration = connection, link.Link, administration
-        self._target = make_target(url, self.settings, name)
-        #: the target with the credentials of the last connection
-        self._current = self._target
-        #: whether the broker is not known to lack ``connection.update-secret``
-        self._updates_secret = True
+        self._administration = administration
+        self._connector = link.Connector(make_target(url, self.settings, name), self.settings)
         self.capabilities = Capabilities(
             name=name,
             protocols=("amqp", "amqp0-9-1"),
@@ -132,8 +113,6 @@ class AmqpAdapter(Adapter):
             reply_extensions=frozenset({extensions.ENVELOPE}),
         )
         self.addressing = AmqpAddressing(self.settings)
-        self.link: Link | None = None
-        self._refusing = RefusingQueues()
         #: positions of the subscriptions that read streams
         self._positions: WeakKeyDictionary[Sink, StreamPosition] = WeakKeyDictionary()
 
@@ -181,11 +160,7 @@ class AmqpAdapter(Adapter):
             )
         if options.dead_letter_channel is not None:
             _check_names(options.dead_letter_channel, None, names.routing_key(options.dead_letter_channel))
-        self._source(spec)
-
-    def _source(self, spec: SubscriptionSpec) -> Source:
-        """Return the queue of a subscription, and its declaration, also for :meth:`declare_queue`."""
-        return declarations.source(spec, self.settings.exchange, self.settings.max_priority)
+        self.addressing.source(spec)
 
     def redelivers(self, spec: SubscriptionSpec, handle: Any = None) -> bool:
         """Return ``False`` for queues that may be deleted with the connection, or with their last consumer."""
@@ -199,80 +174,29 @@ class AmqpAdapter(Adapter):
 
     def set_endpoint(self, endpoint: Endpoint) -> None:
         """See ``TakesEndpoint``."""
-        self._target = self._target.at(endpoint)
+        self._connector.set_endpoint(endpoint)
 
     async def open(self, events: Events) -> bool:
         """Connect for publishing; the connection for consuming is made with the first subscription."""
-        if self.link is not None:
-            # the link of a lost connection must not outlive it
-            await self.link.close()
-            self.link = None
-        settings = self.settings
-        target, context = await self._log_in(may_reuse=False)
-        wire = await self._connection.connect(target, "publishing", context)
-        self.link = self._link_type(
-            target,
-            wire,
-            functools.partial(self._log_in, may_reuse=True),
-            may_change=self.credentials is not None,
-            exchange=settings.exchange,
-            window=settings.publish_window,
-            refusing=self._refusing,
-            lost=events.lost,
-            impaired=events.impaired,
-            blocked_timeout=settings.blocked_timeout,
-        )
+        self._connector.provider = self.credentials
+        await self._connector.open(events)
         return False
 
-    async def _log_in(self, *, may_reuse: bool) -> tuple[Target, ssl.SSLContext | None]:
-        """Return credentials and certificates for the next connection: they change while programs run.
-
-        With ``may_reuse``, the credentials in use serve if the provider fails.
-        """
-        if self.credentials is None:
-            self._current = self._target
-        else:
-            now = clock.time_of(asyncio.get_running_loop())
-            try:
-                self._current = log_in(self._target, await self.credentials(), now)
-            except CredentialsError:
-                if not may_reuse or now >= self._current.expires_at:
-                    raise
-        target = self._current
-        if target.tls is None:
-            return target, None
-        return target, await on_worker(target.tls.context)
-
     async def renew(self, credentials: Credentials) -> None:
-        """See ``TakesCredentials``: ``connection.update-secret``, or a planned reconnect."""
-        link = self.link
-        if link is None or not link.alive:
-            return
-        target = log_in(self._target, credentials, clock.time_of(asyncio.get_running_loop()))
-        if not self._updates_secret or target.username != self._current.username:
-            await link.end_as_planned("to log in with new credentials")
-            return
-        try:
-            await link.update_secret(target)
-        except ConnectionLostError as error:
-            self._updates_secret = error.code not in _UNKNOWN_METHOD
-            logger.info("%s: the new secret is not in use: %s", self.url.label(self.name), error)
-            raise
-        self._current = target
+        """See ``TakesCredentials``."""
+        await self._connector.renew(credentials)
 
     async def close(self) -> None:
         """Disconnect. Unsettled deliveries are requeued."""
-        link, self.link = self.link, None
-        if link is not None:
-            await link.close()
+        await self._connector.close()
 
     # --- publishing
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
         """See :class:`messaging_adapters.amqp.publisher.Publisher`."""
-        link = self.link
+        link = self._connector.link
         if link is None or not link.alive:
-            error = ConnectionLostError(f"there is no connection to {self._target}")
+            error = ConnectionLostError(f"there is no connection to {self._connector.target}")
             for message in batch:
                 message.fail(error)
         else:
@@ -282,20 +206,20 @@ class AmqpAdapter(Adapter):
 
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Any:
         """See :class:`messaging_adapters.amqp.consumer.QueueConsumer`."""
-        link = self._linked()
+        link = self._connector.linked()
         if spec.channel == names.DIRECT_CHANNEL and spec.channel_extension is None:
             return await link.publisher.channels.receive_replies(sink)
-        source = self._source(spec)
+        source = self.addressing.source(spec)
         position: StreamPosition | None = None
         if source.stream_offset is not None:
             position = self._positions.setdefault(sink, StreamPosition(source.stream_offset))
-        return await link.subscribe(spec, sink, source, position)
+        return await link.subscribe(QueueSubscription(spec, sink, source, position))
 
     async def join(self, spec: SubscriptionSpec, sink: Sink, handle: JointQueue | None) -> JointQueue:
-        """See ``Adapter.join`` and :class:`messaging_adapters.amqp.joint.JointQueue`."""
-        link, source = self._linked(), self._source(spec)
+        """See ``Adapter.join`` and :class:`messaging_adapters.amqp.consumer.JointQueue`."""
+        link, source = self._connector.linked(), self.addressing.source(spec)
         if handle is None:
-            return await link.join(spec, sink, source)
+            return await link.join(QueueSubscription(spec, sink, source))
         await handle.join(spec.channel, names.binding_key(spec.channel))
         return handle
 
@@ -305,13 +229,13 @@ class AmqpAdapter(Adapter):
 
     def pause(self, handle: Any | None) -> None:
         """Read no more deliveries, which have a connection of their own. Single subscriptions have their credit."""
-        if handle is None and self.link is not None:
-            self.link.read(False)
+        if handle is None and self._connector.link is not None:
+            self._connector.link.read(False)
 
     def resume(self, handle: Any | None) -> None:
         """Undo :meth:`pause`."""
-        if handle is None and self.link is not None:
-            self.link.read(True)
+        if handle is None and self._connector.link is not None:
+            self._connector.link.read(True)
 
     async def unsubscribe(self, handle: Any) -> None:
         """Close the subscription's AMQP channel: its unsettled deliveries are requeued."""
@@ -323,7 +247,7 @@ class AmqpAdapter(Adapter):
             consumer.settle(tag, requeue=False)
 
     def reject(self, tokens: Sequence[Any]) -> None:
-        """Requeue deliveries with ``basic.reject``, sent likewise; or delay them (:mod:`.delays`, :mod:`.streams`)."""
+        """Requeue deliveries with ``basic.reject``, sent likewise, delay them (:mod:`.delays`), or redeliver them."""
         for consumer, tag in tokens:
             consumer.reject(tag)
 
@@ -333,14 +257,9 @@ class AmqpAdapter(Adapter):
 
     # --- queues
 
-    def _linked(self) -> Link:
-        if self.link is None:
-            raise ConnectionLostError(f"there is no connection to {self._target}")
-        return self.link
-
     async def declare_queue(self, specs: Sequence[SubscriptionSpec], *, is_bound: bool) -> None:
         """See ``AdministersQueues``."""
-        sources = [self._source(spec) for spec in specs]
+        sources = [self.addressing.source(spec) for spec in specs]
         queue = sources[0].queue
         if queue.exclusive:
             raise InvalidExtensionError(
@@ -350,24 +269,24 @@ class AmqpAdapter(Adapter):
         if queue.declare == "none":
             raise InvalidExtensionError(extensions.DECLARE, "'none' declares nothing; 'passive' checks for the queue")
         declare = functools.partial(self._administration.declare, sources=sources, is_bound=is_bound)
-        await self._linked().administer(f"queue {queue.name!r} is not declared", declare, queue)
+        await self._connector.linked().administer(f"queue {queue.name!r} is not declared", declare, queue)
         for source in sources if is_bound else ():
-            self._refusing.declared(source)
+            self._connector.refusing.declared(source)
 
     async def peek_queue(self, name: str, limit: int) -> list[Incoming]:
         """See ``AdministersQueues``."""
         peek = functools.partial(self._administration.peek, name=name, limit=limit, exchange=self.settings.exchange)
-        return await self._linked().administer(f"queue {name!r} is not peeked at", peek)
+        return await self._connector.linked().administer(f"queue {name!r} is not peeked at", peek)
 
     async def purge_queue(self, name: str) -> int:
         """See ``AdministersQueues``."""
         purge = functools.partial(self._administration.purge, name=name)
-        return await self._linked().administer(f"queue {name!r} is not purged", purge)
+        return await self._connector.linked().administer(f"queue {name!r} is not purged", purge)
 
     async def delete_queue(self, name: str, *, if_empty: bool, if_unused: bool) -> int:
         """See ``AdministersQueues``."""
         delete = functools.partial(self._administration.delete, name=name, if_empty=if_empty, if_unused=if_unused)
-        return await self._linked().administer(f"queue {name!r} is not deleted", delete)
+        return await self._connector.linked().administer(f"queue {name!r} is not deleted", delete)
 
 
 def _check_names(channel: str, extension: str | None, key: str) -> None:

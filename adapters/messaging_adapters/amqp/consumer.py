@@ -3,6 +3,10 @@
 Each subscription has a channel of its own, so that an error of one does not end others, and its own credit there
 (``prefetch``). The deliveries of one turn of the loop are handed over as one batch. Acknowledgements of one turn leave
 in one write, their contiguous part in a single frame.
+
+**Joint subscriptions** have one queue and one consumer: RabbitMQ keeps the order of one publisher's channel. The queue
+is bound and unbound while it is consumed. A message that several bindings match reaches the queue once. A queue without
+a name is exclusive, and deleted with its consumer.
 """
 
 from __future__ import annotations
@@ -19,9 +23,9 @@ from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.execution import shielded
 from messaging.model import Incoming
 from messaging.receiving import redelivery
-from messaging_adapters.amqp import absent_queues, frames, topology
-from messaging_adapters.amqp.arrival_channels import ArrivalChannels
-from messaging_adapters.amqp.connection import CLOSE_GRACE, refusal
+from messaging_adapters.amqp import frames, topology
+from messaging_adapters.amqp.addressing import ArrivalChannels
+from messaging_adapters.amqp.connection import CLOSE_GRACE, describe, refusal
 from messaging_adapters.amqp.delays import RawMessage
 from messaging_adapters.amqp.deliveries import DeliveryLane, is_enveloped, unwrapped
 from messaging_adapters.amqp.extensions import STREAM_OFFSET
@@ -31,14 +35,12 @@ if TYPE_CHECKING:
 
     from aio_pika.abc import AbstractChannel
 
-    from messaging.adapter import Sink
-    from messaging.model import SubscriptionSpec
     from messaging.model.envelope import Unwrapped
     from messaging_adapters.amqp.connection import Wire
-    from messaging_adapters.amqp.declarations import Source
+    from messaging_adapters.amqp.declarations import ExchangeSpec
     from messaging_adapters.amqp.delays import Delays
+    from messaging_adapters.amqp.deliveries import QueueSubscription
     from messaging_adapters.amqp.properties import Properties
-    from messaging_adapters.amqp.streams import StreamPosition
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,6 @@ class QueueConsumer(DeliveryLane):
     """A subscription; the handle of the adapter, and with a delivery tag the token of a delivery.
 
     Args:
-        source: ``spec``, compiled.
         exchange: the exchange of channels without extension.
         tag: the consumer's name at the broker.
         spawn: runs requests to the broker in the background.
@@ -60,16 +61,14 @@ class QueueConsumer(DeliveryLane):
     def __init__(
         self,
         wire: Wire,
-        spec: SubscriptionSpec,
-        sink: Sink,
-        source: Source,
+        subscription: QueueSubscription,
         *,
         exchange: str,
         tag: str,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        position: StreamPosition | None = None,
         delays: Delays | None = None,
     ) -> None:
+        spec, sink, source, position = subscription
         #: whether unsettled messages are kept: this side redelivers them or has them delayed
         self._keeps = position is not None or source.delay is not None
         super().__init__(keeps_raw=self._keeps)
@@ -125,7 +124,7 @@ class QueueConsumer(DeliveryLane):
             ConnectionLostError: the connection was lost.
         """
         # Not cancelled with the caller: a request that was sent takes effect, and its effect must be undone.
-        subscribing = absent_queues.subscribed(self._subscribe, self._what(), lambda: not self._abandoned)
+        subscribing = topology.subscribed(self._subscribe, self._what(), lambda: not self._abandoned)
         opening = asyncio.get_running_loop().create_task(subscribing)
         try:
             await shielded(opening)
@@ -233,7 +232,7 @@ class QueueConsumer(DeliveryLane):
         queue = self._source.queue
         try:
             is_known = self._established and queue.name is not None and queue.declare != "none"
-            if is_known and await absent_queues.exists(self._wire, queue):
+            if is_known and await topology.exists(self._wire, queue):
                 if self._open:
                     self._wire.abort(f"the broker cancelled the consumer of queue {queue.name!r}, which exists")
                 return
@@ -358,3 +357,81 @@ class QueueConsumer(DeliveryLane):
             parts.append(frames.ack(self._number, max(contiguous), multiple=len(contiguous) > 1))
         parts += [frames.ack(self._number, tag, multiple=False) for tag in acks if tag > floor]
         self._wire.write(b"".join(parts))
+
+
+class JointQueue:
+    """A queue with several bindings: the handle of a joint subscription.
+
+    A refused binding closes the AMQP channel that asked for it, so bindings have one of their own, for as long as there
+    are requests.
+
+    Args:
+        wire: the connection of the consumer, which alone may use an exclusive queue.
+        consumer: the consumer of the queue, which has the first binding.
+        exchange: the exchange of all bindings.
+    """
+
+    def __init__(self, wire: Wire, consumer: QueueConsumer, exchange: ExchangeSpec) -> None:
+        self._wire = wire
+        self._consumer = consumer
+        self._exchange = exchange
+        self._channel: AbstractChannel | None = None
+        #: one request at a time: a refusal closes the channel
+        self._lock = asyncio.Lock()
+        self._requests = 0
+
+    async def join(self, channel: str, key: str) -> None:
+        """Bind the queue.
+
+        Args:
+            channel: the channel pattern, for errors.
+            key: its binding key.
+
+        Raises:
+            SubscriptionRefusedError: the broker refused the binding, or the queue is gone.
+            ConnectionLostError: the connection was lost.
+        """
+        try:
+            await self._request(key, is_joining=True)
+        except aiormq.AMQPChannelError as error:
+            raise refusal(SubscriptionRefusedError, f"subscription to {channel!r}", error) from error
+
+    async def part(self, key: str) -> None:
+        """Unbind the queue; nothing happens if it is not bound, or gone.
+
+        Raises:
+            ConnectionLostError: the connection was lost.
+        """
+        try:
+            await self._request(key, is_joining=False)
+        except aiormq.AMQPChannelError as error:
+            logger.warning(
+                "amqp: queue %r is not unbound from %r: %s; messages that still arrive are dropped",
+                self._consumer.queue_name, key, describe(error),
+            )  # fmt: skip
+
+    async def _request(self, key: str, *, is_joining: bool) -> None:
+        self._requests += 1
+        try:
+            async with self._lock:
+                await self._bind(key, is_joining=is_joining)
+                if self._requests == 1 and self._channel is not None:
+                    channel, self._channel = self._channel, None
+                    await self._wire.close_channel(channel)
+        finally:
+            self._requests -= 1
+
+    async def _bind(self, key: str, *, is_joining: bool) -> None:
+        channel, self._channel = self._channel, None  # kept unless it fails
+        if channel is None:
+            channel = await self._wire.channel()
+        queue = await channel.get_queue(self._consumer.queue_name, ensure=False)
+        if is_joining:
+            await topology.bind(self._wire, queue, self._exchange, key)
+        else:
+            await topology.unbind(self._wire, queue, self._exchange, key)
+        self._channel = channel
+
+    async def close(self) -> None:
+        """Unsubscribe; see ``QueueConsumer.close``. Idempotent."""
+        await self._consumer.close()

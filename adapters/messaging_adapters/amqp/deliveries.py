@@ -1,22 +1,27 @@
-"""Deliveries, assembled from their method, header and body frames (4.2.6)."""
+"""Deliveries, assembled from their method, header and body frames (4.2.6), and the position of those of a stream."""
 
 from __future__ import annotations
 
 import abc
 import asyncio
+from collections import deque
+from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from messaging.execution import clock
 from messaging.model import Features, Incoming, envelope
 from messaging_adapters.amqp import frames, names, properties
-from messaging_adapters.amqp.extensions import ENVELOPE
+from messaging_adapters.amqp.extensions import ENVELOPE, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from messaging.adapter import Sink
     from messaging.errors import MessagingError
+    from messaging.model import SubscriptionSpec
     from messaging.model.envelope import Unwrapped
+    from messaging_adapters.amqp.declarations import Source
     from messaging_adapters.amqp.properties import Properties
 
 #: header that RabbitMQ's MQTT plugin adds to the messages it publishes
@@ -157,6 +162,61 @@ class DirectReplies(DeliveryLane):
         sink, self.sink = self.sink, None
         if sink is not None:
             sink.fail(error)
+
+
+class QueueSubscription(NamedTuple):
+    """A subscription as the consumer of its queue knows it."""
+
+    spec: SubscriptionSpec
+    sink: Sink
+    #: ``spec``, compiled
+    source: Source
+    #: of a subscription that reads a stream
+    position: StreamPosition | None = None
+
+
+class StreamPosition:
+    """The position at which reading a stream begins, and continues after a loss.
+
+    It outlives the connections of its subscription: it follows the last message that was settled without a gap.
+
+    Args:
+        start: the first position; a checked ``streamOffset``.
+    """
+
+    def __init__(self, start: str | int | float) -> None:
+        self._start = start
+        #: the first offset that is not known to be settled; ``None`` before the first delivery
+        self.next: int | None = None
+        self._since: float | None = None
+        #: delivery tag and offset of the deliveries on this connection, from the first unsettled one
+        self._delivered: deque[tuple[int, int]] = deque()
+
+    def attach(self) -> str | int | datetime:
+        """Start reading on a new connection, and return the value of the argument ``x-stream-offset``."""
+        self._delivered.clear()
+        if self.next is not None:
+            return self.next
+        start = self._start
+        if self._since is None:
+            self._since = clock.wall()
+        elif isinstance(start, str) and start != "first":
+            # Nothing was delivered yet, and messages published since must not be missed: the end of the stream, or
+            # one hour before now, has moved since the first connection.
+            start = self._since if start in ("next", "last") else self._since - seconds_of(start)
+        return datetime.fromtimestamp(max(0.0, start), UTC) if isinstance(start, float) else start
+
+    def arrived(self, tag: int, offset: int) -> None:
+        """Record a delivery. Tags and offsets rise."""
+        if self.next is None:
+            self.next = offset
+        self._delivered.append((tag, offset))
+
+    def settled(self, floor: int) -> None:
+        """Record that all deliveries up to the tag ``floor`` are settled."""
+        delivered = self._delivered
+        while delivered and delivered[0][0] <= floor:
+            self.next = delivered.popleft()[1] + 1
 
 
 def is_enveloped(known: Properties, payload: bytes) -> bool:

@@ -1,7 +1,8 @@
 """The connections, the publisher and the subscriptions of an instance, from ``open`` to the next loss.
 
 Publishing and consuming have a connection each: a broker that is short of memory accepts no messages, but goes on
-delivering them. The one for consuming is made with the first subscription. The end of either ends the link.
+delivering them. The one for consuming is made with the first subscription. The end of either ends the link. A
+:class:`Connector` makes the links of an instance, one after the other.
 """
 
 from __future__ import annotations
@@ -18,27 +19,29 @@ from messaging.errors import (
     BrokerError,
     ConnectFailedError,
     ConnectionLostError,
+    CredentialsError,
     QueueRefusedError,
     SubscriptionRefusedError,
 )
-from messaging.execution import clock
+from messaging.execution import clock, on_worker
 from messaging_adapters.amqp import topology
 from messaging_adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, Wire, connect, refusal
-from messaging_adapters.amqp.consumer import QueueConsumer
+from messaging_adapters.amqp.consumer import JointQueue, QueueConsumer
 from messaging_adapters.amqp.delays import Delays
-from messaging_adapters.amqp.joint import JointQueue
 from messaging_adapters.amqp.publisher import Publisher
+from messaging_adapters.amqp.retries import RefusingQueues
+from messaging_adapters.amqp.target import log_in
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from messaging.adapter import Sink
-    from messaging.model import SubscriptionSpec
-    from messaging_adapters.amqp.declarations import QueueSpec, Source
-    from messaging_adapters.amqp.overflow import RefusingQueues
-    from messaging_adapters.amqp.streams import StreamPosition
-    from messaging_adapters.amqp.target import Target
+    from messaging.adapter import Events
+    from messaging.model import Endpoint
+    from messaging.model.credentials import Credentials
+    from messaging_adapters.amqp.declarations import QueueSpec
+    from messaging_adapters.amqp.deliveries import QueueSubscription
+    from messaging_adapters.amqp.target import AmqpSettings, Target
 
 logger = logging.getLogger(__name__)
 
@@ -46,83 +49,147 @@ T = TypeVar("T")
 
 #: seconds that a planned reconnect is delayed by unconfirmed messages
 _PLANNED_TIMEOUT: Final = 1.0
+#: reply codes of a broker that does not know ``connection.update-secret``: it ends the connection
+_UNKNOWN_METHOD: Final = frozenset({501, 502, 503, 505, 540})
+
+
+class Connector:
+    """Makes the links of an instance, and knows the credentials of now: they change while programs run.
+
+    Args:
+        target: where to connect, without the credentials of a provider.
+        settings: of the instance.
+
+    Attributes:
+        provider: returns the credentials of the next connection; see ``TakesCredentials``.
+        used: the target with the credentials of the last connection.
+        refusing: the queues that are known to refuse messages when they are full.
+        link: the link of now; ``None`` before the first, and once closed.
+    """
+
+    def __init__(self, target: Target, settings: AmqpSettings) -> None:
+        self.target = self.used = target
+        self.settings = settings
+        self.provider: Callable[[], Awaitable[Credentials]] | None = None
+        self.refusing = RefusingQueues()
+        self.link: Link | None = None
+        #: whether the broker is not known to lack ``connection.update-secret``
+        self._updates_secret = True
+
+    def set_endpoint(self, endpoint: Endpoint) -> None:
+        """Make the next link to another host or address."""
+        self.target = self.target.at(endpoint)
+
+    def linked(self) -> Link:
+        """Return the link of now, which may be lost.
+
+        Raises:
+            ConnectionLostError: there is none.
+        """
+        if self.link is None:
+            raise ConnectionLostError(f"there is no connection to {self.target}")
+        return self.link
+
+    async def open(self, events: Events) -> None:
+        """Make a link. The link of a lost connection does not outlive it."""
+        await self.close()
+        target, context = await self.log_in(may_reuse=False)
+        self.link = Link(self, await connect(target, "publishing", context), events)
+
+    async def log_in(self, *, may_reuse: bool = True) -> tuple[Target, ssl.SSLContext | None]:
+        """Return credentials and certificates for the next connection.
+
+        With ``may_reuse``, the credentials in use serve if the provider fails.
+        """
+        if self.provider is None:
+            self.used = self.target
+        else:
+            now = clock.time_of(asyncio.get_running_loop())
+            try:
+                self.used = log_in(self.target, await self.provider(), now)
+            except CredentialsError:
+                if not may_reuse or now >= self.used.expires_at:
+                    raise
+        target = self.used
+        if target.tls is None:
+            return target, None
+        return target, await on_worker(target.tls.context)
+
+    async def renew(self, credentials: Credentials) -> None:
+        """See ``TakesCredentials``: ``connection.update-secret``, or a planned reconnect."""
+        link = self.link
+        if link is None or not link.alive:
+            return
+        target = log_in(self.target, credentials, clock.time_of(asyncio.get_running_loop()))
+        if not self._updates_secret or target.username != self.used.username:
+            await link.end_as_planned("to log in with new credentials")
+            return
+        try:
+            await link.update_secret(target)
+        except ConnectionLostError as error:
+            self._updates_secret = error.code not in _UNKNOWN_METHOD
+            logger.info("amqp '%s' (%s): the new secret is not in use: %s", target.name, target, error)
+            raise
+        self.used = target
+
+    async def close(self) -> None:
+        """End the link. Unsettled deliveries are requeued."""
+        link, self.link = self.link, None
+        if link is not None:
+            await link.close()
 
 
 class Link:
     """See the module.
 
     Args:
+        connector: logs in for the connection to consume on.
         publishing: the connection to publish on.
-        log_in: returns credentials and certificates for the connection to consume on.
-        may_change: whether the next connection may have other credentials.
-        exchange: the exchange of channels without extension.
-        window: the largest number of unconfirmed messages.
-        lost: called once if the link ends without ``close``.
-        impaired: called when the broker stops accepting messages, and when it resumes; see ``Events.impaired``.
-        blocked_timeout: seconds for which the broker may accept no messages before the link ends; ``None``: for ever.
+        events: told if the link ends without ``close``, and when the broker stops accepting messages, and resumes.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        publishing: Wire,
-        log_in: Callable[[], Awaitable[tuple[Target, ssl.SSLContext | None]]],
-        *,
-        may_change: bool,
-        exchange: str,
-        window: int,
-        refusing: RefusingQueues,
-        lost: Callable[[ConnectionLostError], None],
-        impaired: Callable[[BrokerError | None], object],
-        blocked_timeout: float | None = None,
-    ) -> None:
+    def __init__(self, connector: Connector, publishing: Wire, events: Events) -> None:
+        settings = connector.settings
         self.alive = True
-        self.publisher = Publisher(publishing, exchange, window, refusing)
-        self._refusing = refusing
-        self._target = target
+        self.publisher = Publisher(publishing, settings.exchange, settings.publish_window, connector.refusing)
+        self._connector = connector
+        self._target = connector.used
+        self._settings = settings
         self.wires = [publishing]
         self._consuming: Wire | None = None
         self._connecting = asyncio.Lock()
         #: the attempts to connect of now
         self._dialling: dict[asyncio.Timeout, None] = {}
-        self._log_in = log_in
-        self._may_change = may_change
-        self._exchange = exchange
-        self._lost = lost
-        self._impaired = impaired
-        self._blocked_timeout = blocked_timeout
+        self._events = events
         self._blocked_timer: asyncio.TimerHandle | None = None
         self._count = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._delays = Delays(publishing, target.username)
+        self._delays = Delays(publishing, self._target.username)
         publishing.lost = self._end
         publishing.blocked = self._block
 
-    async def subscribe(
-        self, spec: SubscriptionSpec, sink: Sink, source: Source, position: StreamPosition | None
-    ) -> QueueConsumer:
-        """Subscribe; see ``Adapter.subscribe``. ``source`` is the compiled ``spec``, ``position`` is for streams."""
+    async def subscribe(self, subscription: QueueSubscription) -> QueueConsumer:
+        """Subscribe; see ``Adapter.subscribe``."""
+        source = subscription.source
         wire = await self._consuming_wire()
         self._count += 1
         consumer = QueueConsumer(
             wire,
-            spec,
-            sink,
-            source,
-            position=position,
-            delays=self._delays if source.delay is not None else None,
-            exchange=self._exchange,
+            subscription,
+            exchange=self._settings.exchange,
             tag=f"{self._target.name[:40]}-{self._count}",
             spawn=self._spawn,
+            delays=self._delays if source.delay is not None else None,
         )
         await consumer.open()
-        self._refusing.declared(source)
+        self._connector.refusing.declared(source)
         return consumer
 
-    async def join(self, spec: SubscriptionSpec, sink: Sink, source: Source) -> JointQueue:
+    async def join(self, subscription: QueueSubscription) -> JointQueue:
         """Subscribe to the first channel of a joint subscription; see ``Adapter.join``."""
         # the core knows the channels: to the consumer, whatever is in the queue is wanted
-        consumer = await self.subscribe(spec, sink, source._replace(patterns=()), None)
+        source = subscription.source._replace(patterns=())
+        consumer = await self.subscribe(subscription._replace(source=source))
         return JointQueue(await self._consuming_wire(), consumer, source.exchange)
 
     async def administer(self, what: str, request: Callable[[Wire], Awaitable[T]], queue: QueueSpec | None = None) -> T:
@@ -220,7 +287,7 @@ class Link:
         try:
             wire = await self._dial("consuming")
         except (ConnectFailedError, TimeoutError) as error:
-            if isinstance(error, AuthenticationError) and not self._may_change:
+            if isinstance(error, AuthenticationError) and self._connector.provider is None:
                 what = f"no connection to consume on: {error}"
                 raise SubscriptionRefusedError(what, code=error.code, detail=error.detail) from error
             self._check()  # the link ended, and the attempt with it
@@ -239,7 +306,7 @@ class Link:
         async with clock.timeout(self._target.timeout) as dialling:
             self._dialling[dialling] = None
             try:
-                target, context = await self._log_in()
+                target, context = await self._connector.log_in()
                 wire = await connect(target, purpose, context)
             finally:
                 self._dialling.pop(dialling, None)  # its deadline cannot be changed after it has passed
@@ -255,21 +322,22 @@ class Link:
         self._watch_blocked(reason)
         if reason is None:
             logger.info("amqp '%s' (%s): the broker accepts messages again", self._target.name, self._target)
-            self._impaired(None)
+            self._events.impaired(None)
         else:
             logger.warning(
                 "amqp '%s' (%s): the broker accepts no messages: %s; publishing waits",
                 self._target.name, self._target, reason,
             )  # fmt: skip
-            self._impaired(BrokerError(f"{self._target} takes no messages for now: {reason}", detail=reason))
+            self._events.impaired(BrokerError(f"{self._target} takes no messages for now: {reason}", detail=reason))
 
     def _watch_blocked(self, reason: str | None) -> None:
         """End the link if the broker accepts no messages for too long; with ``None`` it accepts them again."""
-        if reason is not None and self._blocked_timer is None and self._blocked_timeout is not None:
-            text = f"{self._target} took no messages for {self._blocked_timeout:g} s: {reason}"
+        timeout = self._settings.blocked_timeout
+        if reason is not None and self._blocked_timer is None and timeout is not None:
+            text = f"{self._target} took no messages for {timeout:g} s: {reason}"
             self._blocked_timer = clock.call_later(
                 asyncio.get_running_loop(),
-                self._blocked_timeout,
+                timeout,
                 lambda: self._end(ConnectionLostError(text, detail=reason)),
             )
         elif reason is None and self._blocked_timer is not None:
@@ -295,7 +363,7 @@ class Link:
         self._stop_dialling()
         self._watch_blocked(None)
         self.publisher.channels.flush_replies()
-        self._lost(cause)
+        self._events.lost(cause)
         self.publisher.end(cause)
         self._delays.end()
         for wire in self.wires:

@@ -8,7 +8,7 @@ messages or in the transport's buffer, for a broker that is out of memory, for a
 So a message waits, with all that follow it, while another one with the same id of the application is unconfirmed.
 
 **A message the broker refused** (``basic.nack``) is sent again until its deadline, see :mod:`.retries`. If a full
-queue is known to have refused it (:mod:`.overflow`), it fails.
+queue is known to have refused it, it fails.
 
 **A channel the broker closed.** The broker answers a message that it rejects (no such exchange, no permission, too
 large) by closing the channel, and does not say which message it was. So the unconfirmed messages are sent again on a
@@ -34,13 +34,11 @@ from messaging.errors import (
     PublishRefusedError,
 )
 from messaging.execution import clock
-from messaging_adapters.amqp import overflow
 from messaging_adapters.amqp.connection import refusal
 from messaging_adapters.amqp.extensions import QUEUE_OVERFLOW
 from messaging_adapters.amqp.forms import PublishForms
-from messaging_adapters.amqp.overflow import RefusingQueues
 from messaging_adapters.amqp.publish_channels import PublishChannels
-from messaging_adapters.amqp.retries import Retries
+from messaging_adapters.amqp.retries import RefusingQueues, Retries, refuses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,7 +245,7 @@ class Publisher:
         form = self._forms.of(message)
         if form is None:
             return
-        if overflow.refuses(form.options.custom.get(QUEUE_OVERFLOW)) or self._refusing.may_take(form.destination):
+        if refuses(form.options.custom.get(QUEUE_OVERFLOW)) or self._refusing.may_take(form.destination):
             message.fail(PublishRefusedError("the broker did not take the message (basic.nack): the queue is full"))
         else:
             self._retries.refused(form.goal, number, message)

@@ -10,6 +10,9 @@ Messages that wait count as unconfirmed, so the window of the publisher bounds t
 **A new channel.** A channel of RabbitMQ 3.10 that published first to a quorum queue while its leader was down refuses
 all messages to that queue until the leader's node is back, even if there is a new leader meanwhile. So after the second
 attempt that was refused the publisher opens another channel, likewise after the fourth, the eighth and so on.
+
+**Full queues.** A queue with the overflow "reject-publish" answers in the same way, for as long as it is full. Such
+queues, if declared here, are remembered as :class:`RefusingQueues`: a message that one may have refused fails at once.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import asyncio
 import bisect
 import logging
 import operator
+import re
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from messaging.model import Outgoing
+    from messaging_adapters.amqp.declarations import Destination, Source
     from messaging_adapters.amqp.publish_channels import PublishChannels
 
 logger = logging.getLogger(__name__)
@@ -36,6 +41,8 @@ _FIRST: Final = 0.05
 _LONGEST: Final = 1.0
 #: destinations that are remembered, to log each once
 _MAX_LOGGED: Final = 1024
+#: queues that refuse messages when they are full and are remembered
+_MAX_QUEUES: Final = 1024
 
 #: exchange and routing key
 Goal = tuple[str, str]
@@ -194,3 +201,44 @@ class Retries:
         self.count -= count
         held.refused.clear()
         held.waiting = deque(messages[count:])
+
+
+def refuses(overflow: object) -> bool:
+    """Return whether a queue with this ``queueOverflow`` refuses messages when it is full."""
+    return isinstance(overflow, str) and overflow.startswith("reject-publish")
+
+
+def topic_pattern(binding: str) -> re.Pattern[str]:
+    """Return a pattern of the routing keys, after a dot, that a binding of a topic exchange accepts."""
+    words = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}
+    return re.compile("".join(words.get(word, rf"\.{re.escape(word)}") for word in binding.split(".")), re.DOTALL)
+
+
+class RefusingQueues:
+    """The queues declared by this instance that refuse messages when they are full."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, Source] = {}
+
+    def declared(self, source: Source) -> None:
+        """Remember a queue if it refuses messages when it is full."""
+        arguments = source.queue.arguments
+        if refuses(arguments.get("x-overflow")) and (len(self._sources) < _MAX_QUEUES):
+            self._sources[f"{source.queue.name}\n{source.exchange.name}\n{source.bindings}"] = source
+
+    def may_take(self, destination: Destination) -> bool:
+        """Return whether a message to ``destination`` may go to one of these queues."""
+        return any(_reaches(destination, source) for source in self._sources.values())
+
+
+def _reaches(destination: Destination, source: Source) -> bool:
+    exchange, key = destination.exchange.name, destination.routing_key
+    if not exchange:
+        return key == source.queue.name
+    if exchange != source.exchange.name:
+        return False
+    kind = source.exchange.kind
+    if kind == "direct":
+        return key in source.bindings
+    # exchanges of other types than topic may route any message to a queue that is bound to them
+    return kind != "topic" or any(topic_pattern(binding).fullmatch(f".{key}") for binding in source.bindings)

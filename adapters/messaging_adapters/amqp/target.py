@@ -1,24 +1,24 @@
-"""Address, credentials and TLS of a connection, from URL and settings. Needs no AMQP library."""
+"""The settings, and address, credentials and TLS of a connection, from URL and settings. Needs no AMQP library."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 
 from messaging.connection.proxies import Proxy, parse_proxy
 from messaging.connection.tls import ClientTls, check_tls
 from messaging.errors import InvalidChannelError, InvalidOptionError, InvalidUrlError
 from messaging.model import Endpoint, Host, check_hosts
+from messaging.model.settings import Seconds, TlsSettings
 from messaging_adapters.amqp import names
 
 if TYPE_CHECKING:
     from messaging.model import BrokerUrl
     from messaging.model.credentials import Credentials
-    from messaging_adapters.amqp.settings import AmqpSettings
 
 DEFAULT_PORT: Final = 5672
 DEFAULT_TLS_PORT: Final = 5671
@@ -26,6 +26,30 @@ DEFAULT_TLS_PORT: Final = 5671
 _GUEST: Final = "guest"
 #: characters of a virtual host's name (AMQP 0-9-1, 1.1: path)
 MAX_VHOST: Final = 127
+
+
+class AmqpSettings(TlsSettings):
+    """Settings of ``amqp://`` and ``amqps://``; the path of the URL is the virtual host, ``/`` if there is none."""
+
+    heartbeat: int = Field(
+        10, ge=0, le=65_534, description="interval of heartbeats, seconds; two silent ones are a loss; 0 for none"
+    )
+    sasl: Literal["plain", "external"] = Field(
+        "plain", description="who this client is: `plain`, user name and password; `external`, its certificate"
+    )
+    exchange: str = Field("amq.topic", min_length=1, description="topic exchange of channels without extension")
+    publish_window: int = Field(4096, ge=1, description="messages that may await the broker's confirm")
+    blocked_timeout: Seconds | None = Field(
+        None,
+        description="seconds for which the broker may accept no messages before another host is tried; if not given, "
+        "it is waited for",
+    )
+    max_priority: int = Field(
+        0,
+        ge=0,
+        le=9,
+        description="levels of `priority` in queues declared here (`x-max-priority`); 0 for none, the plain queue",
+    )
 
 
 @dataclass(frozen=True, slots=True)

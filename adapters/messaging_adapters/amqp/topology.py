@@ -1,30 +1,46 @@
-"""Exchanges, queues and bindings at the broker: checked for, or declared.
+"""Exchanges, queues and bindings at the broker: checked for, declared, or waited for.
 
 An exchange or queue that exists is used as it is, whatever its type and arguments. It is checked for passively first,
 so a declaration never clashes with a queue or exchange of an operator. A failed check closes the channel, so each
 function opens a channel of its own, or returns the one that is open at the end.
+
+**Absent queues** are there, and cannot be used for now: their node is down, or they have no leader. RabbitMQ refuses to
+subscribe to such a queue with 404, as it does for a queue that does not exist, and tells the two apart in the text. It
+cancels the consumers of a queue whose node went down with ``basic.cancel``, as it does when a queue is deleted. A queue
+that exists is waited for: its node returns, or it gets another leader.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import aiormq
 from aiormq import spec
 
+from messaging.execution import clock
 from messaging_adapters.amqp.connection import reply
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from aio_pika.abc import AbstractChannel, AbstractQueue
 
     from messaging_adapters.amqp.connection import Wire
     from messaging_adapters.amqp.declarations import ExchangeSpec, QueueSpec
 
+logger = logging.getLogger(__name__)
+
 #: the exchange that every virtual host has and that cannot be deleted
 TOPIC_EXCHANGE: Final = "amq.topic"
 #: prefix of the names that the broker reserves: they are never declared
 RESERVED: Final = "amq."
+#: delay before the first further attempt, and the longest delay, seconds; each is twice the one before
+_FIRST: Final = 0.1
+_LONGEST: Final = 1.0
+#: reply texts of RabbitMQ for a queue that exists
+_ABSENT: Final = ("down or inaccessible", "due to timeout", "is stopped by supervisor")
 
 
 async def ensure_exchange(wire: Wire, exchange: ExchangeSpec) -> None:
@@ -149,3 +165,52 @@ async def consume(
 
 async def _ignore(_: object) -> None:
     """Stand in for the callback of aio-pika, which sees no deliveries."""
+
+
+def is_absent(error: BaseException) -> bool:
+    """Return whether ``error`` refuses a queue that exists and cannot be used for now."""
+    code, text = reply(error)
+    return code == 404 and any(each in (text or "") for each in _ABSENT)
+
+
+async def subscribed(subscribe: Callable[[], Awaitable[None]], what: str, is_wanted: Callable[[], bool]) -> None:
+    """Call ``subscribe`` until the queue can be used.
+
+    Args:
+        subscribe: subscribes, or raises.
+        what: names the subscription in the log.
+        is_wanted: whether to go on waiting.
+
+    Raises:
+        aiormq.AMQPChannelError: the broker refused the subscription for another reason, or it is not wanted any more.
+        ConnectionLostError: the connection was lost.
+    """
+    delay = _FIRST
+    while True:
+        try:
+            await subscribe()
+        except aiormq.AMQPChannelError as error:
+            if not is_absent(error) or not is_wanted():
+                raise
+            level = logging.WARNING if delay == _FIRST else logging.DEBUG
+            logger.log(level, "amqp: %s: the queue cannot be used for now: %s; trying until it can", what, error)
+        else:
+            return
+        await clock.sleep(delay)
+        delay = min(delay * 2, _LONGEST)
+
+
+async def exists(wire: Wire, queue: QueueSpec) -> bool:
+    """Return whether a queue exists, whether or not it can be used for now.
+
+    Raises:
+        ConnectionLostError: the connection was lost.
+    """
+    channel = await wire.channel()
+    try:
+        await check_queue(wire, channel, queue)
+    except aiormq.AMQPChannelError as error:
+        return is_absent(error)
+    finally:
+        await wire.close_channel(channel)
+    return True

@@ -103,8 +103,8 @@ AMQP = (
         (
             Edit(
                 "adapters/messaging_adapters/amqp/consumer.py",
-                "            if is_known and await absent_queues.exists(self._wire, queue):",
-                "            if False and is_known and await absent_queues.exists(self._wire, queue):",
+                "            if is_known and await topology.exists(self._wire, queue):",
+                "            if False and is_known and await topology.exists(self._wire, queue):",
             ),
         ),
         "tests/amqp/test_hosts.py::test_a_consumer_that_is_cancelled_though_its_queue_exists_is_subscribed_again",
@@ -115,7 +115,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/messaging_adapters/amqp/absent_queues.py",
+                "adapters/messaging_adapters/amqp/topology.py",
                 "            if not is_absent(error) or not is_wanted():\n                raise\n",
                 "            raise\n",
             ),
