@@ -98,7 +98,7 @@ def test_memory_looks_for_expired_messages_only_if_something_can_expire(monkeypa
         return original(entry)
 
     monkeypatch.setattr(memory, "is_expired", look)
-    queue = memory.Queue("q", 10)
+    queue = memory.Queue("q", memory.QueueLimits(10))
     for _ in range(10):
         queue.push(entry())
     queue._drop_expired()

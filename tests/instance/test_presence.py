@@ -103,7 +103,7 @@ def test_memory_has_both() -> None:
             seen.wait_for(1)
             adapter = m._adapter
             assert isinstance(adapter, MemoryAdapter)
-            engine().call(lambda: adapter.broker.disconnect("device"))
+            engine().call(lambda: adapter.client.broker.disconnect("device"))
             seen.wait_for(3)
     assert [*seen] == [b"online", b"offline", b"online"]
 

@@ -16,7 +16,7 @@ from messaging import Features, MessageContext
 from messaging.model import Incoming, PublishOptions, SubscribeOptions, SubscriptionSpec, matcher, parse_url
 from messaging_adapters.memory import MemoryAdapter, MemorySettings, broker, queues
 from messaging_adapters.memory.broker import Broker
-from messaging_adapters.memory.queues import Consumer, Queue
+from messaging_adapters.memory.queues import Consumer, Queue, QueueLimits
 from tests.doubles.plans import plan_of
 
 
@@ -150,7 +150,7 @@ class BrokerMachine(RuleBasedStateMachine):
             line.patterns.add(pattern)
         line.receivers.append(receiver)
         options = SubscribeOptions(qos="1", queue=queue, prefetch=prefetch)
-        receiver.handle = self.broker.subscribe(SubscriptionSpec(pattern, None, options), receiver, 1000)
+        receiver.handle = self.broker.subscribe(SubscriptionSpec(pattern, None, options), receiver, QueueLimits(1000))
 
     @rule(messages=st.lists(MESSAGES, min_size=1, max_size=5))
     def publish(self, messages: list[tuple[str, int | None, str, float | None, bool]]) -> None:

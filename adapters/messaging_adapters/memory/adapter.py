@@ -17,7 +17,8 @@ from messaging.errors import (
 from messaging.instance import find_adapter
 from messaging.model import CORE_FEATURES, Capabilities, Features, SubscriptionSpec, headers, parse_url
 from messaging_adapters.memory.broker import Broker, Client, join
-from messaging_adapters.memory.modelled import MAX_PRIORITY, NO_LOCAL, SUBSCRIBE_EXTENSIONS, check, delay_of
+from messaging_adapters.memory.modelled import NO_LOCAL, SUBSCRIBE_EXTENSIONS, check, delay_of
+from messaging_adapters.memory.queues import limits_of, settle
 from messaging_adapters.memory.settings import MemorySettings, scheme_like
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ _FEATURES: Final = CORE_FEATURES | frozenset(
         *SUBSCRIBE_EXTENSIONS,
     }
 )
-#: interval at which a publisher that waits for room checks its deadline and connection, seconds
-_ROOM_STEP: Final = 0.1
 #: limit of payloads, bytes: a guard against mistakes, the same as RabbitMQ's
 _MAX_MESSAGE_SIZE: Final = 128 * 2**20
 
@@ -113,11 +112,12 @@ class MemoryAdapter(Adapter):
             )
 
     @property
-    def broker(self) -> Broker:
-        """Return the broker to which this instance is connected."""
-        return self._connected().broker
+    def client(self) -> Client:
+        """Return this instance as its broker sees it.
 
-    def _connected(self) -> Client:
+        Raises:
+            ConnectionLostError: it is not connected.
+        """
         if self._client is None:
             raise ConnectionLostError(f"{self.name!r} is not connected to {self.url}")
         return self._client
@@ -145,7 +145,7 @@ class MemoryAdapter(Adapter):
             broker.release()
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
-        client = self._connected()
+        client = self.client
         broker = client.broker
         touched: dict[Queue, None] = {}
         routed: PublishPlan | None = None
@@ -158,7 +158,7 @@ class MemoryAdapter(Adapter):
                 routed = plan
             for queue in queues:
                 if queue.is_full():
-                    queues = await self._wait_for_room(outgoing, client, touched)
+                    queues = await client.wait_for_room(outgoing, touched)
                     break
             if outgoing.settled:  # its deadline passed, here or in the outbox
                 continue
@@ -180,20 +180,6 @@ class MemoryAdapter(Adapter):
         for queue in touched:
             queue.dispatch()
 
-    @staticmethod
-    async def _wait_for_room(outgoing: Outgoing, client: Client, touched: dict[Queue, None]) -> tuple[Queue, ...]:
-        """Wait until all queues of a message have room, and return its queues, which may have changed meanwhile."""
-        while True:
-            for queue in touched:
-                queue.dispatch()
-            queues = client.broker.route(outgoing.plan)
-            touched.update(dict.fromkeys(queues))
-            full = next((queue for queue in queues if queue.is_full()), None)
-            if full is None or outgoing.settled or client.gone:
-                return queues
-            # in steps, because the deadline of the message may pass, or the connection end, meanwhile
-            await full.wait_for_room(_ROOM_STEP)
-
     async def set_will(self, will: Outgoing) -> None:
         self._will = will
         if self._client is not None:
@@ -201,46 +187,41 @@ class MemoryAdapter(Adapter):
         will.confirm()
 
     async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Consumer:
-        client = self._connected()
+        client = self.client
         custom = spec.options.custom
-        consumer = client.broker.subscribe(spec, sink, *self._limits(spec))
+        consumer = client.broker.subscribe(spec, sink, limits_of(spec, self.settings))
         consumer.delay = delay_of(spec)
         if custom.get(NO_LOCAL):
             consumer.queue.excluded = client
         client.consumers[consumer] = None
         return consumer
 
-    def _limits(self, spec: SubscriptionSpec) -> tuple[int, int | None]:
-        """Return how many messages a queue made for ``spec`` holds, and its levels of priority."""
-        levels: int | None = spec.options.custom.get(MAX_PRIORITY, self.settings.max_priority)
-        return self.settings.max_queue_length, levels
-
     async def declare_queue(self, specs: Sequence[SubscriptionSpec], *, is_bound: bool) -> None:
         """See ``AdministersQueues``."""
         for spec in specs:
-            self.broker.declare(spec, *self._limits(spec), is_bound=is_bound)
+            self.client.broker.declare(spec, limits_of(spec, self.settings), is_bound=is_bound)
 
     async def peek_queue(self, name: str, limit: int) -> list[Incoming]:
         """See ``AdministersQueues``."""
-        return self.broker.named(name).peek(limit)
+        return self.client.broker.named(name).peek(limit)
 
     async def purge_queue(self, name: str) -> int:
         """See ``AdministersQueues``."""
-        return self.broker.named(name).purge()
+        return self.client.broker.named(name).purge()
 
     async def delete_queue(self, name: str, *, if_empty: bool, if_unused: bool) -> int:
         """See ``AdministersQueues``."""
-        return self.broker.delete(name, if_empty=if_empty, if_unused=if_unused)
+        return self.client.broker.delete(name, if_empty=if_empty, if_unused=if_unused)
 
     async def join(self, spec: SubscriptionSpec, sink: Sink, handle: Consumer | None) -> Consumer:
         """See ``Adapter.join``: one queue with several patterns."""
         if handle is None:
             return await self.subscribe(spec, sink)
-        self._connected().broker.bind(handle, spec.channel)
+        self.client.broker.bind(handle, spec.channel)
         return handle
 
     async def part(self, handle: Consumer, channel: str) -> None:
-        self._connected().broker.unbind(handle, channel)
+        self.client.broker.unbind(handle, channel)
 
     async def unsubscribe(self, handle: Any) -> None:
         client = self._client
@@ -249,27 +230,11 @@ class MemoryAdapter(Adapter):
             client.broker.unsubscribe(handle)
 
     def acknowledge(self, tokens: Sequence[Any]) -> None:
-        self._settle(tokens, redeliver=False)
+        settle(tokens, redeliver=False)
 
     def reject(self, tokens: Sequence[Any]) -> None:
         # in reverse, so that they are in their order at the front of the queue
-        self._settle(tokens[::-1], redeliver=True)
-
-    def _settle(self, tokens: Sequence[Any], *, redeliver: bool) -> None:
-        touched: dict[Queue, None] = {}
-        last = None
-        for consumer, tag in tokens:
-            entry = consumer.unsettled.pop(tag, None)
-            if entry is not None:
-                if redeliver and consumer.delay is not None:
-                    consumer.queue.push_later(entry, consumer.delay.after(entry[4]))
-                elif redeliver:
-                    consumer.queue.push_again(entry)
-                if consumer is not last:
-                    touched[consumer.queue] = None
-                    last = consumer
-        for queue in touched:
-            queue.dispatch()
+        settle(tokens[::-1], redeliver=True)
 
     def redelivers(self, spec: SubscriptionSpec, handle: Any = None) -> bool:  # noqa: ARG002  # the contract's
         """Return whether the subscription has a named queue, also like an adapter that cannot reject."""

@@ -10,18 +10,22 @@ bounded: publishers to a full queue wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from messaging.bounded import BoundedCache
 from messaging.errors import ConnectionLostError, QueueRefusedError, SubscriptionRefusedError
 from messaging.execution import clock
 from messaging.forking import in_child
 from messaging_adapters.memory.modelled import wants_retained
-from messaging_adapters.memory.queues import Consumer, Entry, Queue, binding, is_expired
+from messaging_adapters.memory.queues import Consumer, Entry, Queue, QueueLimits, binding, is_expired
 
 if TYPE_CHECKING:
     from messaging.adapter import Sink
     from messaging.model import Outgoing, PublishPlan, SubscriptionSpec
+
+
+#: interval at which a publisher that waits for room checks its deadline and connection, seconds
+_ROOM_STEP: Final = 0.1
 
 
 class Broker:
@@ -57,11 +61,11 @@ class Broker:
 
     # --- subscribing
 
-    def subscribe(self, spec: SubscriptionSpec, sink: Sink, max_length: int, levels: int | None = None) -> Consumer:
+    def subscribe(self, spec: SubscriptionSpec, sink: Sink, limits: QueueLimits) -> Consumer:
         """Attach a consumer to a private queue or to the named one; retained messages go to private queues only."""
         options = spec.options
         if options.queue is None:
-            queue = Queue(None, max_length, levels)
+            queue = Queue(None, limits)
             self._private[queue] = None
         else:
             existing = self.queues.get(options.queue)
@@ -69,7 +73,7 @@ class Broker:
                 raise SubscriptionRefusedError(
                     f"queue {options.queue!r} does not exist at memory://{self.name}, and autocreate is off"
                 )
-            queue = existing if existing is not None else self._declare(options.queue, max_length, levels)
+            queue = existing if existing is not None else self._declare(options.queue, limits)
         if options.autocreate:
             queue.bind(spec.channel, spec.channel_extension)
         self._routes.clear()
@@ -81,8 +85,8 @@ class Broker:
         queue.dispatch()
         return consumer
 
-    def _declare(self, name: str, max_length: int, levels: int | None) -> Queue:
-        queue = self.queues[name] = Queue(name, max_length, levels)
+    def _declare(self, name: str, limits: QueueLimits) -> Queue:
+        queue = self.queues[name] = Queue(name, limits)
         return queue
 
     # --- administration
@@ -98,7 +102,7 @@ class Broker:
             raise QueueRefusedError(f"queue {name!r} does not exist at memory://{self.name}")
         return queue
 
-    def declare(self, spec: SubscriptionSpec, max_length: int, levels: int | None, *, is_bound: bool) -> None:
+    def declare(self, spec: SubscriptionSpec, limits: QueueLimits, *, is_bound: bool) -> None:
         """Make the queue that :meth:`subscribe` would, and bind it if ``is_bound``.
 
         Raises:
@@ -110,11 +114,12 @@ class Broker:
             return
         queue = self.queues.get(name)
         if queue is None:
-            queue = self._declare(name, max_length, levels)
-        elif (queue.max_length, queue.levels) != (max_length, levels):
+            queue = self._declare(name, limits)
+        elif queue.limits != limits:
             raise QueueRefusedError(
-                f"queue {name!r} exists at memory://{self.name} with max_queue_length={queue.max_length} and "
-                f"max_priority={queue.levels}, not {max_length} and {levels}; ask for what it has, or delete it"
+                f"queue {name!r} exists at memory://{self.name} with max_queue_length={queue.limits.max_length} and "
+                f"max_priority={queue.limits.levels}, not {limits.max_length} and {limits.levels}; "
+                "ask for what it has, or delete it"
             )
         if is_bound:
             queue.bind(spec.channel, spec.channel_extension)
@@ -240,9 +245,6 @@ class Client:
 
     def leave(self) -> None:
         """Disconnect in order, without publishing the will."""
-        self._detach()
-
-    def _detach(self) -> None:
         self.gone = True
         self.broker.clients.pop(self, None)
         for consumer in self.consumers:
@@ -251,11 +253,24 @@ class Client:
             self.broker.unsubscribe(consumer)
         self.consumers.clear()
 
+    async def wait_for_room(self, outgoing: Outgoing, touched: dict[Queue, None]) -> tuple[Queue, ...]:
+        """Wait until all queues of a message have room, and return its queues, which may have changed meanwhile."""
+        while True:
+            for queue in touched:
+                queue.dispatch()
+            queues = self.broker.route(outgoing.plan)
+            touched.update(dict.fromkeys(queues))
+            full = next((queue for queue in queues if queue.is_full()), None)
+            if full is None or outgoing.settled or self.gone:
+                return queues
+            # in steps, because the deadline of the message may pass, or the connection end, meanwhile
+            await full.wait_for_room(_ROOM_STEP)
+
     def drop(self) -> None:
         """Lose the connection, and publish the will."""
         will, self.will = self.will, None
         broker = self.broker
-        self._detach()
+        self.leave()
         if will is not None:
             # without a wait for room: the client is gone
             queues = broker.route(will.plan)

@@ -7,17 +7,18 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.execution import clock
 from messaging.model import Features, Incoming, channels
-from messaging_adapters.memory.modelled import properties_of
+from messaging_adapters.memory.modelled import MAX_PRIORITY, properties_of
 
 if TYPE_CHECKING:
     from messaging.adapter import Sink
     from messaging.errors import MessagingError
-    from messaging.model import PublishPlan
+    from messaging.model import PublishPlan, SubscriptionSpec
     from messaging_adapters.memory.modelled import Delay
+    from messaging_adapters.memory.settings import MemorySettings
 
 _PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
     qos: MappingProxyType({Features.EXTENSION_QOS: qos}) for qos in ("0", "1", "2")
@@ -53,6 +54,20 @@ def _told(entry: Entry, qos: str) -> Mapping[str, Any]:
     if expires is not None:
         told[Features.EXTENSION_TIME_TO_LIVE] = max(expires - clock.monotonic(), 0.001)
     return MappingProxyType(told)
+
+
+class QueueLimits(NamedTuple):
+    """The bounds of a queue."""
+
+    #: messages; publishers to a full queue wait
+    max_length: int
+    #: of priority; ``None``: one for each
+    levels: int | None = None
+
+
+def limits_of(spec: SubscriptionSpec, settings: MemorySettings) -> QueueLimits:
+    """Return the bounds of a queue made for ``spec``."""
+    return QueueLimits(settings.max_queue_length, spec.options.custom.get(MAX_PRIORITY, settings.max_priority))
 
 
 class Consumer:
@@ -138,23 +153,22 @@ class Queue:
         "_dispatch_again",
         "_dispatching",
         "_length",
+        "_max_length",
         "_mortal",
         "_ready",
         "_room",
         "consumers",
         "excluded",
-        "levels",
-        "max_length",
+        "limits",
         "name",
         "patterns",
     )
 
-    def __init__(self, name: str | None, max_length: int, levels: int | None = None) -> None:
+    def __init__(self, name: str | None, limits: QueueLimits) -> None:
         #: ``None`` for the private queue of one subscription
         self.name = name
-        self.max_length = max_length
-        #: of priority; ``None``: one for each
-        self.levels = levels
+        self.limits = limits
+        self._max_length = limits.max_length
         #: the client whose messages it does not get
         self.excluded: object | None = None
         self.consumers: deque[Consumer] = deque()
@@ -183,7 +197,7 @@ class Queue:
 
     def is_full(self) -> bool:
         """Return whether publishers must wait: delayed messages count, those in the hands of consumers do not."""
-        return self._length + len(self._delayed) >= self.max_length
+        return self._length + len(self._delayed) >= self._max_length
 
     async def wait_for_room(self, timeout: float) -> None:
         """Wait until there may be room, for at most ``timeout`` seconds."""
@@ -232,8 +246,8 @@ class Queue:
         if entry[5] is not None:
             self._mortal = True
         priority = entry[1].options.priority or 0
-        if self.levels is not None:
-            priority = min(priority, self.levels)
+        if self.limits.levels is not None:
+            priority = min(priority, self.limits.levels)
         line = self._ready.get(priority)
         if line is None:
             line = deque()
@@ -340,6 +354,24 @@ class Queue:
         room, self._room = self._room, None
         if room is not None:
             room.set()
+
+
+def settle(tokens: Sequence[tuple[Consumer, int]], *, redeliver: bool) -> None:
+    """Settle messages, each once: they are gone, or come again at once or after the delay of their consumer."""
+    touched: dict[Queue, None] = {}
+    last = None
+    for consumer, tag in tokens:
+        entry = consumer.unsettled.pop(tag, None)
+        if entry is not None:
+            if redeliver and consumer.delay is not None:
+                consumer.queue.push_later(entry, consumer.delay.after(entry[4]))
+            elif redeliver:
+                consumer.queue.push_again(entry)
+            if consumer is not last:
+                touched[consumer.queue] = None
+                last = consumer
+    for queue in touched:
+        queue.dispatch()
 
 
 def binding(channel: str, extension: str | None) -> Callable[[PublishPlan], bool]:

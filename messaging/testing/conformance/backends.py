@@ -232,7 +232,7 @@ class _MemoryLink(_Cut):
 
         def drop() -> None:
             self._adapter.is_barred = True
-            self._adapter.broker.disconnect(self._adapter.name)
+            self._adapter.client.broker.disconnect(self._adapter.name)
             done.set()
 
         engine().call(drop)
