@@ -11,9 +11,11 @@ import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from messaging.errors import ArgumentError
+
+T_contra = TypeVar("T_contra", contravariant=True)
 
 #: of functions whose body does not run when they are called
 _NOT_PLAIN: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_GENERATOR
@@ -94,3 +96,33 @@ def plain_function(function: Any, what: str, *, is_iterated: bool = False) -> Ca
 
 def _name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+class Observer(Protocol[T_contra]):
+    """Observes a stream of values (an ``rx.ObserverBase`` does)."""
+
+    def on_next(self, value: T_contra, /) -> object:
+        """Handle the next value."""
+
+    def on_error(self, error: Exception, /) -> object:
+        """Handle the failure of the stream."""
+
+    def on_completed(self) -> object:
+        """Handle the end of the stream."""
+
+
+def callbacks_of(on_next: Any, on_error: Any, on_completed: Any) -> tuple[Any, Any, Any]:
+    """Return the arguments of ``subscribe``, an observer or callbacks, as callbacks; missing ones are ``None``.
+
+    Raises:
+        ArgumentError: an argument is neither an observer nor a plain function.
+    """
+    if callable(getattr(on_next, "on_next", None)):
+        on_next, on_error, on_completed = on_next.on_next, on_next.on_error, on_next.on_completed
+    for callback in (on_next, on_error, on_completed):
+        if callback is None:
+            continue
+        if not callable(callback):
+            raise ArgumentError(f"an observer has callables, or is one; {type(callback).__name__} is neither")
+        check_procedure(callback, "an observer")
+    return on_next, on_error, on_completed

@@ -33,8 +33,8 @@ RECEIVING_MODULES = (
     "receiving/settlement.py",
     "receiving/subscription.py",
     "consumers.py",
-    "serial.py",
-    "verdicts.py",
+    "threads.py",
+    "connection/subscribed.py",
 )
 
 _FOLDER = str(Path(messaging.__file__).parent)

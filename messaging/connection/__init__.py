@@ -3,8 +3,6 @@
 May import: ``adapter`` (the contract), ``model``, ``execution``. Adapters use ``connection.tls`` by its own name.
 """
 
-from messaging.connection.backoff import delays as delays
-from messaging.connection.backoff import jitter as jitter
 from messaging.connection.connection import Connection as Connection
 from messaging.connection.state import ConnectionState as ConnectionState
 from messaging.connection.state import ConnectionStates as ConnectionStates

@@ -12,15 +12,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.adapter import PlannedLossError
-from messaging.connection.epoch import Epoch
 from messaging.connection.last_will import LastWill
 from messaging.connection.opening import Opener
 from messaging.connection.presence import Presence
-from messaging.connection.reading import Reading
 from messaging.connection.renewal import Renewal
-from messaging.connection.state import ConnectionStates, StateName
+from messaging.connection.state import ConnectionStates, Epoch, StateName
+from messaging.connection.subscribed import Reading, Verdicts
 from messaging.connection.subscriptions import Subscriptions
-from messaging.connection.verdicts import Verdicts
 from messaging.errors import (
     AuthenticationError,
     BrokerError,
@@ -34,7 +32,7 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.connection.queue import PublishQueue
+    from messaging.connection.subscribed import PublishQueue
     from messaging.execution import Engine
 
 logger = SafeLog(__name__)

@@ -14,8 +14,7 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.connection.epoch import Epoch
-    from messaging.connection.state import ConnectionStates
+    from messaging.connection.state import ConnectionStates, Epoch
     from messaging.connection.subscribed import Subscribed
     from messaging.execution import Engine
 

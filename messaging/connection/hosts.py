@@ -17,11 +17,11 @@ the longest delay. So hosts that redirect in a circle are retried with growing d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from random import SystemRandom
 from typing import Final
 
-from messaging.connection.backoff import delays, jitter
+from messaging.execution import Backoff, jitter
 from messaging.model import Endpoint, Host
 
 #: redirects that are followed within the longest delay
@@ -41,7 +41,7 @@ class _Record:
 
     __slots__ = ("attempts", "delays", "is_done", "retry_at")
 
-    def __init__(self, delays: Iterator[float]) -> None:
+    def __init__(self, delays: Backoff) -> None:
         self.delays = delays
         #: no attempt before this time
         self.retry_at = 0.0
@@ -154,7 +154,7 @@ class Hosts:
     def _record(self, endpoint: Endpoint) -> _Record:
         record = self._records.get(endpoint)
         if record is None:
-            record = self._records[endpoint] = _Record(delays(self._shortest, self._longest))
+            record = self._records[endpoint] = _Record(Backoff(self._shortest, self._longest))
         return record
 
     def _prune(self) -> None:
@@ -206,7 +206,7 @@ class Hosts:
         """
         if is_stable:
             self._redirects.clear()
-            self._record(self._tried).delays = delays(self._shortest, self._longest)
+            self._record(self._tried).delays.reset()
         # the connection counts as an attempt of the search that begins
         self._postpone().attempts = 1
         if needs_change:

@@ -12,8 +12,8 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.connection.epoch import Epoch
-    from messaging.connection.queue import PublishQueue
+    from messaging.connection.state import Epoch
+    from messaging.connection.subscribed import PublishQueue
     from messaging.execution import Engine
     from messaging.model import Outgoing
 

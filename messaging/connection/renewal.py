@@ -19,10 +19,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.adapter import TakesCredentials
-from messaging.connection.backoff import delays, jitter
 from messaging.connection.credentials import source_of
 from messaging.errors import ConnectionLostError, CredentialsError, InvalidOptionError, MessagingError
-from messaging.execution import clock, of_library, on_worker
+from messaging.execution import Backoff, clock, jitter, of_library, on_worker
 from messaging.model.settings import PASSWORD_SOURCES
 from messaging.text import SafeLog
 
@@ -134,7 +133,7 @@ class Renewal:
 
     async def _run(self) -> None:
         failures = 0
-        pauses = delays(self._settings.reconnect_min, self._settings.reconnect_max)
+        pauses = Backoff(self._settings.reconnect_min, self._settings.reconnect_max)
         while self._task is asyncio.current_task():
             try:
                 await self._wait()
@@ -160,7 +159,7 @@ class Renewal:
                 if failures:
                     logger.info("%s: the credentials are renewed again", self._label())
                     failures = 0
-                    pauses = delays(self._settings.reconnect_min, self._settings.reconnect_max)
+                    pauses.reset()
 
     async def _wait(self) -> None:
         """Return when it is time to ask, or when the password file has changed."""

@@ -1,4 +1,4 @@
-"""The state of an instance's connection, and its observers (MSG060).
+"""The state of an instance's connection, its observers (MSG060), and its number.
 
 ================  ==================================================================================================
 state             meaning
@@ -39,6 +39,23 @@ StateName = Literal["connecting", "connected", "degraded", "reconnecting", "refu
 
 #: maximum number of states that wait for an observer; the oldest are dropped first
 _BACKLOG: Final = 64
+
+
+class Epoch:
+    """Identifies the current connection of an instance: replies and verdicts of an earlier one are void.
+
+    Written on the engine loop.
+
+    Attributes:
+        number: of the current connection, or of the last one; 0 before the first.
+        is_usable: whether the connection is up.
+    """
+
+    __slots__ = ("is_usable", "number")
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.is_usable = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,24 @@
-"""Base class of subscriptions at the broker: the core's ``adapter.Sink``."""
+"""What a connection serves: subscriptions (the core's ``adapter.Sink``), their verdicts and pauses, and the outbox."""
 
 from __future__ import annotations
 
 import abc
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from messaging.adapter import KeepsSession
+from messaging.adapter import FlowControl, KeepsSession
 from messaging.execution import Promise, of_library
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
+    from messaging.connection.state import ConnectionStates
     from messaging.errors import MessagingError
+    from messaging.execution import Engine
     from messaging.model import Incoming, SubscriptionSpec
 
+logger = SafeLog(__name__)
 
 #: channel, routing key and queue
 Source: TypeAlias = tuple[str, str | None, str | None]
@@ -113,3 +118,116 @@ class Subscribed(abc.ABC):
     @abc.abstractmethod
     def complete(self) -> None:
         """End without error."""
+
+
+class Verdicts:
+    """Flushes the verdicts of subscriptions on the engine loop, with one wake-up for all subscriptions.
+
+    Args:
+        engine: runs :meth:`flush`.
+        adapter: named in the log.
+        states: of the connection; once it is closed, verdicts are dropped.
+    """
+
+    def __init__(self, engine: Engine, adapter: Adapter, states: ConnectionStates) -> None:
+        self._engine = engine
+        self._adapter = adapter
+        self._states = states
+        #: subscriptions with verdicts that are not flushed yet
+        self._pending: deque[Subscribed] = deque()
+        self._signalled = False
+
+    def request_flush(self, subscription: Subscribed) -> None:
+        """Call ``subscription.flush`` on the loop soon. Thread safe."""
+        self._pending.append(subscription)
+        if not self._signalled:
+            try:
+                self._signalled = True
+                self._engine.call(self.flush)
+            except BaseException:  # an interrupt: the next request signals again
+                self._signalled = False
+                raise
+
+    def flush(self) -> None:
+        """Flush the subscriptions that requested it. On the engine loop."""
+        # cleared before the queue is read: a thread that appends after this line signals again
+        self._signalled = False
+        pending = self._pending
+        if self._states.is_closed:
+            pending.clear()  # the adapter is closed too
+        for _ in range(len(pending)):
+            try:
+                pending.popleft().flush()
+            except Exception:  # the other subscriptions must be flushed nevertheless
+                logger.exception("%s: failed to settle messages", self._adapter.name)
+
+
+class Reading:
+    """Passes pauses to the adapter, if it has flow control. On the engine loop.
+
+    Nothing is read from the broker while at least one subscription asks for that.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._control = adapter if isinstance(adapter, FlowControl) else None
+        self._behind: set[Subscribed] = set()
+
+    def pause(self, handle: Any) -> None:
+        """Ask the broker for no more messages of one subscription."""
+        if self._control is not None:
+            self._control.pause(handle)
+
+    def unpause(self, handle: Any) -> None:
+        """Undo :meth:`pause`."""
+        if self._control is not None:
+            self._control.resume(handle)
+
+    def suspend(self, subscription: Subscribed) -> None:
+        """Read nothing from the broker until the consumer of ``subscription`` has caught up."""
+        if not self._behind and self._control is not None:
+            self._control.pause(None)
+        self._behind.add(subscription)
+
+    def resume(self, subscription: Subscribed) -> None:
+        """Read again, unless another consumer is behind. Idempotent."""
+        if subscription in self._behind:
+            self._behind.remove(subscription)
+            if not self._behind and self._control is not None:
+                self._control.resume(None)
+
+
+class PublishQueue(Protocol):
+    """The messages that wait to be published on a connection. Called on the engine loop, but for :meth:`put`."""
+
+    def put(self, entry: Any, *, queue: bool = True) -> None:
+        """Accept a message; without ``queue`` it is not sent, but counted as pending. From any thread."""
+
+    def adopt(self, entry: Any) -> None:
+        """Fail a message at its deadline."""
+
+    def withdraw(self, entry: Any) -> None:
+        """Fail a message whose publisher was interrupted."""
+
+    def start(self) -> None:
+        """Start sending, as soon as there is a connection."""
+
+    def connected(self) -> None:
+        """Send on the new connection."""
+
+    def disconnected(self) -> None:
+        """Send nothing until :meth:`connected`."""
+
+    def refuse(self) -> None:
+        """Accept no more messages."""
+
+    async def drain(self, deadline: float) -> None:
+        """Return when every accepted message is settled, or at ``deadline`` (loop time)."""
+
+    def close(self) -> None:
+        """Fail the messages that are left."""
+
+    async def finish(self) -> None:
+        """Return when everything is on the disk that must be there; after :meth:`close`."""
+
+    def abandon(self) -> None:
+        """Accept no more messages in a forked child."""

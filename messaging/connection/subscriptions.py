@@ -16,10 +16,8 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.connection.epoch import Epoch
-    from messaging.connection.reading import Reading
-    from messaging.connection.state import ConnectionStates
-    from messaging.connection.subscribed import Source, Subscribed
+    from messaging.connection.state import ConnectionStates, Epoch
+    from messaging.connection.subscribed import Reading, Source, Subscribed
     from messaging.execution import Engine
 
 logger = SafeLog(__name__)

@@ -29,8 +29,7 @@ from itertools import repeat
 from operator import methodcaller
 from typing import Any, Final, Protocol, cast
 
-from messaging.execution.cancelled import after_cancelled
-from messaging.execution.mailboxes import mailbox
+from messaging.execution.mailboxes import after_cancelled, mailbox
 from messaging.execution.waiting import Waiters, may_block
 from messaging.forking import LiveObjects
 from messaging.text import SafeLog

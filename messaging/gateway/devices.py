@@ -20,9 +20,8 @@ import threading
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from messaging.connection import delays
 from messaging.errors import ClosedError, MessagingError
-from messaging.execution import Flag, Serial, clock, engine, workers
+from messaging.execution import Backoff, Flag, Serial, clock, engine, workers
 from messaging.gateway.destinations import Destinations, Shape, passed_gateways
 from messaging.gateway.extensions import of_source, with_prefetch
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
@@ -33,7 +32,7 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from messaging import HandlerRegistration, Messaging, Promise
     from messaging.gateway.settings import DeviceStateSettings
@@ -112,7 +111,7 @@ class DeviceStates:
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._registration: HandlerRegistration | None = None
-        self._delays: Iterator[float] = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+        self._delays = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)
         self._serial = Serial(self._publish_all, lambda: self._queue)
         #: the last promise, and whether everything is published that was to be before the end
         self._last: Promise[None] | None = None

@@ -18,7 +18,6 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
-from messaging.connection import delays
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -28,7 +27,7 @@ from messaging.errors import (
     PublishRefusedError,
     UnsupportedFeatureError,
 )
-from messaging.execution import Serial, clock, engine
+from messaging.execution import Backoff, Serial, clock, engine
 from messaging.reporting import Histogram
 from messaging.text import SafeLog, counted
 
@@ -288,7 +287,7 @@ class Drain:
         if self._is_stopped or isinstance(reason, ClosedError):
             return
         if self._delays is None:
-            self._delays = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+            self._delays = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)
         pause = next(self._delays)
         if isinstance(reason, PublishRefusedError):  # the broker works, and the messages behind this one wait
             pause = min(pause, _REFUSED_PAUSE)

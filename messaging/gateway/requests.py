@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reactivex import operators
 
-from messaging.connection import delays
 from messaging.errors import ClosedError, MessagingError, ReplyError
-from messaging.execution import Promise, clock, engine, workers
+from messaging.execution import Backoff, Promise, clock, engine, workers
 from messaging.gateway.destinations import Destinations, Shape, passed_gateways
 from messaging.gateway.extensions import of_source, with_prefetch
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
@@ -30,7 +29,7 @@ from messaging.model import Features, Message
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from reactivex import Observable
 
@@ -77,7 +76,7 @@ class RequestForwarder:
         self._destinations = Destinations(settings.target, gateway, target.publisher, target.features)
         self._expires = Features.EXTENSION_TIME_TO_LIVE in target.features and settings.target.time_to_live is None
         self._registration: ReplyRegistration | None = None
-        self._delays: Iterator[float] = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+        self._delays = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)
         self._is_closed = False
 
     def start(self) -> None:

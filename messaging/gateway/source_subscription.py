@@ -6,17 +6,14 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.connection import delays
 from messaging.errors import ArgumentError, ClosedError, MessagingError
-from messaging.execution import clock, engine, workers
+from messaging.execution import Backoff, clock, engine, workers
 from messaging.gateway.extensions import exclude_each_other, is_unacknowledged, of_route, with_prefetch
 from messaging.gateway.pipeline import ChannelPattern
 from messaging.model import MessageContext
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from messaging import MessageStream, Messaging, Promise
     from messaging.gateway.settings import RouteSettings
 
@@ -57,7 +54,7 @@ class SourceSubscription:
         self.problem: str | None = None
         self.is_confirmed = self.is_stopped = False
         self._stream: MessageStream[Any] | None = None
-        self._delays: Iterator[float] = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+        self._delays = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)
 
     def start(self) -> None:
         """Subscribe, on a worker thread: it waits for the broker."""
@@ -94,7 +91,7 @@ class SourceSubscription:
         if ready.exception(0) is None:
             self.is_confirmed = True
             self.problem = None
-            self._delays = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+            self._delays.reset()
 
     def _ended(self, error: Exception) -> None:
         """Subscribe again: the broker has refused or ended the subscription."""

@@ -6,13 +6,11 @@ import asyncio
 import itertools
 import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from messaging.adapter import Sink
-from messaging.connection.backoff import delays
 from messaging.errors import (
     AuthenticationError,
     ClosedError,
@@ -21,7 +19,7 @@ from messaging.errors import (
     DeadlineError,
     SubscriptionRefusedError,
 )
-from messaging.execution import clock
+from messaging.execution import Backoff, clock
 from messaging.instance import Messaging
 from messaging.model import SubscriptionSpec
 from messaging.testing.tables import table
@@ -228,12 +226,12 @@ def test_a_loss_within_open_is_a_loss(broker: FakeBroker, m: Messaging) -> None:
 
 
 def test_delays_between_attempts_grow_and_stay_within_their_bounds() -> None:
-    found = [*itertools.islice(delays(0.5, 4.0), 200)]
+    found = [*itertools.islice(Backoff(0.5, 4.0), 200)]
     assert 0 <= found[0] <= 0.5
     assert all(0.5 <= delay <= 4.0 for delay in found[1:])
     assert max(found) > 2.0
     assert len(set(found)) > 20  # jitter
-    assert all(delay <= 3.0 for delay in itertools.islice(delays(3.0, 1.0), 50))
+    assert all(delay <= 3.0 for delay in itertools.islice(Backoff(3.0, 1.0), 50))
 
 
 @table(
@@ -247,13 +245,20 @@ def test_delays_grow_until_a_connection_lasts(
     broker = FakeBroker()
     taken: list[int] = []
 
-    def counted(*_: object) -> Iterator[float]:
+    class Counted:
         """A series of delays that take no time; notes the position of each in its series."""
-        for number in itertools.count():
-            taken.append(number)
-            yield 0.0
 
-    monkeypatch.setattr("messaging.connection.hosts.delays", counted)
+        def __init__(self, *_: object) -> None:
+            self.reset()
+
+        def reset(self) -> None:
+            self.numbers = itertools.count()
+
+        def __next__(self) -> float:
+            taken.append(next(self.numbers))
+            return 0.0
+
+    monkeypatch.setattr("messaging.connection.hosts.Backoff", Counted)
     monkeypatch.setattr("messaging.connection.opening.STABLE_SECONDS", stable)
     connect(broker)
     taken.clear()

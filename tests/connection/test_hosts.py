@@ -199,7 +199,17 @@ def test_the_choice_of_hosts(given: list[Host], steps: list[Step]) -> None:
 def test_the_delays_of_hosts(
     monkeypatch: pytest.MonkeyPatch, given: list[Host], series: list[float], steps: list[Step]
 ) -> None:
-    monkeypatch.setattr(rules, "delays", lambda *_: iter(series))
+    class Series:
+        def __init__(self, *_: object) -> None:
+            self.reset()
+
+        def reset(self) -> None:
+            self._left = iter(series)
+
+        def __next__(self) -> float:
+            return next(self._left)
+
+    monkeypatch.setattr(rules, "Backoff", Series)
     clock = Clock()
     hosts = choice(clock, *given)
     for step in steps:

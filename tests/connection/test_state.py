@@ -128,8 +128,8 @@ def test_a_client_that_was_taken_over_waits_before_it_reconnects(
         ranges.append((low, high))
         return 0.0
 
-    for module in ("backoff", "hosts"):
-        monkeypatch.setattr(f"messaging.connection.{module}.jitter", no_time)
+    for module in ("execution.backoff", "connection.hosts"):
+        monkeypatch.setattr(f"messaging.{module}.jitter", no_time)
     broker.lose(TakenOverError("another client has this id", code=0x8E))
     states.wait("refused")
     states.wait("connected", 2)

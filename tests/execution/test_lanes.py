@@ -21,8 +21,7 @@ from typing import Any
 
 import pytest
 
-from messaging.execution import Lane, LoopLane, Pool, ThreadLane, workers
-from messaging.execution import cancelled as cancelled_module
+from messaging.execution import Lane, LoopLane, Pool, ThreadLane, mailboxes, workers
 from messaging.execution import lanes as module
 from messaging.execution import pool as pool_module
 from messaging.testing.waiting import PATIENCE, eventually
@@ -44,7 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor looks often, and does not stay."""
     monkeypatch.setattr(pool_module, "_LOOK", 0.005)
     monkeypatch.setattr(pool_module, "_STAY", 0.02)
-    monkeypatch.setattr(cancelled_module, "_PAUSE", 0.0)
+    monkeypatch.setattr(mailboxes, "_PAUSE", 0.0)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from messaging.execution import Serial, serial
+from messaging.execution import Serial, threads
 
 
 def test_work_is_done_after_a_time_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_work_is_done_after_a_time_without_threads(monkeypatch: pytest.MonkeyPat
     done = threading.Event()
     work = Serial(done.set, lambda: False)
     with monkeypatch.context() as patched:
-        patched.setattr(serial, "workers", NoWorkers)
+        patched.setattr(threads, "workers", NoWorkers)
         with pytest.raises(RuntimeError, match="new thread"):
             work.wake()
     assert work.wake()

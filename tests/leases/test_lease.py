@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, UnknownLeaseError
-from messaging.execution import serial
+from messaging.execution import threads
 from messaging.leases import ANY, FOREVER, Landlord, Lease, LeaseEnd, release
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder
@@ -228,7 +228,7 @@ def test_callbacks_are_called_later_if_no_thread_can_be_started(
     ended: Recorder[LeaseEnd] = Recorder()
     lease = landlord.grant(10.0, ended)
     with monkeypatch.context() as patched:
-        patched.setattr(serial, "workers", NoWorkers)
+        patched.setattr(threads, "workers", NoWorkers)
         lease.cancel()
     assert "cannot start a thread" in caplog.text
     ended.wait_for(1)

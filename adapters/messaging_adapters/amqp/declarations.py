@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
 
 from messaging.errors import InvalidChannelError, InvalidExtensionError
+from messaging.execution import doubled
 from messaging.model import EMPTY, Features, channels
 from messaging_adapters.amqp import extensions as keys
 from messaging_adapters.amqp import names
@@ -149,7 +150,7 @@ class DelaySpec(NamedTuple):
 
     def milliseconds(self, count: int) -> int:
         """Return the delay after ``count`` delayed redeliveries."""
-        return _milliseconds(min(self.first * 2.0 ** min(count, 64), self.longest))
+        return _milliseconds(doubled(self.first, self.longest, count))
 
 
 class Destination(NamedTuple):

@@ -25,7 +25,7 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
-from messaging.execution import clock
+from messaging.execution import Backoff, clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: delay of the first attempt, and the longest delay, seconds; each is twice the one before
+#: delay of the first attempt, and the longest delay, seconds
 _FIRST: Final = 0.05
 _LONGEST: Final = 1.0
 #: destinations that are remembered, to log each once
@@ -70,7 +70,7 @@ class Writer(Protocol):
 class _Held:
     """The messages to one destination."""
 
-    __slots__ = ("delay", "probe", "probes", "refused", "timer", "waiting")
+    __slots__ = ("backoff", "probe", "probes", "refused", "timer", "waiting")
 
     def __init__(self) -> None:
         #: with their numbers in the order of publishing; sent before ``waiting``
@@ -80,7 +80,7 @@ class _Held:
         self.probe: int | None = None
         #: the number of probes that were refused
         self.probes = 0
-        self.delay = _FIRST
+        self.backoff = Backoff(_FIRST, _LONGEST, has_jitter=False)
         self.timer: asyncio.TimerHandle | None = None
 
     def drop_settled(self) -> None:
@@ -114,7 +114,7 @@ class Retries:
             self._log(goal)
         if held.probe == number:
             held.probe = None
-            held.delay = min(held.delay * 2, _LONGEST)
+            held.backoff.grow()
             held.probes += 1
             if held.probes > 1 and held.probes.bit_count() == 1:
                 self._writer.renew()
@@ -159,7 +159,7 @@ class Retries:
 
     def _arm(self, goal: Goal, held: _Held) -> None:
         if held.timer is None:
-            held.timer = clock.call_later(asyncio.get_running_loop(), held.delay, self._probe, goal, held)
+            held.timer = clock.call_later(asyncio.get_running_loop(), held.backoff.pause, self._probe, goal, held)
 
     def _probe(self, goal: Goal, held: _Held) -> None:
         """Send the first message, unless others to the same destination are in flight."""
@@ -193,7 +193,7 @@ class Retries:
             del self.held[goal]
             logger.debug("amqp: the broker takes messages to exchange %r with routing key %r again", *goal)
         else:
-            held.delay = _FIRST
+            held.backoff.reset()
             self._arm(goal, held)
 
     def _sent(self, held: _Held, messages: list[Outgoing], count: int) -> None:

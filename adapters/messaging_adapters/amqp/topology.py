@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import aiormq
 from aiormq import spec
 
-from messaging.execution import clock
+from messaging.execution import Backoff, clock
 from messaging_adapters.amqp.connection import reply
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 TOPIC_EXCHANGE: Final = "amq.topic"
 #: prefix of the names that the broker reserves: they are never declared
 RESERVED: Final = "amq."
-#: delay before the first further attempt, and the longest delay, seconds; each is twice the one before
+#: pause before the first further attempt, and the longest pause, seconds
 _FIRST: Final = 0.1
 _LONGEST: Final = 1.0
 #: reply texts of RabbitMQ for a queue that exists
@@ -185,19 +185,19 @@ async def subscribed(subscribe: Callable[[], Awaitable[None]], what: str, is_wan
         aiormq.AMQPChannelError: the broker refused the subscription for another reason, or it is not wanted any more.
         ConnectionLostError: the connection was lost.
     """
-    delay = _FIRST
-    while True:
+    is_told = False
+    for pause in Backoff(_FIRST, _LONGEST, has_jitter=False):
         try:
             await subscribe()
         except aiormq.AMQPChannelError as error:
             if not is_absent(error) or not is_wanted():
                 raise
-            level = logging.WARNING if delay == _FIRST else logging.DEBUG
+            level = logging.DEBUG if is_told else logging.WARNING
+            is_told = True
             logger.log(level, "amqp: %s: the queue cannot be used for now: %s; trying until it can", what, error)
         else:
             return
-        await clock.sleep(delay)
-        delay = min(delay * 2, _LONGEST)
+        await clock.sleep(pause)
 
 
 async def exists(wire: Wire, queue: QueueSpec) -> bool:

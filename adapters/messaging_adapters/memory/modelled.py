@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import InvalidExtensionError
+from messaging.execution import doubled
 from messaging.model import Features, boolean, integer, seconds
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _PROPERTIES: Final = ("type", "appId")
 _DEFAULT_DELAY_MAX: Final = 60.0
 #: of AMQP: 32 bits of milliseconds
 _LONGEST_DELAY: Final = 4_294_967.0
-_MAX_DOUBLINGS: Final = 32
 
 
 def _queue_type(value: Any) -> str:
@@ -67,7 +67,7 @@ class Delay(NamedTuple):
 
     def after(self, rejections: int) -> float:
         """Return how long a message waits that was rejected so often before, seconds."""
-        return min(self.longest, self.first * 2.0 ** min(rejections, _MAX_DOUBLINGS))
+        return doubled(self.first, self.longest, rejections)
 
 
 def delay_of(spec: SubscriptionSpec) -> Delay | None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.bounded import BoundedCache
-from messaging.connection import jitter
 from messaging.errors import (
     ArgumentError,
     CodecError,
@@ -18,6 +17,7 @@ from messaging.errors import (
     PublishRefusedError,
     UnsupportedFeatureError,
 )
+from messaging.execution import jitter
 from messaging.model import Features, Message, MessageContext, restored_context
 from messaging.outbox.sql.claims import Refusal, Row
 from messaging.text import SafeLog, printable

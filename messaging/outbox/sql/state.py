@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from messaging.connection import delays
-from messaging.execution import clock
+from messaging.execution import Backoff, clock
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class RunState:
         self.until_idle: Final = until_idle
         self.is_stopping = False
         self.stopped: Final = asyncio.Event()
-        self._pauses = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+        self._pauses = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)
         #: the present failure of database or broker, for logs
         self._trouble: str | None = None
 
@@ -74,4 +73,4 @@ class RunState:
         if self._trouble is not None:
             logger.warning("outbox relay '%s': works again, after: %s", self.name, self._trouble)
             self._trouble = None
-        self._pauses = delays(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+        self._pauses = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from messaging.connection import delays
-from messaging.execution import clock
+from messaging.execution import Backoff, clock
 from messaging.outbox.sql.database import describe
 from messaging.text import SafeLog
 
@@ -44,7 +43,7 @@ async def listen(database: Database, channel: str, wake: Callable[[], None], nam
         wake: is called on the loop.
         name: of the relay, for logs.
     """
-    pauses = delays(_SHORTEST, _LONGEST)
+    pauses = Backoff(_SHORTEST, _LONGEST)
     while True:
         try:
             driver = await _connect(database, channel)
