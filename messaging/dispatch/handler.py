@@ -218,7 +218,7 @@ class LaneHandler(DispatchHandler[E]):
             self.block(lane, "the event loop it ran on is closed")
             return
         if isinstance(lane, LoopLane):
-            lane.cancel()
+            lane.task.cancel()
         self.block(lane, too_long(lane.timeout))
 
     # --- events

@@ -447,7 +447,7 @@ class LoopLane(Lane):
     """Passes its items to a coroutine function, in a task on an event loop.
 
     If the coroutine exceeds the time limit, the lane goes on when it returns or is cancelled; not after its loop was
-    closed. Receivers run with the context variables of the code that made the lane, not with those of a publisher.
+    closed.
 
     Args:
         receive: called with each item, and awaited; must not raise anything but ``CancelledError``.
@@ -465,10 +465,52 @@ class LoopLane(Lane):
     ) -> None:
         super().__init__(pool, name, **options)
         self.loop = loop
+        self.task = LaneTask(self, receive, loop)
+
+    def _wake(self) -> None:
+        try:
+            if not self.is_closed and self._pool.adopt(self):
+                self.task.start()
+        except BaseException:  # an interrupt: if the task was started already, the next one is not
+            self._pool.disown(self)
+            self.is_scheduled = False
+            raise
+
+    def _withdraw(self) -> None:
+        if not self.task.is_busy:
+            self._pool.disown(self)
+
+    def _is_at_rest(self) -> bool:
+        return not self.task.is_busy
+
+    def after_fork(self) -> None:
+        """See ``Lane.after_fork``."""
+        super().after_fork()
+        self.task.leave_to_parent()
+
+
+class LaneTask:
+    """The task that empties a :class:`LoopLane`, one after the other while it has items.
+
+    Receivers run with the context variables of the code that made the lane, not with those of a publisher.
+
+    Args:
+        lane: whose items it takes.
+        receive, loop: see :class:`LoopLane`.
+
+    Attributes:
+        progress: of the receiver.
+        is_busy: whether the task was started: a task that waits for its turn on the loop counts.
+    """
+
+    def __init__(
+        self, lane: LoopLane, receive: Callable[[Any], Awaitable[object]], loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.progress = Progress()
-        #: whether its task was started: a task that waits for its turn on the loop counts
         self.is_busy = False
+        self._lane = lane
         self._receive = receive
+        self._loop = loop
         self._box = mailbox(loop)
         self._context = contextvars.copy_context()
         self._task: asyncio.Task[None] | None = None
@@ -480,57 +522,45 @@ class LoopLane(Lane):
     @property
     def is_orphaned(self) -> bool:
         """Return whether its loop is closed, or belongs to the parent process: nothing is delivered any more."""
-        return self._is_parents or self.loop.is_closed()
+        return self._is_parents or self._loop.is_closed()
 
     @property
     def has_the_turn(self) -> bool:
-        """Return whether its task is the one that its loop runs now. From any thread."""
+        """Return whether it is the task that its loop runs now. From any thread."""
         task = self._task
-        return self.is_busy if task is None else asyncio.current_task(self.loop) is task
+        return self.is_busy if task is None else asyncio.current_task(self._loop) is task
+
+    def start(self) -> None:
+        """Start it soon. From any thread."""
+        self._post(LaneTask._start)
 
     def cancel(self) -> None:
         """Cancel the item in progress. From any thread."""
         begun = self.progress.begun
 
-        def cancel(lane: LoopLane) -> None:
-            if lane._task is not None and lane.progress.begun == begun:
-                lane._task.cancel()
+        def cancel(found: LaneTask) -> None:
+            if found._task is not None and found.progress.begun == begun:
+                found._task.cancel()
 
         self._post(cancel)
 
-    def _post(self, call: Callable[[LoopLane], object]) -> None:
+    def _post(self, call: Callable[[LaneTask], object]) -> None:
         if self._is_parents:
             return
         # weakly: callbacks stay in the mailbox of a closed loop, and would keep the loop alive
-        lane = weakref.ref(self)
+        this = weakref.ref(self)
 
         def do() -> None:
-            if (found := lane()) is not None:
+            if (found := this()) is not None:
                 call(found)
 
         self._box.post(do)
-
-    def _wake(self) -> None:
-        try:
-            if not self.is_closed and self._pool.adopt(self):
-                self._post(LoopLane._start)
-        except BaseException:  # an interrupt: if the task was started already, the next one is not
-            self._pool.disown(self)
-            self.is_scheduled = False
-            raise
-
-    def _withdraw(self) -> None:
-        if not self.is_busy:
-            self._pool.disown(self)
-
-    def _is_at_rest(self) -> bool:
-        return not self.is_busy
 
     def _start(self) -> None:
         if self._task is not None:  # an interrupt had it posted twice
             return
         self.is_busy = True  # before the queue is read: see _is_at_rest
-        if not self._items and self._taken is _NO_ITEM:
+        if not self._lane._items and self._taken is _NO_ITEM:
             self._rest()
             return
         self.progress.begun += 1
@@ -538,13 +568,13 @@ class LoopLane(Lane):
 
     def _create_task(self) -> None:
         self._work = self._run()
-        self._task = self.loop.create_task(self._work, name=f"events for {self.name}")
+        self._task = self._loop.create_task(self._work, name=f"events for {self._lane.name}")
         self._task.add_done_callback(self._ended)
 
     async def _run(self) -> None:
         # takes and assigns an item in one step, so that no interrupt of the loop's thread comes between
-        taking = map(methodcaller("popleft"), repeat(self._items))
-        receive, progress, room = self._receive, self.progress, self._room
+        taking = map(methodcaller("popleft"), repeat(self._lane._items))
+        receive, progress, room = self._receive, self.progress, self._lane._room
         count = 0
         while True:
             if self._taken is _NO_ITEM:
@@ -571,36 +601,35 @@ class LoopLane(Lane):
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = self._work = None
         if task.cancelled():
-            if self._items:
+            if self._lane._items:
                 # most likely the loop is about to end: the supervisor detects that
                 self.is_busy = False
-                after_cancelled(self.loop, self._start)
+                after_cancelled(self._loop, self._start)
                 return
         elif (error := task.exception()) is not None:
-            logger.error("the receiver of %s raised", self.name, exc_info=error)
+            logger.error("the receiver of %s raised", self._lane.name, exc_info=error)
         self._rest()
 
     def lose(self) -> bool:
-        """End an orphaned lane; return whether ``stalled`` has to be called. Under the pool's lock."""
-        task = self._task
+        """End the task of an orphaned lane; return whether ``stalled`` has to be called. Under the pool's lock."""
+        lane, task = self._lane, self._task
         was_busy = self.is_busy and (task is None or not task.done())
         if task is not None and self._work is not None and getcoroutinestate(self._work) == CORO_CREATED:
             # the task has not begun and the items are still queued: asyncio need not report a lost task
             self._work.close()
             cast("Any", task)._log_destroy_pending = False
         self.is_busy = False
-        self.is_scheduled = False  # before the queue is read: a thread that puts an item looks the other way round
-        self.is_scheduled = self.is_stalled = not self.is_closed and (was_busy or bool(self._items))
-        return self.is_stalled
+        lane.is_scheduled = False  # before the queue is read: a thread that puts an item looks the other way round
+        lane.is_scheduled = lane.is_stalled = not lane.is_closed and (was_busy or bool(lane._items))
+        return lane.is_stalled
 
     def _rest(self) -> None:
-        self._pool.disown(self)
+        self._lane._pool.disown(self._lane)
         self.is_busy = False
-        self.unschedule()
+        self._lane.unschedule()
 
-    def after_fork(self) -> None:
-        """See ``Lane.after_fork``."""
-        super().after_fork()
+    def leave_to_parent(self) -> None:
+        """Forget the task in a forked child: it is the parent's."""
         self._is_parents = True
         self._task = self._work = None
         self.is_busy = False

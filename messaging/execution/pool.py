@@ -374,12 +374,12 @@ class _Supervisor:
                 thread.is_abandoned = False
         heard: dict[asyncio.AbstractEventLoop, bool] = {}
         for each in [*pool._adopted]:
-            if each.is_closed and not each.is_busy:
+            if each.is_closed and not each.task.is_busy:
                 pool._adopted.pop(each, None)
-            elif each.is_orphaned:
+            elif each.task.is_orphaned:
                 pool._adopted.pop(each, None)
-                found.append(each.report_stall if each.lose() else each.settle)
-            elif each.is_busy and each.timeout and self._is_late(each, step, heard):
+                found.append(each.report_stall if each.task.lose() else each.settle)
+            elif each.task.is_busy and each.timeout and self._is_late(each, step, heard):
                 found.append(each.report_stall)
         return found
 
@@ -391,7 +391,8 @@ class _Supervisor:
                 heartbeat = self._heartbeats[loop] = _Heartbeat(loop)
             heard[loop] = heartbeat.ask()
         # only the time counts in which the task could run, or kept the other tasks from running
-        return lane.progress.is_late(lane.timeout, step if heard[loop] or lane.has_the_turn else 0.0)
+        task = lane.task
+        return task.progress.is_late(lane.timeout, step if heard[loop] or task.has_the_turn else 0.0)
 
 
 _pools: Final = LiveObjects[Pool]()

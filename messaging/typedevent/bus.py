@@ -651,7 +651,8 @@ class TypedEventBus(EventService):
     def _is_inside(self) -> bool:
         loop = running_loop()
         return any(
-            isinstance(lane, LoopLane) and lane.loop is loop and lane.has_the_turn for lane in self.lifecycle.lanes()
+            isinstance(lane, LoopLane) and lane.loop is loop and lane.task.has_the_turn
+            for lane in self.lifecycle.lanes()
         )
 
     @tolerant

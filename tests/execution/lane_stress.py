@@ -96,10 +96,10 @@ class Subject:
     def _stalled(self, lane: Lane) -> None:
         self.stalls += 1
         if isinstance(lane, LoopLane):
-            if lane.is_orphaned:
+            if lane.task.is_orphaned:
                 self.close()
             else:
-                lane.cancel()
+                lane.task.cancel()
         elif random.random() < 0.2:
             self.close()
         else:
@@ -251,7 +251,7 @@ class Stress:
                 number = self.waited
                 subject.lane.when_done(lambda number=number: self.reached.append(number))  # type: ignore[misc]
             elif action < 0.6 and isinstance(subject.lane, LoopLane):
-                subject.lane.cancel()
+                subject.lane.task.cancel()
             elif action < 0.605:
                 place = self.chance.randrange(len(self.loops))
                 ended, self.loops[place] = self.loops[place], Loop()

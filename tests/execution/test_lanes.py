@@ -630,7 +630,7 @@ def test_a_burst_is_one_task(pool: Pool, loop: Loop) -> None:
     flushed(lane)
     eventually(lambda: not lane.is_scheduled, "the task has ended")
     assert seen == [(0, number) for number in range(500)]
-    assert names == ["LoopLane._run"]
+    assert names == ["LaneTask._run"]
 
 
 def test_receivers_that_never_wait_leave_their_loop_to_others(pool: Pool, loop: Loop) -> None:
@@ -666,10 +666,10 @@ def test_a_task_that_is_cancelled_loses_nothing_that_waits(pool: Pool, loop: Loo
             raise
 
     lane = on_loop(pool, loop.loop, receive)
-    lane.cancel()  # of nothing
+    lane.task.cancel()  # of nothing
     lane.put_all([*range(5)])
     eventually(lambda: seen == [0])
-    lane.cancel()
+    lane.task.cancel()
     eventually(lambda: seen == [0, 1, 2, 3])
     (task,) = [task for task in loop.call(asyncio.all_tasks) if task.get_name() == "events for a receiver"]
     loop.call(task.cancel)  # as somebody else would
@@ -702,7 +702,7 @@ def test_what_is_cancelled_is_the_item_that_was_in_progress_then(pool: Pool, loo
     eventually(lambda: loop.call(lambda: bool(proceed._waiters)), "it waits")  # type: ignore[attr-defined]
     loop.loop.call_soon_threadsafe(end)
     assert ended.wait(PATIENCE)
-    lane.cancel()
+    lane.task.cancel()
     asked.set()
     flushed(lane)
     assert seen == [0, 1]
@@ -797,7 +797,7 @@ def test_a_closed_lane_whose_loop_is_closed_is_no_stall_and_tells_who_waits(pool
         loop.call_soon(loop.stop)
         loop.run_forever()
     left = asyncio.all_tasks(loop)
-    assert lane.is_busy
+    assert lane.task.is_busy
     assert bool(left) == is_cut_off
     loop.close()
     assert reached.wait(PATIENCE)
@@ -820,7 +820,7 @@ def test_a_coroutine_that_does_not_return_is_told_once_and_goes_on_when_cancelle
     lane = on_loop(pool, loop.loop, receive, timeout=0.05, stalled=stalls)
     lane.put_all([0, 1, 2, 3])
     eventually(lambda: stalls, "the first is told")
-    lane.cancel()
+    lane.task.cancel()
     eventually(lambda: len(stalls) == 2, "the second is told")
     assert seen == [0, 1, 2]
     loop.call(waits.set)  # it may return, too
@@ -1644,7 +1644,7 @@ def test_a_loop_that_is_closed_is_not_held_by_what_was_on_its_way_to_it(pool: Po
         stalls = Stalls()
         lane = on_loop(pool, loop, timeout=1, stalled=stalls)
         lane.put(1)
-        lane.cancel()
+        lane.task.cancel()
         loop.close()
         eventually(lambda: stalls, "it is told")
         lane.close()
