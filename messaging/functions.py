@@ -98,7 +98,7 @@ def _name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-class Observer(Protocol[T_contra]):
+class ValueObserver(Protocol[T_contra]):
     """Observes a stream of values (an ``rx.ObserverBase`` does)."""
 
     def on_next(self, value: T_contra, /) -> object:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import pytest
 
 from messaging.connection.subscribed import Subscribed
-from messaging.connection.subscriptions import Subscriptions
+from messaging.connection.subscriptions import ConnectionSubscriptions
 from messaging.execution import clock
 from messaging.receiving import Subscription
 from messaging.receiving.joint_intake import JointIntake
@@ -60,9 +60,9 @@ def delay(patch: pytest.MonkeyPatch, subscriptions: float, deliveries: float) ->
 
 
 def _delay_subscriptions(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    original = Subscriptions._subscribe_once_or_again
+    original = ConnectionSubscriptions._subscribe_once_or_again
 
-    async def subscribe(self: Subscriptions, subscription: Subscribed) -> None:
+    async def subscribe(self: ConnectionSubscriptions, subscription: Subscribed) -> None:
         number = -1
         while _is_real() and number != self._epoch.number:  # the broker of a new connection is as late
             number = self._epoch.number
@@ -70,7 +70,7 @@ def _delay_subscriptions(patch: pytest.MonkeyPatch, seconds: float) -> None:
             await asyncio.sleep(seconds * len(self._opening))  # sleeps: this is the delay
         await original(self, subscription)
 
-    patch.setattr(Subscriptions, "_subscribe_once_or_again", subscribe)
+    patch.setattr(ConnectionSubscriptions, "_subscribe_once_or_again", subscribe)
 
 
 def _late_deliver(original: Callable[..., None], seconds: float) -> Callable[..., None]:

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.adapter import PlannedLossError
-from messaging.connection.last_will import LastWill
+from messaging.connection.last_will import PendingWill
 from messaging.connection.opening import Opener
 from messaging.connection.presence import Presence
-from messaging.connection.renewal import Renewal
+from messaging.connection.renewal import CredentialRenewal
 from messaging.connection.state import ConnectionStates, Epoch, StateName
-from messaging.connection.subscribed import Reading, Verdicts
-from messaging.connection.subscriptions import Subscriptions
+from messaging.connection.subscribed import ReadControl, Verdicts
+from messaging.connection.subscriptions import ConnectionSubscriptions
 from messaging.errors import (
     AuthenticationError,
     BrokerError,
@@ -66,13 +66,15 @@ class Connection:
         self.ready: Promise[None] = Promise(f"connecting {adapter.name!r} to {adapter.url}")
         self.outbox = outbox
         self._epoch = Epoch()
-        self.reading = Reading(adapter)
-        self.subscriptions = Subscriptions(engine, adapter, self._epoch, self.states, self.reading, lambda: self.cause)
+        self.reading = ReadControl(adapter)
+        self.subscriptions = ConnectionSubscriptions(
+            engine, adapter, self._epoch, self.states, self.reading, lambda: self.cause
+        )
         self.endings = self.subscriptions.endings
         self.verdicts = Verdicts(engine, adapter, self.states)
-        self.last_will = LastWill(engine, adapter, outbox, self._epoch)
+        self.last_will = PendingWill(engine, adapter, outbox, self._epoch)
         self.presence = Presence(adapter)
-        self._renewal = Renewal(engine, adapter, lambda: self.label)
+        self._renewal = CredentialRenewal(engine, adapter, lambda: self.label)
         #: called on the loop after each connect, and once when the connection is closed
         self.on_connected: Callable[[], object] = _nothing
         self.on_closed: Callable[[], Promise[None] | None] = _nothing

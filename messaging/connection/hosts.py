@@ -36,7 +36,7 @@ shuffle: Final = SystemRandom().shuffle
 _Key = tuple[str, int | None]
 
 
-class _Record:
+class _HostRecord:
     """The delays and attempts of one endpoint."""
 
     __slots__ = ("attempts", "delays", "is_done", "retry_at")
@@ -82,7 +82,7 @@ class Hosts:
         #: servers of the last redirect, first until a connection is made
         self._detour: list[Host] = []
         self._addresses: dict[_Key, tuple[str | None, ...]] = {}
-        self._records: dict[Endpoint, _Record] = {}
+        self._records: dict[Endpoint, _HostRecord] = {}
         #: hosts that redirected this client, and when
         self._redirects: dict[_Key, float] = {}
         #: to be tried before all others, and not before this time
@@ -151,10 +151,10 @@ class Hosts:
             self._addresses[key] = (*kept, *(each for each in found if each not in kept))[:MAX_SERVERS]
         self._prune()
 
-    def _record(self, endpoint: Endpoint) -> _Record:
+    def _record(self, endpoint: Endpoint) -> _HostRecord:
         record = self._records.get(endpoint)
         if record is None:
-            record = self._records[endpoint] = _Record(Backoff(self._shortest, self._longest))
+            record = self._records[endpoint] = _HostRecord(Backoff(self._shortest, self._longest))
         return record
 
     def _prune(self) -> None:
@@ -219,7 +219,7 @@ class Hosts:
         """Have the host of the current connection tried next, without delay, because it was ended on purpose."""
         self._preferred, self._preferred_at = self.current, 0.0
 
-    def _postpone(self, *, needs_change: bool = False) -> _Record:
+    def _postpone(self, *, needs_change: bool = False) -> _HostRecord:
         record = self._record(self._tried)
         delay = next(record.delays)
         if needs_change:

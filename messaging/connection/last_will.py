@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = SafeLog(__name__)
 
 
-class LastWill:
+class PendingWill:
     """Hands a last will to the adapter, now or with the next connection. On the engine loop.
 
     Args:

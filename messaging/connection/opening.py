@@ -26,7 +26,7 @@ from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter, Events
-    from messaging.connection.renewal import Renewal
+    from messaging.connection.renewal import CredentialRenewal
     from messaging.execution import Engine
     from messaging.model import Host
 
@@ -59,7 +59,7 @@ class Opener:
         hosts: chooses the endpoints.
     """
 
-    def __init__(self, engine: Engine, adapter: Adapter, renewal: Renewal) -> None:
+    def __init__(self, engine: Engine, adapter: Adapter, renewal: CredentialRenewal) -> None:
         settings = adapter.settings
         self._engine = engine
         self._adapter = adapter

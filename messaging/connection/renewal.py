@@ -45,7 +45,7 @@ _EXPIRED: Final = 10.0
 _HANDED: Final = 5.0
 
 
-class Renewal:
+class CredentialRenewal:
     """The credentials of one connection. On the engine loop.
 
     Args:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from reactivex import Observable
 from reactivex import abc as rx
 
-from messaging.execution import Observer, Serial, callbacks_of, clock
+from messaging.execution import Serial, ValueObserver, callbacks_of, clock
 from messaging.functions import check_result
 from messaging.text import SafeLog
 
@@ -95,7 +95,7 @@ class ConnectionStates(Observable[ConnectionState]):
         #: whether the state is ``closed``: for hot paths, because :attr:`value` costs more
         self.is_closed = False
         #: used on the loop only
-        self._watchers: dict[_Watcher, None] = {}  # in the order of their beginning
+        self._watchers: dict[_StateWatcher, None] = {}  # in the order of their beginning
 
     @property
     def value(self) -> ConnectionState:
@@ -104,7 +104,7 @@ class ConnectionStates(Observable[ConnectionState]):
 
     def subscribe(
         self,
-        on_next: Observer[ConnectionState] | Callable[[ConnectionState], object] | None = None,
+        on_next: ValueObserver[ConnectionState] | Callable[[ConnectionState], object] | None = None,
         on_error: Callable[[Exception], object] | None = None,
         on_completed: Callable[[], object] | None = None,
         *,
@@ -119,14 +119,14 @@ class ConnectionStates(Observable[ConnectionState]):
             ArgumentError: an argument is neither an observer nor callable.
         """
         next_, _, on_completed = callbacks_of(on_next, on_error, on_completed)
-        watcher = _Watcher(next_, on_completed)
+        watcher = _StateWatcher(next_, on_completed)
         if self._value.name == "closed":  # the engine loop may not run any more
             watcher.tell(self._value)
         else:
             self._engine.call(self._add, watcher)
         return watcher
 
-    def _add(self, watcher: _Watcher) -> None:
+    def _add(self, watcher: _StateWatcher) -> None:
         if not watcher.is_over and self._value.name != "closed":
             self._watchers[watcher] = None
         watcher.tell(self._value)
@@ -151,7 +151,7 @@ class ConnectionStates(Observable[ConnectionState]):
         self.is_closed = True
 
 
-class _Watcher(rx.DisposableBase):
+class _StateWatcher(rx.DisposableBase):
     """One observer of the states."""
 
     def __init__(

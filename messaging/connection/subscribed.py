@@ -162,7 +162,7 @@ class Verdicts:
                 logger.exception("%s: failed to settle messages", self._adapter.name)
 
 
-class Reading:
+class ReadControl:
     """Passes pauses to the adapter, if it has flow control. On the engine loop.
 
     Nothing is read from the broker while at least one subscription asks for that.

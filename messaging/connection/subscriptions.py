@@ -17,7 +17,7 @@ from messaging.text import SafeLog
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.connection.state import ConnectionStates, Epoch
-    from messaging.connection.subscribed import Reading, Source, Subscribed
+    from messaging.connection.subscribed import ReadControl, Source, Subscribed
     from messaging.execution import Engine
 
 logger = SafeLog(__name__)
@@ -28,7 +28,7 @@ _RESUBSCRIBE_AT_ONCE: Final = 32
 _LEFT_COUNTS: Final = 256
 
 
-class Subscriptions:
+class ConnectionSubscriptions:
     """The subscriptions of one connection. Iterating yields the active ones.
 
     Args:
@@ -49,7 +49,7 @@ class Subscriptions:
         adapter: Adapter,
         epoch: Epoch,
         states: ConnectionStates,
-        reading: Reading,
+        reading: ReadControl,
         cause: Callable[[], MessagingError | None],
     ) -> None:
         self._engine = engine

@@ -39,5 +39,5 @@ from messaging.execution.waiting import refuse_in_loop as refuse_in_loop
 from messaging.execution.waiting import running_loop as running_loop
 from messaging.execution.waiting import seconds as seconds
 from messaging.execution.waiting import warn_in_loop as warn_in_loop
-from messaging.functions import Observer as Observer
+from messaging.functions import ValueObserver as ValueObserver
 from messaging.functions import callbacks_of as callbacks_of

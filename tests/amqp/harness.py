@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from messaging.errors import MessagingError
     from messaging.testing.brokers import RabbitMQ
-    from messaging_adapters.amqp.connection import Wire
-    from messaging_adapters.amqp.link import Link
+    from messaging_adapters.amqp.connection import AmqpWire
+    from messaging_adapters.amqp.link import AmqpLink
 
 
 class BrokerProxy(Proxy):
@@ -81,11 +81,11 @@ class Client:
         await self.open()
 
     @property
-    def link(self) -> Link:
+    def link(self) -> AmqpLink:
         return self.adapter._connector.linked()
 
     @property
-    def wires(self) -> list[Wire]:
+    def wires(self) -> list[AmqpWire]:
         """The connections: for publishing, and for consuming if there is a subscription."""
         return self.link.wires
 

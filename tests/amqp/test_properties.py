@@ -16,7 +16,7 @@ from messaging.errors import ArgumentError
 from messaging.model import NO_EXTENSIONS, MessageContext, PublishOptions, headers
 from messaging.testing.tables import table
 from messaging_adapters.amqp import properties, tables
-from messaging_adapters.amqp.properties import Properties, Template
+from messaging_adapters.amqp.properties import AmqpProperties, PropertiesTemplate
 from tests.doubles.plans import plan_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
@@ -30,7 +30,7 @@ def unmarshalled(data: bytes) -> Basic.Properties:
     return frame.properties
 
 
-def read(data: bytes, redelivered: bool = False) -> Properties:
+def read(data: bytes, redelivered: bool = False) -> AmqpProperties:
     """Read with something before and after it, as in a read buffer."""
     return properties.read(b"before" + data + b"\xce\x01after", 6, 6 + len(data), redelivered)
 
@@ -47,7 +47,7 @@ def test_written_properties_are_read_alike_by_pamqp_and_here(
 ) -> None:  # fmt: skip
     context = MessageContext("c", None, content_type, encoding, correlation, reply)
     options = PublishOptions(headers=texts, priority=priority, time_to_live=ttl, guaranteed_delivery=persistent)
-    data = Template(plan_of(context, options)).fill(correlation, message_id, now)
+    data = PropertiesTemplate(plan_of(context, options)).fill(correlation, message_id, now)
 
     seen = unmarshalled(data)
     assert (seen.content_type, seen.content_encoding, seen.correlation_id) == (content_type, encoding, correlation)
@@ -75,14 +75,14 @@ def test_written_properties_are_read_alike_by_pamqp_and_here(
 
 
 def test_nothing_is_read_from_nothing() -> None:
-    assert read(b"\0\0") == Properties()
+    assert read(b"\0\0") == AmqpProperties()
     assert read(b"\0\0").extensions is NO_EXTENSIONS
     assert dict(read(b"\0\0", redelivered=True).extensions) == {"redelivered": True}
 
 
 def test_type_and_application_are_written() -> None:
     options = PublishOptions(custom={"type": "t", "appId": "a"})
-    seen = unmarshalled(Template(plan_of(MessageContext("c"), options)).fill("c", "m", 5))
+    seen = unmarshalled(PropertiesTemplate(plan_of(MessageContext("c"), options)).fill("c", "m", 5))
     assert (seen.message_type, seen.app_id, seen.user_id, seen.message_id) == ("t", "a", None, "m")
 
 
@@ -106,7 +106,7 @@ def test_extensions_cannot_be_written_to() -> None:
 )
 def test_values_longer_than_a_short_string_are_refused(context: MessageContext, what: str) -> None:
     with pytest.raises(ArgumentError, match=what):
-        Template(plan_of(context))
+        PropertiesTemplate(plan_of(context))
 
 
 # --- headers of other programs
@@ -148,7 +148,7 @@ def test_any_headers_are_written_as_pamqp_reads_them_and_read_again(table: dict[
     assert length == len(data)
     assert repr(headers.check(theirs)) == repr(checked)
     options = PublishOptions(headers=checked)
-    known = read(Template(plan_of(MessageContext("c"), options)).fill(None, None, 0))
+    known = read(PropertiesTemplate(plan_of(MessageContext("c"), options)).fill(None, None, 0))
     assert repr(known.extensions.get("headers", {})) == repr(checked if checked else {})
 
 
@@ -188,7 +188,7 @@ def test_a_header_compression_of_another_meaning_is_left_alone(value: Any) -> No
 )
 def test_a_charset_is_left_out_where_it_is_the_default(content_type: str, encoding: str | None, written: str) -> None:
     context = MessageContext("c", content_type=content_type, content_encoding=encoding)
-    assert unmarshalled(Template(plan_of(context)).fill(None, None, 0)).content_type == written
+    assert unmarshalled(PropertiesTemplate(plan_of(context)).fill(None, None, 0)).content_type == written
 
 
 @table(
@@ -204,7 +204,7 @@ def test_a_charset_is_left_out_where_it_is_the_default(content_type: str, encodi
 )
 def test_zlib_is_written_as_kombu_writes_it(encoding: str, property_: str | None, fields: dict[str, Any]) -> None:
     context = MessageContext("c", content_type="text/plain; charset=utf-8", content_encoding=encoding)
-    data = Template(plan_of(context, PublishOptions(headers={"a": 1}))).fill(None, None, 0)
+    data = PropertiesTemplate(plan_of(context, PublishOptions(headers={"a": 1}))).fill(None, None, 0)
     seen = unmarshalled(data)
     assert (seen.content_encoding, seen.headers, seen.content_type) == (property_, fields, "text/plain")
     assert (read(data).content_encoding or "").replace(" ", "") == encoding.replace(" ", "").lower()
@@ -274,7 +274,7 @@ def test_properties_are_extensions_and_odd_values_do_no_harm(data: bytes, known:
 
 @given(st.binary(max_size=80))
 def test_reading_properties_never_fails(data: bytes) -> None:
-    assert isinstance(read(data), Properties)
+    assert isinstance(read(data), AmqpProperties)
 
 
 @table(
@@ -282,7 +282,7 @@ def test_reading_properties_never_fails(data: bytes) -> None:
     [b"", b"\x80", b"\x80\x00", b"\x80\x00\xffx", b"\x20\x00\0\0\0\x02\x01n", b"\x20\x00\0\0\0\x03\x01n?", b"\xff\xff"],
 )
 def test_malformed_properties_are_left_out_and_logged(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    assert read(data) == Properties()
+    assert read(data) == AmqpProperties()
     assert "malformed properties" in caplog.text
 
 
@@ -290,7 +290,7 @@ def test_malformed_properties_are_left_out_and_logged(data: bytes, caplog: pytes
 def test_where_a_client_of_mqtt_5_wants_its_reply_is_its_reply_channel(name: str) -> None:
     """RabbitMQ's MQTT plugin, from 3.13 on, tells in a header: a routing key of the topic exchange."""
 
-    def told(header: dict[str, str], **other: str) -> Properties:
+    def told(header: dict[str, str], **other: str) -> AmqpProperties:
         return read(Basic.Properties(headers={name: "replies.of.me", **header}, **other).marshal())
 
     known = told({"k": "v"}, correlation_id="1")

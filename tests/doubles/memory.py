@@ -10,7 +10,7 @@ import pytest
 from messaging.instance import Messaging
 from messaging.testing.waiting import eventually
 from messaging_adapters.memory import MemoryAdapter
-from messaging_adapters.memory.broker import Broker, join
+from messaging_adapters.memory.broker import MemoryBroker, join
 from tests.doubles.fake import on_loop
 
 
@@ -25,10 +25,10 @@ def change_capabilities(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None
     monkeypatch.setattr(MemoryAdapter, "__init__", make_changed)
 
 
-def broker_of(m: Messaging) -> Broker:
+def broker_of(m: Messaging) -> MemoryBroker:
     """Return the broker that ``m`` is connected to."""
 
-    def find() -> Broker:
+    def find() -> MemoryBroker:
         broker = join(m.runtime.get_runtime_dto().connection_uri.removeprefix("memory://"))
         broker.release()
         return broker

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from messaging import Features, MessageContext
 from messaging.model import Incoming, PublishOptions, SubscribeOptions, SubscriptionSpec, matcher, parse_url
 from messaging_adapters.memory import MemoryAdapter, MemorySettings, broker, queues
-from messaging_adapters.memory.broker import Broker
-from messaging_adapters.memory.queues import Consumer, Queue, QueueLimits
+from messaging_adapters.memory.broker import MemoryBroker
+from messaging_adapters.memory.queues import MemoryConsumer, Queue, QueueLimits
 from tests.doubles.plans import plan_of
 
 
@@ -45,7 +45,7 @@ class Receiver:
     arrived: list[Incoming] = field(default_factory=list)
     unsettled: list[tuple[Incoming, Sent]] = field(default_factory=list)
     paused: bool = False
-    handle: Consumer | None = None
+    handle: MemoryConsumer | None = None
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
         self.arrived += batch
@@ -110,7 +110,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         for module in (broker, queues):
             self.patch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: self.now))
-        self.broker = Broker("model")
+        self.broker = MemoryBroker("model")
         self.adapter = MemoryAdapter(parse_url("memory://model"), MemorySettings(), "model")
         self.lines: dict[str | None, Line] = {}
         self.private: list[Line] = []

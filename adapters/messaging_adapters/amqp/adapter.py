@@ -193,7 +193,7 @@ class AmqpAdapter(Adapter):
     # --- publishing
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
-        """See :class:`messaging_adapters.amqp.publisher.Publisher`."""
+        """See :class:`messaging_adapters.amqp.publisher.AmqpPublisher`."""
         link = self._connector.link
         if link is None or not link.alive:
             error = ConnectionLostError(f"there is no connection to {self._connector.target}")

@@ -11,7 +11,7 @@ from messaging_adapters.amqp.declarations import DEFAULT_EXCHANGE
 
 if TYPE_CHECKING:
     from messaging.model import SubscriptionSpec
-    from messaging_adapters.amqp.declarations import Source
+    from messaging_adapters.amqp.declarations import QueueSource
     from messaging_adapters.amqp.target import AmqpSettings
 
 #: each reply that names its channel is checked against the subscriptions of request handlers
@@ -26,7 +26,7 @@ class AmqpAddressing(Addressing):
         self._max_priority = settings.max_priority
         self._compile = lru_cache(maxsize=_SOURCES)(declarations.source)
 
-    def source(self, spec: SubscriptionSpec) -> Source:
+    def source(self, spec: SubscriptionSpec) -> QueueSource:
         """Return the queue of a subscription, compiled; see ``declarations.source``."""
         return self._compile(spec, self._exchange, self._max_priority)
 
@@ -69,7 +69,7 @@ ArrivalChannel = tuple[str, str | None] | None
 class ArrivalChannels(dict[bytes, ArrivalChannel]):
     """The channels that deliveries of one subscription arrive on, by route: exchange and routing key as on the wire."""
 
-    def __init__(self, spec: SubscriptionSpec, source: Source, exchange: str) -> None:
+    def __init__(self, spec: SubscriptionSpec, source: QueueSource, exchange: str) -> None:
         super().__init__()
         self._has_extension = spec.channel_extension is not None
         self._source = source

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from messaging.model.envelope import Unwrapped
-    from messaging_adapters.amqp.connection import Wire
-    from messaging_adapters.amqp.declarations import Source
-    from messaging_adapters.amqp.properties import Properties
+    from messaging_adapters.amqp.connection import AmqpWire
+    from messaging_adapters.amqp.declarations import QueueSource
+    from messaging_adapters.amqp.properties import AmqpProperties
 
 #: messages that are asked for at once, and bytes of payloads after which no more are
 _AT_ONCE: Final = 16
 _MAX_BYTES: Final = 64 * 2**20
 
 
-async def declare(wire: Wire, sources: Sequence[Source], *, is_bound: bool) -> None:
+async def declare(wire: AmqpWire, sources: Sequence[QueueSource], *, is_bound: bool) -> None:
     """Declare one queue and bind it for each source; with ``declare="passive"`` check that it exists."""
     wanted = sources[0].queue
     if is_bound:
@@ -45,21 +45,21 @@ async def declare(wire: Wire, sources: Sequence[Source], *, is_bound: bool) -> N
             await topology.bind(wire, queue, source.exchange, key, source.binding_arguments)
 
 
-async def purge(wire: Wire, name: str) -> int:
+async def purge(wire: AmqpWire, name: str) -> int:
     """Remove the messages of a queue that no consumer has, and return their number."""
     queue = await (await wire.channel()).get_queue(name, ensure=False)
     purged = await wire.command(queue.purge(), spec.Queue.Purge)
     return cast("int", purged.message_count)
 
 
-async def delete(wire: Wire, name: str, *, if_empty: bool, if_unused: bool) -> int:
+async def delete(wire: AmqpWire, name: str, *, if_empty: bool, if_unused: bool) -> int:
     """Delete a queue, and return the number of its messages."""
     # the broker takes a queue that is not there for a deleted one
     await wire.command((await wire.channel()).get_queue(name), spec.Queue.Declare)
     return await topology.delete_queue(wire, name, if_empty=if_empty, if_unused=if_unused)
 
 
-async def peek(wire: Wire, name: str, limit: int, exchange: str) -> list[Incoming]:
+async def peek(wire: AmqpWire, name: str, limit: int, exchange: str) -> list[Incoming]:
     """Return the first messages of a queue, and requeue them; ``exchange`` is that of channels without extension."""
     channel = await wire.channel()
     number = cast("int", channel.number)
@@ -102,7 +102,7 @@ class _PeekLane(DeliveryLane):
         if known.origin is not None and route == self._own_route:
             exchange, key = known.origin
         is_plain = exchange in (self._exchange, "")
-        content: Unwrapped | Properties = known
+        content: Unwrapped | AmqpProperties = known
         if is_enveloped(known, payload):
             inner = unwrapped(known, payload)
             if inner is None:  # expired

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from yarl import URL
 
     from messaging_adapters.amqp.protocol import FrameLane
-    from messaging_adapters.amqp.target import Target
+    from messaging_adapters.amqp.target import AmqpTarget
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +84,8 @@ class LaneConnection(aio_pika.Connection):
     def __init__(self, url: URL, vhost: str, streams: aiormq.TransportFactory) -> None:
         super().__init__(url)
         if internals.ENABLED:
-            self.CHANNEL_CLASS = internals.Channel
-        kind = internals.Connection if internals.ENABLED else aiormq.Connection
+            self.CHANNEL_CLASS = internals.LenientChannel
+        kind = internals.ObservedConnection if internals.ENABLED else aiormq.Connection
         #: the connection that aio-pika stands on
         self.amqp: aiormq.Connection = kind(url, transport_factory=streams)
         self.amqp.vhost = vhost
@@ -115,7 +115,7 @@ class LaneConnection(aio_pika.Connection):
         await super().close(closed)
 
 
-class Wire:
+class AmqpWire:
     """An open connection. For one event loop only; made by :func:`connect`.
 
     Attributes:
@@ -126,7 +126,7 @@ class Wire:
     """
 
     def __init__(
-        self, target: Target, connection: LaneConnection, protocol: FrameProtocol, writer: asyncio.StreamWriter
+        self, target: AmqpTarget, connection: LaneConnection, protocol: FrameProtocol, writer: asyncio.StreamWriter
     ) -> None:
         self.alive = True
         self.lost: Callable[[ConnectionLostError], object] = lambda _: None
@@ -172,7 +172,7 @@ class Wire:
         # aiormq takes three silent intervals for a loss, and must not be first
         self._watch = clock.call_later(loop, min(limit - silence, interval / 2), self._check_silence)
 
-    async def update_secret(self, target: Target) -> None:
+    async def update_secret(self, target: AmqpTarget) -> None:
         """Replace the secret of the connection by that of ``target`` (``connection.update-secret``).
 
         A broker that is out of memory answers once it has recovered: this returns without the answer after the
@@ -360,7 +360,7 @@ class Wire:
                 self._updating.set()  # :meth:`update_secret` then finds the connection lost
 
 
-async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) -> Wire:
+async def connect(target: AmqpTarget, purpose: str, context: ssl.SSLContext | None) -> AmqpWire:
     """Connect and log in. Nothing is left behind on failure or cancellation.
 
     ``purpose`` distinguishes the connections of one instance at the broker.
@@ -411,7 +411,7 @@ async def connect(target: Target, purpose: str, context: ssl.SSLContext | None) 
             f"cannot connect to {target}: it has no publisher confirms, without which no message is known to have "
             "arrived; a broker with the AMQP extensions of RabbitMQ has them"
         )
-    return Wire(target, connection, protocol, writer)
+    return AmqpWire(target, connection, protocol, writer)
 
 
 async def _leave(connection: LaneConnection, protocol: FrameProtocol, transport: asyncio.WriteTransport) -> None:
@@ -421,7 +421,7 @@ async def _leave(connection: LaneConnection, protocol: FrameProtocol, transport:
     await connection.close()
 
 
-def _url(target: Target, purpose: str) -> URL:
+def _url(target: AmqpTarget, purpose: str) -> URL:
     return make_url(
         host=target.host,
         port=target.port,
@@ -439,7 +439,7 @@ def _is_cancelled() -> bool:
     return task is None or task.cancelling() > 0
 
 
-def _connect_error(target: Target, protocol: FrameProtocol, error: BaseException) -> ConnectFailedError:
+def _connect_error(target: AmqpTarget, protocol: FrameProtocol, error: BaseException) -> ConnectFailedError:
     if protocol.close_reason is not None:
         code, text = protocol.close_reason
         if code == 403:

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel
 
     from messaging.model.envelope import Unwrapped
-    from messaging_adapters.amqp.connection import Wire
+    from messaging_adapters.amqp.connection import AmqpWire
     from messaging_adapters.amqp.declarations import ExchangeSpec
     from messaging_adapters.amqp.delays import Delays
     from messaging_adapters.amqp.deliveries import QueueSubscription
-    from messaging_adapters.amqp.properties import Properties
+    from messaging_adapters.amqp.properties import AmqpProperties
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class QueueConsumer(DeliveryLane):
 
     def __init__(
         self,
-        wire: Wire,
+        wire: AmqpWire,
         subscription: QueueSubscription,
         *,
         exchange: str,
@@ -256,7 +256,7 @@ class QueueConsumer(DeliveryLane):
             if self._settles:
                 self.settle(tag, requeue=False)
             return
-        content: Unwrapped | Properties = known
+        content: Unwrapped | AmqpProperties = known
         body = payload
         if is_enveloped(known, payload):
             inner = unwrapped(known, payload)
@@ -371,7 +371,7 @@ class JointQueue:
         exchange: the exchange of all bindings.
     """
 
-    def __init__(self, wire: Wire, consumer: QueueConsumer, exchange: ExchangeSpec) -> None:
+    def __init__(self, wire: AmqpWire, consumer: QueueConsumer, exchange: ExchangeSpec) -> None:
         self._wire = wire
         self._consumer = consumer
         self._exchange = exchange

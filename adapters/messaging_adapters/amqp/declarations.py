@@ -153,7 +153,7 @@ class DelaySpec(NamedTuple):
         return _milliseconds(doubled(self.first, self.longest, count))
 
 
-class Destination(NamedTuple):
+class AmqpDestination(NamedTuple):
     """The exchange and routing key that messages of one context are published to."""
 
     exchange: ExchangeSpec
@@ -161,7 +161,7 @@ class Destination(NamedTuple):
     mandatory: bool = False
 
 
-class Source(NamedTuple):
+class QueueSource(NamedTuple):
     """The queue that a subscription consumes, and its bindings."""
 
     exchange: ExchangeSpec
@@ -177,7 +177,7 @@ class Source(NamedTuple):
     delay: DelaySpec | None = None
 
 
-def destination(plan: PublishPlan, exchange: str) -> Destination:
+def destination(plan: PublishPlan, exchange: str) -> AmqpDestination:
     """Return the destination of a publish plan; ``exchange`` is the exchange of channels without extension.
 
     Raises:
@@ -187,18 +187,18 @@ def destination(plan: PublishPlan, exchange: str) -> Destination:
     channel, extension = plan.channel, plan.channel_extension
     if extension is None and channel.startswith(f"{names.DIRECT_CHANNEL}/"):
         # the address is no queue, so a mandatory message would be returned
-        return Destination(ExchangeSpec(""), names.reply_key(channel))
+        return AmqpDestination(ExchangeSpec(""), names.reply_key(channel))
     if not custom and options.autocreate:  # the fast path
         if extension is None:
-            return Destination(ExchangeSpec(exchange), names.routing_key(channel), options.mandatory)
+            return AmqpDestination(ExchangeSpec(exchange), names.routing_key(channel), options.mandatory)
         found = ExchangeSpec(_exchange_name(channel))
-        return Destination(found, extension, options.mandatory)
+        return AmqpDestination(found, extension, options.mandatory)
     declare = _declare(custom, options.autocreate, _EXCHANGE_KEYS)
     found = _exchange(channel, extension, exchange, custom, declare)
-    return Destination(found, names.routing_key(channel) if extension is None else extension, options.mandatory)
+    return AmqpDestination(found, names.routing_key(channel) if extension is None else extension, options.mandatory)
 
 
-def source(spec: SubscriptionSpec, exchange: str, max_priority: int) -> Source:
+def source(spec: SubscriptionSpec, exchange: str, max_priority: int) -> QueueSource:
     """Compile a subscription; ``exchange`` and ``max_priority`` are the settings of these names.
 
     Raises:
@@ -222,7 +222,7 @@ def source(spec: SubscriptionSpec, exchange: str, max_priority: int) -> Source:
         delay = DelaySpec(first, longest, kind == "quorum")
     patterns, bindings = _bindings(spec, found)
     priority = custom.get(keys.CONSUMER_PRIORITY)
-    return Source(
+    return QueueSource(
         exchange=found,
         queue=_queue(spec, kind, declare, max_priority),
         bindings=bindings if declare == "create" else (),

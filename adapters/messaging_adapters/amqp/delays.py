@@ -38,7 +38,7 @@ from messaging_adapters.amqp.declarations import QueueSpec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from messaging_adapters.amqp.connection import Wire
+    from messaging_adapters.amqp.connection import AmqpWire
     from messaging_adapters.amqp.declarations import DelaySpec
 
     #: called with the outcome: whether the message waits at the broker, or has to be requeued
@@ -88,7 +88,7 @@ class _Confirm:
             self.answer.set_result(answer)
 
 
-class _Channel(ConfirmChannel[_Confirm]):
+class _DelayChannel(ConfirmChannel[_Confirm]):
     def refused(self) -> None:
         """Fail all messages: the broker does not say over which one it closed the channel."""
         self._fail(*self.refusal or (0, ""))
@@ -109,10 +109,10 @@ class Delays:
     ``username`` is the user of the connection; ``None`` if the client certificate names the user.
     """
 
-    def __init__(self, wire: Wire, username: str | None) -> None:
+    def __init__(self, wire: AmqpWire, username: str | None) -> None:
         self._wire = wire
         self._username = username
-        self._channel: _Channel | None = None
+        self._channel: _DelayChannel | None = None
         #: one task at a time opens the channel or declares a queue
         self._preparing = asyncio.Lock()
         self._window = asyncio.Semaphore(_WINDOW)
@@ -187,7 +187,7 @@ class Delays:
         else:
             settle(True)
 
-    async def _ready(self, name: str, queue: str, spec: DelaySpec, milliseconds: int) -> _Channel:
+    async def _ready(self, name: str, queue: str, spec: DelaySpec, milliseconds: int) -> _DelayChannel:
         """Return the channel once the broker accepts messages and the queue ``name`` of the delay exists."""
         while True:
             channel = self._channel
@@ -204,7 +204,7 @@ class Delays:
                     if channel is None or channel.refusal is not None:
                         opened = await self._wire.channel(confirms=True)
                         number = cast("int", opened.number)
-                        self._channel = self._wire.lanes[number] = _Channel(number)
+                        self._channel = self._wire.lanes[number] = _DelayChannel(number)
                     elif self._age(name) >= _RECENT:
                         await self._declare(name, queue, spec, milliseconds)
 

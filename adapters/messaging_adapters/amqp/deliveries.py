@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from messaging.errors import MessagingError
     from messaging.model import SubscriptionSpec
     from messaging.model.envelope import Unwrapped
-    from messaging_adapters.amqp.declarations import Source
-    from messaging_adapters.amqp.properties import Properties
+    from messaging_adapters.amqp.declarations import QueueSource
+    from messaging_adapters.amqp.properties import AmqpProperties
 
 #: header that RabbitMQ's MQTT plugin adds to the messages it publishes
 _MQTT_QOS: Final = "x-mqtt-publish-qos"
@@ -37,7 +37,7 @@ class DeliveryLane(abc.ABC):
     """
 
     def __init__(self, *, keeps_raw: bool = False) -> None:
-        self.known = properties.Properties()
+        self.known = properties.AmqpProperties()
         self.raw = b""
         self._keeps_raw = keeps_raw
         #: delivery tag, "redelivered" and route of the delivery whose content is arriving
@@ -170,7 +170,7 @@ class QueueSubscription(NamedTuple):
     spec: SubscriptionSpec
     sink: Sink
     #: ``spec``, compiled
-    source: Source
+    source: QueueSource
     #: of a subscription that reads a stream
     position: StreamPosition | None = None
 
@@ -219,7 +219,7 @@ class StreamPosition:
             self.next = delivered.popleft()[1] + 1
 
 
-def is_enveloped(known: Properties, payload: bytes) -> bool:
+def is_enveloped(known: AmqpProperties, payload: bytes) -> bool:
     """Return whether a message has an envelope around it: RabbitMQ's MQTT plugin published it."""
     if not payload.startswith(envelope.START):
         return False
@@ -227,6 +227,6 @@ def is_enveloped(known: Properties, payload: bytes) -> bool:
     return _MQTT_QOS in headers
 
 
-def unwrapped(known: Properties, payload: bytes) -> Unwrapped | None:
+def unwrapped(known: AmqpProperties, payload: bytes) -> Unwrapped | None:
     """Return the message in an envelope; ``None`` if it has expired."""
     return envelope.unwrap(payload, MappingProxyType({**known.extensions, ENVELOPE: True}))

@@ -9,7 +9,7 @@ from messaging.model import envelope
 from messaging_adapters.amqp import frames, names
 from messaging_adapters.amqp.declarations import destination
 from messaging_adapters.amqp.extensions import ENVELOPE
-from messaging_adapters.amqp.properties import Template
+from messaging_adapters.amqp.properties import PropertiesTemplate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +48,7 @@ class PublishForm:
         self.shared_id = self.options.message_id if self.mandatory and self.confirms else None
         #: the exchange to check for or declare first; "" for none
         self.exchange = self.destination.exchange.name if self.destination.exchange.declare != "none" else ""
-        self._template = Template(plan)
+        self._template = PropertiesTemplate(plan)
         #: the method frame, and the number of the channel that it is for
         self._method = b""
         self._channel = 0

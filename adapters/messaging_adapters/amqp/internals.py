@@ -2,16 +2,17 @@
 
 Everything that depends on more than the public API of these libraries is in this module:
 
-===============  ================================================  ================================================
-adaptation       reason                                            fallback on public API
-===============  ================================================  ================================================
-``Reader``       aiormq logs a traceback for each stream that      The traceback is logged.
-                 ends without ``connection.close-ok``
-``Channel``      pamqp accepts fewer names than brokers do, and    Such a name is refused with the reply code 502. A
-                 writes floats of binding arguments in 32 bits     float among binding arguments matches no header.
-``Connection``   aio-pika registers callbacks for each channel     Each channel costs about a kilobyte until its
-                 that it cannot remove again                       connection ends.
-===============  ================================================  ================================================
+======================  ==============================================  ==============================================
+adaptation              reason                                          fallback on public API
+======================  ==============================================  ==============================================
+``StreamEnd``           aiormq logs a traceback for each stream that    The traceback is logged.
+                        ends without ``connection.close-ok``
+``LenientChannel``      pamqp accepts fewer names than brokers do, and  Such a name is refused with the reply code 502.
+                        writes floats of binding arguments in 32 bits   A float among binding arguments matches no
+                                                                        header.
+``ObservedConnection``  aio-pika registers callbacks for each channel   Each channel costs about a kilobyte until its
+                        that it cannot remove again                     connection ends.
+======================  ==============================================  ==============================================
 
 The adaptations are in use with the versions in ``TESTED``, and the fallbacks with all others. What depends on the
 choice reads ``ENABLED`` when a connection is made.
@@ -57,7 +58,7 @@ if not ENABLED:
     )
 
 
-class Reader(asyncio.StreamReader):
+class StreamEnd(asyncio.StreamReader):
     """The stream that aiormq reads. With ``ends_quietly``, aiormq reads ``connection.close-ok`` at its end."""
 
     ends_quietly = False
@@ -79,7 +80,7 @@ class Reader(asyncio.StreamReader):
             super().set_exception(exc)
 
 
-class Connection(aiormq.Connection):
+class ObservedConnection(aiormq.Connection):
     """A connection with one observer of its closure, from which aio-pika can remove its callbacks."""
 
     _observer: asyncio.Future[Any] | None = None
@@ -116,7 +117,7 @@ _QueueBind: Final = cast(
 )
 
 
-class _LenientChannel:
+class _LenientMethods:
     """An aiormq channel whose declarations, bindings and consumers may have any name that fits into 255 bytes."""
 
     def __init__(self, channel: aiormq.Channel) -> None:
@@ -155,10 +156,10 @@ class _LenientChannel:
         return await self._channel.rpc(_Consume(**fields), timeout=timeout)
 
 
-class Channel(aio_pika.Channel):
-    """aio-pika's channel on a :class:`_LenientChannel`."""
+class LenientChannel(aio_pika.Channel):
+    """aio-pika's channel on a :class:`_LenientMethods`."""
 
     async def get_underlay_channel(self) -> AbstractChannel:
         """Return the channel that aio-pika's exchanges and queues send their methods on."""
         channel = cast("aiormq.Channel", await super().get_underlay_channel())
-        return cast("AbstractChannel", _LenientChannel(channel))
+        return cast("AbstractChannel", _LenientMethods(channel))

@@ -25,10 +25,10 @@ from messaging.errors import (
 )
 from messaging.execution import clock, on_worker
 from messaging_adapters.amqp import topology
-from messaging_adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, Wire, connect, refusal
+from messaging_adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, AmqpWire, connect, refusal
 from messaging_adapters.amqp.consumer import JointQueue, QueueConsumer
 from messaging_adapters.amqp.delays import Delays
-from messaging_adapters.amqp.publisher import Publisher
+from messaging_adapters.amqp.publisher import AmqpPublisher
 from messaging_adapters.amqp.retries import RefusingQueues
 from messaging_adapters.amqp.target import log_in
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from messaging.model.credentials import Credentials
     from messaging_adapters.amqp.declarations import QueueSpec
     from messaging_adapters.amqp.deliveries import QueueSubscription
-    from messaging_adapters.amqp.target import AmqpSettings, Target
+    from messaging_adapters.amqp.target import AmqpSettings, AmqpTarget
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +67,12 @@ class Connector:
         link: the link of now; ``None`` before the first, and once closed.
     """
 
-    def __init__(self, target: Target, settings: AmqpSettings) -> None:
+    def __init__(self, target: AmqpTarget, settings: AmqpSettings) -> None:
         self.target = self.used = target
         self.settings = settings
         self.provider: Callable[[], Awaitable[Credentials]] | None = None
         self.refusing = RefusingQueues()
-        self.link: Link | None = None
+        self.link: AmqpLink | None = None
         #: whether the broker is not known to lack ``connection.update-secret``
         self._updates_secret = True
 
@@ -80,7 +80,7 @@ class Connector:
         """Make the next link to another host or address."""
         self.target = self.target.at(endpoint)
 
-    def linked(self) -> Link:
+    def linked(self) -> AmqpLink:
         """Return the link of now, which may be lost.
 
         Raises:
@@ -94,9 +94,9 @@ class Connector:
         """Make a link. The link of a lost connection does not outlive it."""
         await self.close()
         target, context = await self.log_in(may_reuse=False)
-        self.link = Link(self, await connect(target, "publishing", context), events)
+        self.link = AmqpLink(self, await connect(target, "publishing", context), events)
 
-    async def log_in(self, *, may_reuse: bool = True) -> tuple[Target, ssl.SSLContext | None]:
+    async def log_in(self, *, may_reuse: bool = True) -> tuple[AmqpTarget, ssl.SSLContext | None]:
         """Return credentials and certificates for the next connection.
 
         With ``may_reuse``, the credentials in use serve if the provider fails.
@@ -139,7 +139,7 @@ class Connector:
             await link.close()
 
 
-class Link:
+class AmqpLink:
     """See the module.
 
     Args:
@@ -148,15 +148,15 @@ class Link:
         events: told if the link ends without ``close``, and when the broker stops accepting messages, and resumes.
     """
 
-    def __init__(self, connector: Connector, publishing: Wire, events: Events) -> None:
+    def __init__(self, connector: Connector, publishing: AmqpWire, events: Events) -> None:
         settings = connector.settings
         self.alive = True
-        self.publisher = Publisher(publishing, settings.exchange, settings.publish_window, connector.refusing)
+        self.publisher = AmqpPublisher(publishing, settings.exchange, settings.publish_window, connector.refusing)
         self._connector = connector
         self._target = connector.used
         self._settings = settings
         self.wires = [publishing]
-        self._consuming: Wire | None = None
+        self._consuming: AmqpWire | None = None
         self._connecting = asyncio.Lock()
         #: the attempts to connect of now
         self._dialling: dict[asyncio.Timeout, None] = {}
@@ -192,7 +192,9 @@ class Link:
         consumer = await self.subscribe(subscription._replace(source=source))
         return JointQueue(await self._consuming_wire(), consumer, source.exchange)
 
-    async def administer(self, what: str, request: Callable[[Wire], Awaitable[T]], queue: QueueSpec | None = None) -> T:
+    async def administer(
+        self, what: str, request: Callable[[AmqpWire], Awaitable[T]], queue: QueueSpec | None = None
+    ) -> T:
         """Make a request about a queue, on a connection of its own: the broker may close it over the request.
 
         Args:
@@ -241,7 +243,7 @@ class Link:
         if self._tasks:
             await clock.wait(self._tasks, timeout=1.0)
 
-    async def update_secret(self, target: Target) -> None:
+    async def update_secret(self, target: AmqpTarget) -> None:
         """Replace the secret of both connections by that of ``target``.
 
         Raises:
@@ -253,7 +255,7 @@ class Link:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _update_consuming(self, target: Target) -> None:
+    async def _update_consuming(self, target: AmqpTarget) -> None:
         async with self._connecting:
             if self._consuming is not None:
                 await self._consuming.update_secret(target)
@@ -276,14 +278,14 @@ class Link:
         grace = UNCONFIRMED_GRACE if self.publisher.wrote_unconfirmed() else CLOSE_GRACE
         await asyncio.gather(*[wire.close(grace) for wire in self.wires])
 
-    async def _consuming_wire(self) -> Wire:
+    async def _consuming_wire(self) -> AmqpWire:
         async with self._connecting:
             self._check()
             if self._consuming is None:
                 self._consuming = await self._connect()
             return self._consuming
 
-    async def _connect(self) -> Wire:
+    async def _connect(self) -> AmqpWire:
         try:
             wire = await self._dial("consuming")
         except (ConnectFailedError, TimeoutError) as error:
@@ -302,7 +304,7 @@ class Link:
         wire.lost = self._end
         return wire
 
-    async def _dial(self, purpose: str) -> Wire:
+    async def _dial(self, purpose: str) -> AmqpWire:
         async with clock.timeout(self._target.timeout) as dialling:
             self._dialling[dialling] = None
             try:

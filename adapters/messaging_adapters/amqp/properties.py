@@ -88,7 +88,7 @@ _U64: Final = struct.Struct(">Q")
 # --- writing
 
 
-class Template:
+class PropertiesTemplate:
     """The properties that all messages of one context share, encoded once.
 
     Raises:
@@ -171,7 +171,7 @@ def _table(fields: Mapping[str, Any]) -> bytes:
 # --- reading
 
 
-class Properties(NamedTuple):
+class AmqpProperties(NamedTuple):
     """The properties of a received message."""
 
     content_type: str | None = None
@@ -186,10 +186,10 @@ class Properties(NamedTuple):
     origin: tuple[str, str] | None = None
 
 
-_NONE: Final = Properties()
+_NONE: Final = AmqpProperties()
 
 
-def read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
+def read(data: bytes, at: int, end: int, redelivered: bool) -> AmqpProperties:
     """Read flags and values from ``data[at:end]``. Malformed properties are logged and ignored."""
     try:
         return _read(data, at, end, redelivered)
@@ -198,7 +198,7 @@ def read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
         return _NONE
 
 
-def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
+def _read(data: bytes, at: int, end: int, redelivered: bool) -> AmqpProperties:
     (flags,) = _FLAGS.unpack_from(data, at)
     at += 2
     more = flags
@@ -264,7 +264,7 @@ def _read(data: bytes, at: int, end: int, redelivered: bool) -> Properties:
                     extensions[key] = value
     if at > end:
         raise ValueError("a value ends outside the frame")
-    return Properties(
+    return AmqpProperties(
         content_type,
         content_encoding,
         correlation_id,

@@ -75,7 +75,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
     """See the module. Until ``settle`` is called all frames go to aiormq, for the handshake."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.reader = internals.Reader(loop=loop) if internals.ENABLED else asyncio.StreamReader(loop=loop)
+        self.reader = internals.StreamEnd(loop=loop) if internals.ENABLED else asyncio.StreamReader(loop=loop)
         super().__init__(self.reader, loop=loop)
         self.lanes: dict[int, FrameLane] = {}
         #: when bytes were received last, in the loop's time
@@ -123,7 +123,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
 
     def end_quietly(self) -> None:
         """Let aiormq read the end of the connection as one in good order: it logs no warning then."""
-        if isinstance(self.reader, internals.Reader):
+        if isinstance(self.reader, internals.StreamEnd):
             self.reader.ends_quietly = True
 
     def feed_heartbeat(self) -> None:

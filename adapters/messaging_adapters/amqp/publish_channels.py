@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from messaging.adapter import Sink
     from messaging.model import Outgoing
-    from messaging_adapters.amqp.connection import Wire
+    from messaging_adapters.amqp.connection import AmqpWire
     from messaging_adapters.amqp.forms import PublishForm
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _MAX_RETIRED: Final = 4
 
 
-class Owner(Protocol):
+class ChannelOwner(Protocol):
     """The publisher, as its channels see it."""
 
     def progressed(self) -> None:
@@ -51,7 +51,7 @@ class PublishChannel(ConfirmChannel["Outgoing"]):
         base: the number of messages that were published on earlier channels.
     """
 
-    def __init__(self, owner: Owner, opened: AbstractChannel, *, confirms: bool, base: int) -> None:
+    def __init__(self, owner: ChannelOwner, opened: AbstractChannel, *, confirms: bool, base: int) -> None:
         super().__init__(cast("int", opened.number), confirms=confirms)
         self.opened = opened
         self.base = base
@@ -112,7 +112,7 @@ class PublishChannels:
         exchanges: the names of exchanges that are known to exist.
     """
 
-    def __init__(self, owner: Owner, wire: Wire) -> None:
+    def __init__(self, owner: ChannelOwner, wire: AmqpWire) -> None:
         self.open: dict[bool, PublishChannel] = {}
         self.exchanges = {""}
         self._owner = owner
@@ -135,7 +135,7 @@ class PublishChannels:
             message.fail(refusal(PublishRefusedError, f"publish to {message.plan.channel!r}", error))
 
     async def channel(self, *, confirms: bool) -> PublishChannel:
-        """Return the channel with or without confirms. Raises as ``Wire.channel``."""
+        """Return the channel with or without confirms. Raises as ``AmqpWire.channel``."""
         async with self._opening:
             channel = self.open.get(confirms)
             if channel is None:
@@ -161,7 +161,7 @@ class PublishChannels:
             channel.replies.fail(SubscriptionRefusedError(what, code=code, detail=text))
 
     async def renew(self) -> None:
-        """Replace the channel with confirms, on which no message may be unconfirmed. Raises as ``Wire.channel``.
+        """Replace the channel with confirms, on which no message may be unconfirmed. Raises as ``AmqpWire.channel``.
 
         A channel that receives direct replies stays open for those to earlier requests.
         """

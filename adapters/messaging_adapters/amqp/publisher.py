@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from messaging.model import Outgoing
-    from messaging_adapters.amqp.connection import Wire
+    from messaging_adapters.amqp.connection import AmqpWire
     from messaging_adapters.amqp.publish_channels import PublishChannel
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ _RENEWAL: Final = 1.0
 _NOT_SENT: Final = "the connection was lost before the message was sent"
 
 
-class Publisher:
+class AmqpPublisher:
     """See the module.
 
     Args:
@@ -70,7 +70,7 @@ class Publisher:
         refusing: the queues that are known to refuse messages when they are full.
     """
 
-    def __init__(self, wire: Wire, exchange: str, window: int, refusing: RefusingQueues | None = None) -> None:
+    def __init__(self, wire: AmqpWire, exchange: str, window: int, refusing: RefusingQueues | None = None) -> None:
         self._wire = wire
         self._window = window
         #: a full window is filled again only when there is room worth a write
@@ -251,13 +251,13 @@ class Publisher:
             self._retries.refused(form.goal, number, message)
 
     def has_in_flight(self, goal: tuple[str, str]) -> bool:
-        """See ``retries.Writer``."""
+        """See ``retries.RetryWriter``."""
         messages = (*self.channels.pending(), *self._unconfirmed)
         forms = (self._forms.of(message) for message in messages if not message.settled)
         return any(form is not None and form.goal == goal for form in forms)
 
     def send_again(self, messages: Sequence[Outgoing]) -> int:
-        """See ``retries.Writer``."""
+        """See ``retries.RetryWriter``."""
         position = 0
         for _ in range(_CHUNKS_AGAIN):
             if self._blocked or self._recovery is not None or not self._wire.alive:
@@ -266,7 +266,7 @@ class Publisher:
         return position
 
     def renew(self) -> None:
-        """See ``retries.Writer``."""
+        """See ``retries.RetryWriter``."""
         channel = self.channels.open.get(True)
         if self._recovery is None and channel is not None:
             self._recovery = asyncio.get_running_loop().create_task(self._renew(channel))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from messaging.model import Outgoing
-    from messaging_adapters.amqp.declarations import Destination, Source
+    from messaging_adapters.amqp.declarations import AmqpDestination, QueueSource
     from messaging_adapters.amqp.publish_channels import PublishChannels
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ Goal = tuple[str, str]
 _number = operator.itemgetter(0)
 
 
-class Writer(Protocol):
+class RetryWriter(Protocol):
     """The publisher, which sends the messages."""
 
     def has_in_flight(self, goal: Goal, /) -> bool:
@@ -99,7 +99,7 @@ class Retries:
         count: the number of messages that wait.
     """
 
-    def __init__(self, writer: Writer, channels: PublishChannels) -> None:
+    def __init__(self, writer: RetryWriter, channels: PublishChannels) -> None:
         self.held: dict[Goal, _Held] = {}
         self.count = 0
         self._writer = writer
@@ -218,20 +218,20 @@ class RefusingQueues:
     """The queues declared by this instance that refuse messages when they are full."""
 
     def __init__(self) -> None:
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, QueueSource] = {}
 
-    def declared(self, source: Source) -> None:
+    def declared(self, source: QueueSource) -> None:
         """Remember a queue if it refuses messages when it is full."""
         arguments = source.queue.arguments
         if refuses(arguments.get("x-overflow")) and (len(self._sources) < _MAX_QUEUES):
             self._sources[f"{source.queue.name}\n{source.exchange.name}\n{source.bindings}"] = source
 
-    def may_take(self, destination: Destination) -> bool:
+    def may_take(self, destination: AmqpDestination) -> bool:
         """Return whether a message to ``destination`` may go to one of these queues."""
         return any(_reaches(destination, source) for source in self._sources.values())
 
 
-def _reaches(destination: Destination, source: Source) -> bool:
+def _reaches(destination: AmqpDestination, source: QueueSource) -> bool:
     exchange, key = destination.exchange.name, destination.routing_key
     if not exchange:
         return key == source.queue.name

@@ -53,7 +53,7 @@ class AmqpSettings(TlsSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AmqpTarget:
     """Address, credentials and TLS of a connection. Its repr shows no password."""
 
     host: str
@@ -80,7 +80,7 @@ class Target:
     def __str__(self) -> str:
         return str(Endpoint(Host(self.host, self.port), self.address))
 
-    def at(self, endpoint: Endpoint) -> Target:
+    def at(self, endpoint: Endpoint) -> AmqpTarget:
         """Return the same target at another host or address."""
         port = endpoint.host.port or default_port(secure=self.tls is not None)
         return dataclasses.replace(self, host=endpoint.host.name, port=port, address=endpoint.address)
@@ -96,7 +96,7 @@ class Target:
         return "the client certificate" if self.username is None else f"the credentials of {self.username!r}"
 
 
-def make_target(url: BrokerUrl, settings: AmqpSettings, name: str) -> Target:
+def make_target(url: BrokerUrl, settings: AmqpSettings, name: str) -> AmqpTarget:
     """Return the target of an instance.
 
     Raises:
@@ -116,7 +116,7 @@ def make_target(url: BrokerUrl, settings: AmqpSettings, name: str) -> Target:
         raise InvalidOptionError(
             "sasl", "'external' lets the client's certificate say who it is: it needs amqps:// and 'certfile'"
         )
-    return Target(
+    return AmqpTarget(
         host=url.host,
         port=url.port or default_port(secure=secure),
         username=username,
@@ -130,7 +130,7 @@ def make_target(url: BrokerUrl, settings: AmqpSettings, name: str) -> Target:
     )
 
 
-def log_in(target: Target, credentials: Credentials, now: float) -> Target:
+def log_in(target: AmqpTarget, credentials: Credentials, now: float) -> AmqpTarget:
     """Return ``target`` with credentials of a provider. ``now`` is the loop's time.
 
     Without any user name it is ``guest``: a broker that takes tokens ignores it.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from aio_pika.abc import AbstractChannel, AbstractQueue
 
-    from messaging_adapters.amqp.connection import Wire
+    from messaging_adapters.amqp.connection import AmqpWire
     from messaging_adapters.amqp.declarations import ExchangeSpec, QueueSpec
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _LONGEST: Final = 1.0
 _ABSENT: Final = ("down or inaccessible", "due to timeout", "is stopped by supervisor")
 
 
-async def ensure_exchange(wire: Wire, exchange: ExchangeSpec) -> None:
+async def ensure_exchange(wire: AmqpWire, exchange: ExchangeSpec) -> None:
     """Make sure that an exchange exists, unless ``declare`` is "none".
 
     Raises:
@@ -73,7 +73,7 @@ async def ensure_exchange(wire: Wire, exchange: ExchangeSpec) -> None:
         await wire.close_channel(channel)
 
 
-async def ensure_queue(wire: Wire, queue: QueueSpec) -> tuple[AbstractChannel, AbstractQueue]:
+async def ensure_queue(wire: AmqpWire, queue: QueueSpec) -> tuple[AbstractChannel, AbstractQueue]:
     """Make sure that a named queue exists, unless ``declare`` is "none".
 
     Returns:
@@ -95,12 +95,12 @@ async def ensure_queue(wire: Wire, queue: QueueSpec) -> tuple[AbstractChannel, A
     return channel, await declare_queue(wire, channel, queue)
 
 
-async def check_queue(wire: Wire, channel: AbstractChannel, queue: QueueSpec) -> None:
+async def check_queue(wire: AmqpWire, channel: AbstractChannel, queue: QueueSpec) -> None:
     """Ask the broker for a queue, and declare nothing. Raises as :func:`ensure_queue`."""
     await wire.command(channel.get_queue(queue.name or ""), spec.Queue.Declare)
 
 
-async def declare_queue(wire: Wire, channel: AbstractChannel, queue: QueueSpec) -> AbstractQueue:
+async def declare_queue(wire: AmqpWire, channel: AbstractChannel, queue: QueueSpec) -> AbstractQueue:
     """Declare a queue; the broker names it if it has no name. Raises as :func:`ensure_queue`."""
     declaring = channel.declare_queue(
         queue.name or "",
@@ -113,13 +113,13 @@ async def declare_queue(wire: Wire, channel: AbstractChannel, queue: QueueSpec) 
 
 
 async def bind(
-    wire: Wire, queue: AbstractQueue, exchange: ExchangeSpec, key: str, arguments: Mapping[str, Any] | None = None
+    wire: AmqpWire, queue: AbstractQueue, exchange: ExchangeSpec, key: str, arguments: Mapping[str, Any] | None = None
 ) -> None:
     """Bind a queue to an exchange. Raises as :func:`ensure_queue`."""
     await wire.command(queue.bind(exchange.name, key, arguments=_plain(arguments or {})), spec.Queue.Bind)
 
 
-async def unbind(wire: Wire, queue: AbstractQueue, exchange: ExchangeSpec, key: str) -> None:
+async def unbind(wire: AmqpWire, queue: AbstractQueue, exchange: ExchangeSpec, key: str) -> None:
     """Unbind a queue, which need not be bound, from an exchange. Raises as :func:`ensure_queue`."""
     await wire.command(queue.unbind(exchange.name, key), spec.Queue.Unbind)
 
@@ -144,7 +144,7 @@ def way_out(queue: QueueSpec, error: aiormq.AMQPChannelError) -> str:
     )
 
 
-async def delete_queue(wire: Wire, name: str, *, if_empty: bool = False, if_unused: bool = False) -> int:
+async def delete_queue(wire: AmqpWire, name: str, *, if_empty: bool = False, if_unused: bool = False) -> int:
     """Delete a queue, if it exists, and return the number of its messages. Raises as :func:`ensure_queue`."""
     channel = await wire.channel()
     try:
@@ -156,7 +156,7 @@ async def delete_queue(wire: Wire, name: str, *, if_empty: bool = False, if_unus
 
 
 async def consume(
-    wire: Wire, queue: AbstractQueue, tag: str, *, no_ack: bool, arguments: Mapping[str, Any] | None = None
+    wire: AmqpWire, queue: AbstractQueue, tag: str, *, no_ack: bool, arguments: Mapping[str, Any] | None = None
 ) -> None:
     """Start a consumer. A frame lane takes its deliveries. Raises as :func:`ensure_queue`."""
     consuming = queue.consume(_ignore, no_ack=no_ack, arguments=dict(arguments or {}), consumer_tag=tag)
@@ -200,7 +200,7 @@ async def subscribed(subscribe: Callable[[], Awaitable[None]], what: str, is_wan
         await clock.sleep(pause)
 
 
-async def exists(wire: Wire, queue: QueueSpec) -> bool:
+async def exists(wire: AmqpWire, queue: QueueSpec) -> bool:
     """Return whether a queue exists, whether or not it can be used for now.
 
     Raises:

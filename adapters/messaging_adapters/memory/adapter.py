@@ -1,4 +1,4 @@
-"""The adapter of ``memory://``, which passes messages to a :class:`~messaging_adapters.memory.broker.Broker`."""
+"""The adapter of ``memory://``, which passes messages to a :class:`~messaging_adapters.memory.broker.MemoryBroker`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from messaging.errors import (
 )
 from messaging.instance import find_adapter
 from messaging.model import CORE_FEATURES, Capabilities, Features, SubscriptionSpec, headers, parse_url
-from messaging_adapters.memory.broker import Broker, Client, join
+from messaging_adapters.memory.broker import Client, MemoryBroker, join
 from messaging_adapters.memory.modelled import NO_LOCAL, SUBSCRIBE_EXTENSIONS, check, delay_of
 from messaging_adapters.memory.queues import limits_of, settle
 from messaging_adapters.memory.settings import MemorySettings, scheme_like
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from messaging.adapter import Events
     from messaging.model import BrokerUrl, Incoming, Outgoing, PublishPlan
     from messaging.model.settings import Settings
-    from messaging_adapters.memory.queues import Consumer, Queue
+    from messaging_adapters.memory.queues import MemoryConsumer, Queue
 
 _FEATURES: Final = CORE_FEATURES | frozenset(
     {
@@ -92,7 +92,7 @@ class MemoryAdapter(Adapter):
             raise InvalidUrlError(f"{url}: a memory URL is just memory://name, without user, port or path")
         self._client: Client | None = None
         #: kept while this instance reconnects
-        self._broker: Broker | None = None
+        self._broker: MemoryBroker | None = None
         #: kept over a reconnect
         self._will: Outgoing | None = None
 
@@ -186,7 +186,7 @@ class MemoryAdapter(Adapter):
             self._client.will = will
         will.confirm()
 
-    async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> Consumer:
+    async def subscribe(self, spec: SubscriptionSpec, sink: Sink) -> MemoryConsumer:
         client = self.client
         custom = spec.options.custom
         consumer = client.broker.subscribe(spec, sink, limits_of(spec, self.settings))
@@ -213,14 +213,14 @@ class MemoryAdapter(Adapter):
         """See ``AdministersQueues``."""
         return self.client.broker.delete(name, if_empty=if_empty, if_unused=if_unused)
 
-    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: Consumer | None) -> Consumer:
+    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: MemoryConsumer | None) -> MemoryConsumer:
         """See ``Adapter.join``: one queue with several patterns."""
         if handle is None:
             return await self.subscribe(spec, sink)
         self.client.broker.bind(handle, spec.channel)
         return handle
 
-    async def part(self, handle: Consumer, channel: str) -> None:
+    async def part(self, handle: MemoryConsumer, channel: str) -> None:
         self.client.broker.unbind(handle, channel)
 
     async def unsubscribe(self, handle: Any) -> None:

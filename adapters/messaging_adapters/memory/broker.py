@@ -17,7 +17,7 @@ from messaging.errors import ConnectionLostError, QueueRefusedError, Subscriptio
 from messaging.execution import clock
 from messaging.forking import in_child
 from messaging_adapters.memory.modelled import wants_retained
-from messaging_adapters.memory.queues import Consumer, Entry, Queue, QueueLimits, binding, is_expired
+from messaging_adapters.memory.queues import Entry, MemoryConsumer, Queue, QueueLimits, binding, is_expired
 
 if TYPE_CHECKING:
     from messaging.adapter import Sink
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ROOM_STEP: Final = 0.1
 
 
-class Broker:
+class MemoryBroker:
     """A named broker; see :func:`join`."""
 
     def __init__(self, name: str) -> None:
@@ -61,7 +61,7 @@ class Broker:
 
     # --- subscribing
 
-    def subscribe(self, spec: SubscriptionSpec, sink: Sink, limits: QueueLimits) -> Consumer:
+    def subscribe(self, spec: SubscriptionSpec, sink: Sink, limits: QueueLimits) -> MemoryConsumer:
         """Attach a consumer to a private queue or to the named one; retained messages go to private queues only."""
         options = spec.options
         if options.queue is None:
@@ -77,7 +77,7 @@ class Broker:
         if options.autocreate:
             queue.bind(spec.channel, spec.channel_extension)
         self._routes.clear()
-        consumer = Consumer(queue, sink, options.prefetch, options.qos)
+        consumer = MemoryConsumer(queue, sink, options.prefetch, options.qos)
         queue.consumers.append(consumer)
         if wants_retained(spec):
             for retained in self._retained_for(queue):
@@ -150,7 +150,7 @@ class Broker:
         queue.purge()
         return messages
 
-    def bind(self, consumer: Consumer, channel: str) -> None:
+    def bind(self, consumer: MemoryConsumer, channel: str) -> None:
         """Route a further channel to the queue of a consumer; to a private one its retained messages, too.
 
         Raises:
@@ -168,7 +168,7 @@ class Broker:
             queue.push(entry)
         queue.dispatch()
 
-    def unbind(self, consumer: Consumer, channel: str) -> None:
+    def unbind(self, consumer: MemoryConsumer, channel: str) -> None:
         """Undo :meth:`bind`. Nothing happens if the channel is not bound."""
         consumer.queue.patterns.pop((channel, None), None)
         self._routes.clear()
@@ -182,7 +182,7 @@ class Broker:
                 payload, plan, correlation_id, _, _, expires = entry
                 yield (payload, plan, correlation_id, True, 0, expires)
 
-    def unsubscribe(self, consumer: Consumer) -> None:
+    def unsubscribe(self, consumer: MemoryConsumer) -> None:
         """Detach a consumer; what it did not settle goes back to the queue's front."""
         if consumer.closed:
             return
@@ -234,10 +234,10 @@ class Broker:
 class Client:
     """A connected instance, as the broker sees it."""
 
-    def __init__(self, name: str, broker: Broker, lost: Callable[[], None]) -> None:
+    def __init__(self, name: str, broker: MemoryBroker, lost: Callable[[], None]) -> None:
         self.name = name
         self.broker = broker
-        self.consumers: dict[Consumer, None] = {}
+        self.consumers: dict[MemoryConsumer, None] = {}
         self.will: Outgoing | None = None
         self._lost = lost
         #: whether the client is disconnected, in order or not
@@ -280,15 +280,15 @@ class Client:
         self._lost()
 
 
-_brokers: dict[str, Broker] = {}
+_brokers: dict[str, MemoryBroker] = {}
 # a forked child must not publish to copies of its parent's subscribers
 in_child(_brokers.clear)
 
 
-def join(name: str) -> Broker:
+def join(name: str) -> MemoryBroker:
     """Return the broker of that name, made on first use; it exists until ``release``. On the engine's loop only."""
     broker = _brokers.get(name)
     if broker is None:
-        broker = _brokers[name] = Broker(name)
+        broker = _brokers[name] = MemoryBroker(name)
     broker.users += 1
     return broker

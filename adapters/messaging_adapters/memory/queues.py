@@ -70,7 +70,7 @@ def limits_of(spec: SubscriptionSpec, settings: MemorySettings) -> QueueLimits:
     return QueueLimits(settings.max_queue_length, spec.options.custom.get(MAX_PRIORITY, settings.max_priority))
 
 
-class Consumer:
+class MemoryConsumer:
     """The consumer of a queue for one subscription, with the credit of its stream."""
 
     __slots__ = ("_next_tag", "batch", "closed", "delay", "max_qos", "paused", "prefetch", "queue", "sink", "unsettled")
@@ -171,7 +171,7 @@ class Queue:
         self._max_length = limits.max_length
         #: the client whose messages it does not get
         self.excluded: object | None = None
-        self.consumers: deque[Consumer] = deque()
+        self.consumers: deque[MemoryConsumer] = deque()
         self.patterns: dict[tuple[str, str | None], Callable[[PublishPlan], bool]] = {}
         self._ready: dict[int, deque[Entry]] = {0: deque()}
         self._length = 0
@@ -283,7 +283,7 @@ class Queue:
     def peek(self, limit: int) -> list[Incoming]:
         """Return the first messages, which stay and count as delivered once more."""
         self._drop_expired()
-        looking = Consumer(self, _Nowhere(), limit, "2")
+        looking = MemoryConsumer(self, _Nowhere(), limit, "2")
         for ready in self._ready.values():
             for position in range(min(len(ready), limit - len(looking.batch))):
                 entry = ready[position]
@@ -326,7 +326,7 @@ class Queue:
         for consumer in tuple(consumers):
             consumer.flush()
 
-    def _hand_out(self, ready: deque[Entry], consumer: Consumer) -> None:
+    def _hand_out(self, ready: deque[Entry], consumer: MemoryConsumer) -> None:
         unsettled, prefetch, take = consumer.unsettled, consumer.prefetch, consumer.take
         before = len(ready)
         while ready and len(unsettled) < prefetch and not consumer.paused:
@@ -356,7 +356,7 @@ class Queue:
             room.set()
 
 
-def settle(tokens: Sequence[tuple[Consumer, int]], *, redeliver: bool) -> None:
+def settle(tokens: Sequence[tuple[MemoryConsumer, int]], *, redeliver: bool) -> None:
     """Settle messages, each once: they are gone, or come again at once or after the delay of their consumer."""
     touched: dict[Queue, None] = {}
     last = None

@@ -46,8 +46,8 @@ MEMORY = (
         (
             Edit(
                 "adapters/messaging_adapters/memory/queues.py",
-                "        return self._length + len(self._delayed) >= self.max_length",
-                "        return self._length >= self.max_length",
+                "        return self._length + len(self._delayed) >= self._max_length",
+                "        return self._length >= self._max_length",
             ),
         ),
         "tests/memory/test_like.py::test_delayed_messages_take_room_in_a_bounded_queue",
