@@ -99,7 +99,7 @@ class Endings:
         logger.warning(
             "%s: the subscription to %r has ended with its stream, so the broker keeps no messages for this session; "
             "subscribe with keep_subscription=True to leave it there, or close the instance rather than the stream",
-            self._adapter.name, subscription.spec.channel,
+            self._adapter.url.label(self._adapter.name), subscription.spec.channel,
         )  # fmt: skip
 
     async def _await_heir(self, subscription: Subscribed) -> None:
@@ -125,6 +125,7 @@ class Endings:
                 await subscription.unsubscribe_at(self._adapter, handle)
         except (ConnectionLostError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
-            logger.info("%s: unsubscribing failed: %s; continuing", self._adapter.name, reason)
+            label = self._adapter.url.label(self._adapter.name)
+            logger.info("%s: unsubscribing failed: %s; continuing", label, reason)
         except Exception:
-            logger.exception("%s: the adapter failed to unsubscribe", self._adapter.name)
+            logger.exception("%s: the adapter failed to unsubscribe", self._adapter.url.label(self._adapter.name))

@@ -72,5 +72,5 @@ class PendingWill:
         except MessagingError as error:
             will.fail(error)
         except Exception as error:
-            logger.exception("%s: the adapter failed to set a last will", self._adapter.name)
+            logger.exception("%s: the adapter failed to set a last will", self._adapter.url.label(self._adapter.name))
             will.fail(MessagingError(f"the adapter failed to set the last will: {type(error).__name__}"))

@@ -159,7 +159,7 @@ class Verdicts:
             try:
                 pending.popleft().flush()
             except Exception:  # the other subscriptions must be flushed nevertheless
-                logger.exception("%s: failed to settle messages", self._adapter.name)
+                logger.exception("%s: failed to settle messages", self._adapter.url.label(self._adapter.name))
 
 
 class ReadControl:

@@ -172,7 +172,7 @@ class ConnectionSubscriptions:
             self._active.pop(subscription, None)
             subscription.fail(error)
         except Exception as error:
-            logger.exception("%s: the adapter failed to subscribe", self._adapter.name)
+            logger.exception("%s: the adapter failed to subscribe", self._adapter.url.label(self._adapter.name))
             self._active.pop(subscription, None)
             failure = SubscriptionRefusedError(f"subscribing to {subscription.spec.channel!r} failed")
             failure.__cause__ = error

@@ -123,6 +123,8 @@ class AmqpWire:
         lost: called once when the connection is lost.
         blocked: called with the reason when the broker stops accepting messages, and with ``None`` when it resumes.
         frame_max: the largest frame that either side sends, bytes, as agreed in the handshake.
+        label: names the instance and its host in log lines.
+        lanes: by channel number.
     """
 
     def __init__(
@@ -134,6 +136,8 @@ class AmqpWire:
         tune = connection.amqp.connection_tune
         self.frame_max = tune.frame_max
         self._channel_max = tune.channel_max or 65_535
+        self.label = f"amqp '{target.name}' ({target})"
+        self.lanes: dict[int, FrameLane] = protocol.lanes
         self._target = target
         self._connection = connection
         self._protocol = protocol
@@ -147,11 +151,6 @@ class AmqpWire:
         connection.amqp.closing.add_done_callback(self._closed)
         if target.heartbeat:
             self._check_silence()
-
-    @property
-    def lanes(self) -> dict[int, FrameLane]:
-        """The lanes by channel number."""
-        return self._protocol.lanes
 
     def _block(self, reason: str | None) -> None:
         self._is_blocked = reason is not None
@@ -343,7 +342,7 @@ class AmqpWire:
         cut(self.writer.transport)
         # with its transport closed, nothing in aiormq waits for the peer any more
         if not (await clock.wait([closing], timeout=CLOSE_GRACE))[0]:
-            logger.warning("amqp '%s': the connection to %s did not close in time", self._target.name, self._target)
+            logger.warning("%s: the connection did not close in time", self.label)
             closing.cancel()
 
     def _closed(self, closing: asyncio.Future[Any]) -> None:

@@ -124,7 +124,9 @@ class QueueConsumer(DeliveryLane):
             ConnectionLostError: the connection was lost.
         """
         # Not cancelled with the caller: a request that was sent takes effect, and its effect must be undone.
-        subscribing = topology.subscribed(self._subscribe, self._what(), lambda: not self._abandoned)
+        subscribing = topology.subscribed(
+            self._subscribe, f"{self._wire.label}: {self._what()}", lambda: not self._abandoned
+        )
         opening = asyncio.get_running_loop().create_task(subscribing)
         try:
             await shielded(opening)
@@ -191,7 +193,7 @@ class QueueConsumer(DeliveryLane):
             if self._private_queue is not None:
                 await topology.delete_queue(self._wire, self._private_queue)
         except (ConnectionLostError, aiormq.AMQPChannelError) as error:
-            logger.debug("amqp: %s: not cleaned up: %s", self._what(), error)
+            logger.debug("%s: %s: not cleaned up: %s", self._wire.label, self._what(), error)
 
     async def _close_channel(self) -> None:
         if self._channel is not None:
@@ -406,8 +408,8 @@ class JointQueue:
             await self._request(key, is_joining=False)
         except aiormq.AMQPChannelError as error:
             logger.warning(
-                "amqp: queue %r is not unbound from %r: %s; messages that still arrive are dropped",
-                self._consumer.queue_name, key, describe(error),
+                "%s: queue %r is not unbound from %r: %s; messages that still arrive are dropped",
+                self._wire.label, self._consumer.queue_name, key, describe(error),
             )  # fmt: skip
 
     async def _request(self, key: str, *, is_joining: bool) -> None:

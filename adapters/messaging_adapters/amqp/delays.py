@@ -78,14 +78,11 @@ class _Confirm:
         self.answer: asyncio.Future[MessagingError | None] = asyncio.get_running_loop().create_future()
 
     def confirm(self) -> None:
-        self._set(None)
+        self.fail(None)
 
-    def fail(self, error: MessagingError) -> None:
-        self._set(error)
-
-    def _set(self, answer: MessagingError | None) -> None:
+    def fail(self, error: MessagingError | None) -> None:
         if not self.answer.done():
-            self.answer.set_result(answer)
+            self.answer.set_result(error)
 
 
 class _DelayChannel(ConfirmChannel[_Confirm]):
@@ -147,7 +144,7 @@ class Delays:
     async def wait(self, timeout: float) -> None:
         """Wait until no message is being moved, for at most ``timeout`` seconds."""
         if self._moving and (await clock.wait([*self._moving], timeout=timeout))[1]:
-            logger.debug("amqp: some messages are still being moved to the queues of their delays")
+            logger.debug("%s: some messages are still being moved to the queues of their delays", self._wire.label)
 
     async def _move(self, queue: str, spec: DelaySpec, kept: RawMessage, settle: Settle) -> None:
         """Move a message to the queue of its delay, or have it requeued after a pause."""
@@ -179,8 +176,8 @@ class Delays:
             is_known = isinstance(failure, (MessagingError, aiormq.AMQPChannelError))
             logger.log(
                 logging.DEBUG if name in self._logged else logging.WARNING,
-                "amqp: a message of queue %r cannot be delayed in %r: %s; it is requeued",
-                queue, name, describe(failure) if is_known else f"malformed properties: {failure}",
+                "%s: a message of queue %r cannot be delayed in %r: %s; it is requeued",
+                self._wire.label, queue, name, describe(failure) if is_known else f"malformed properties: {failure}",
             )  # fmt: skip
             self._logged.add(name)
             clock.call_later(asyncio.get_running_loop(), min(milliseconds / 1000, _MAX_PAUSE), settle, False)

@@ -128,7 +128,7 @@ class Connector:
             await link.update_secret(target)
         except ConnectionLostError as error:
             self._updates_secret = error.code not in _UNKNOWN_METHOD
-            logger.info("amqp '%s' (%s): the new secret is not in use: %s", target.name, target, error)
+            logger.info("%s: the new secret is not in use: %s", link.wires[0].label, error)
             raise
         self.used = target
 
@@ -323,13 +323,10 @@ class AmqpLink:
         self._delays.block(reason)
         self._watch_blocked(reason)
         if reason is None:
-            logger.info("amqp '%s' (%s): the broker accepts messages again", self._target.name, self._target)
+            logger.info("%s: the broker accepts messages again", self.wires[0].label)
             self._events.impaired(None)
         else:
-            logger.warning(
-                "amqp '%s' (%s): the broker accepts no messages: %s; publishing waits",
-                self._target.name, self._target, reason,
-            )  # fmt: skip
+            logger.warning("%s: the broker accepts no messages: %s; publishing waits", self.wires[0].label, reason)
             self._events.impaired(BrokerError(f"{self._target} takes no messages for now: {reason}", detail=reason))
 
     def _watch_blocked(self, reason: str | None) -> None:

@@ -98,7 +98,9 @@ class PublishChannel(ConfirmChannel["Outgoing"]):
         tag = self.mandatory.pop(message_id or "", 0)
         message = self.pending.pop(tag, None)
         if message is None:
-            logger.debug("amqp: an unknown message was returned from %r: %d %s", key, code, text)
+            logger.debug(
+                "amqp: channel %d: an unknown message was returned from %r: %d %s", self.number, key, code, text
+            )
         else:
             what = f"publish to {message.plan.channel!r}: {code} {text}: no queue takes {key!r}"
             message.fail(UnroutableError(what, code=code, detail=text))

@@ -84,7 +84,7 @@ class AmqpPublisher:
         #: unconfirmed messages of closed channels, one of which was rejected
         self._unconfirmed: deque[Outgoing] = deque()
         self._refusing = refusing or RefusingQueues()
-        self._retries = Retries(self, self.channels)
+        self._retries = Retries(self, self.channels, wire.label)
         #: when a message without confirm was last written, in the loop's time
         self._unconfirmed_at = -math.inf
 
@@ -281,7 +281,7 @@ class AmqpPublisher:
             if not channel.pending and channel.refusal is None:
                 await self.channels.renew()
         except (ConnectionLostError, aiormq.AMQPChannelError) as error:
-            logger.debug("amqp: no other channel to publish on: %s", error)
+            logger.debug("%s: no other channel to publish on: %s", self._wire.label, error)
         finally:
             self._recovery = None
             if self._unconfirmed and self._wire.alive:  # the broker closed the channel meanwhile
@@ -294,7 +294,8 @@ class AmqpPublisher:
         """Handle the close of ``channel`` by the broker."""
         self.channels.drop(channel)
         if not channel.confirms:
-            logger.warning("amqp: a message with qos 0 was refused: %d %s; it is lost", *channel.refusal or (0, ""))
+            code, text = channel.refusal or (0, "")
+            logger.warning("%s: a message with qos 0 was refused: %d %s; it is lost", self._wire.label, code, text)
         self._unconfirmed.extendleft(reversed(channel.pending.values()))
         channel.pending = {}
         if self._unconfirmed and self._recovery is None:

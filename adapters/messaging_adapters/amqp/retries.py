@@ -99,11 +99,12 @@ class Retries:
         count: the number of messages that wait.
     """
 
-    def __init__(self, writer: RetryWriter, channels: PublishChannels) -> None:
+    def __init__(self, writer: RetryWriter, channels: PublishChannels, label: str) -> None:
         self.held: dict[Goal, _Held] = {}
         self.count = 0
         self._writer = writer
         self._channels = channels
+        self._label = label
         self._logged: set[Goal] = set()
 
     def refused(self, goal: Goal, number: int, message: Outgoing) -> None:
@@ -130,8 +131,8 @@ class Retries:
         self._logged.add(goal)
         logger.log(
             logging.DEBUG if is_logged else logging.WARNING,
-            "amqp: the broker takes no messages to exchange %r with routing key %r for now (basic.nack): they are sent "
-            "again until their deadlines", *goal,
+            "%s: the broker takes no messages to exchange %r with routing key %r for now (basic.nack): they are sent "
+            "again until their deadlines", self._label, *goal,
         )  # fmt: skip
 
     def wait_behind(self, goal: Goal, message: Outgoing) -> None:
@@ -191,7 +192,7 @@ class Retries:
             if held.timer is not None:
                 held.timer.cancel()
             del self.held[goal]
-            logger.debug("amqp: the broker takes messages to exchange %r with routing key %r again", *goal)
+            logger.debug("%s: the broker takes messages to exchange %r with routing key %r again", self._label, *goal)
         else:
             held.backoff.reset()
             self._arm(goal, held)

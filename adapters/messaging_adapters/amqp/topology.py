@@ -178,7 +178,7 @@ async def subscribed(subscribe: Callable[[], Awaitable[None]], what: str, is_wan
 
     Args:
         subscribe: subscribes, or raises.
-        what: names the subscription in the log.
+        what: names instance and subscription in the log.
         is_wanted: whether to go on waiting.
 
     Raises:
@@ -194,7 +194,7 @@ async def subscribed(subscribe: Callable[[], Awaitable[None]], what: str, is_wan
                 raise
             level = logging.DEBUG if is_told else logging.WARNING
             is_told = True
-            logger.log(level, "amqp: %s: the queue cannot be used for now: %s; trying until it can", what, error)
+            logger.log(level, "%s: the queue cannot be used for now: %s; trying until it can", what, error)
         else:
             return
         await clock.sleep(pause)
