@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.adapter import PlannedLossError
-from messaging.connection.last_will import PendingWill
 from messaging.connection.opening import Opener
-from messaging.connection.presence import Presence
+from messaging.connection.presence import PendingWill, Presence
 from messaging.connection.renewal import CredentialRenewal
 from messaging.connection.state import ConnectionStates, Epoch, StateName
 from messaging.connection.subscribed import ReadControl, Verdicts

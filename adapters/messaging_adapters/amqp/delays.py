@@ -88,15 +88,13 @@ class _Confirm:
 class _DelayChannel(ConfirmChannel[_Confirm]):
     def refused(self) -> None:
         """Fail all messages: the broker does not say over which one it closed the channel."""
-        self._fail(*self.refusal or (0, ""))
+        code, text = self.refusal or (0, "")
+        self.returned(code, text, None)
 
-    def returned(self, code: int, text: str, key: str, _: str | None) -> None:
-        """Fail all messages to the queue ``key``, which was deleted."""
-        self._fail(code, text, key)
-
-    def _fail(self, code: int, text: str, name: str | None = None) -> None:
+    def returned(self, code: int, text: str, key: str | None, _: str | None = None) -> None:
+        """Fail all messages to the queue ``key``, which was deleted, or all."""
         for confirm in self.pending.values():
-            if name in (None, confirm.name):
+            if key in (None, confirm.name):
                 confirm.fail(BrokerError(f"{code} {text}", code=code, detail=text))
 
 
