@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from messaging.distributedeventing.events import DistributableEvent, PushEvent
@@ -21,6 +22,7 @@ SessionKey = tuple[str, str] | None
 _MISSING: Any = object()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DispatchedEvent:
     """One event, shared by its consumers. Thread safe: conversions are computed at most once for each consumer thread.
 
@@ -31,36 +33,19 @@ class DispatchedEvent:
         bundle, framework, reply_to, correlation_id: see ``DistributableEvent``.
     """
 
-    __slots__ = (
-        "_converted", "_map", "bundle", "correlation_id", "data", "failure", "framework", "is_late", "kind",
-        "reply_to", "session", "topic",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        topic: str,
-        kind: EventKind,
-        data: Any,
-        *,
-        session: SessionKey = None,
-        bundle: int | None = None,
-        framework: UUID | None = None,
-        reply_to: str | None = None,
-        correlation_id: str | None = None,
-        failure: Exception | None = None,
-    ) -> None:
-        self.topic = topic
-        self.kind = kind
-        self.data = data
-        self.session = session
-        self.is_late = False
-        self.bundle = bundle
-        self.framework = framework
-        self.reply_to = reply_to
-        self.correlation_id = correlation_id
-        self.failure = failure
-        self._map: Any = _MISSING
-        self._converted: dict[Converter, Any] = {}
+    topic: str
+    kind: EventKind
+    data: Any
+    _: KW_ONLY
+    session: SessionKey = None
+    bundle: int | None = None
+    framework: UUID | None = None
+    reply_to: str | None = None
+    correlation_id: str | None = None
+    failure: Exception | None = None
+    is_late: bool = field(default=False, init=False)
+    _map: Any = field(default=_MISSING, init=False)
+    _converted: dict[Converter, Any] = field(default_factory=dict, init=False)
 
     def as_map(self) -> Any:
         """Return the payload with maps in place of objects; see ``as_data`` for errors."""

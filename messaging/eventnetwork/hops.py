@@ -9,11 +9,13 @@ without this library are compared within one framework, or one sender.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Hop:
     """An event came through ``node`` into this process. Immutable; compared by identity.
 
@@ -26,23 +28,12 @@ class Hop:
         path: the members that it passed, the first one first.
     """
 
-    __slots__ = ("bundle", "id", "node", "origin", "path", "time")
-
-    def __init__(
-        self,
-        node: Any,
-        id: str | None,  # noqa: A002  # the name of the field
-        origin: str | None,
-        bundle: int | None,
-        time: int | None,
-        path: tuple[str, ...],
-    ) -> None:
-        self.node = node
-        self.id = id
-        self.origin = origin
-        self.bundle = bundle
-        self.time = time
-        self.path = path
+    node: Any
+    id: str | None
+    origin: str | None
+    bundle: int | None
+    time: int | None
+    path: tuple[str, ...]
 
     @property
     def key(self) -> str | None:

@@ -16,6 +16,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -46,36 +47,29 @@ _SENDER: Final = re.compile(rb'"(?:sender|member)"\s*:\s*"([0-9a-fA-F-]{36})"')
 _SEARCHED: Final = 4_096
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Arrival:
     """An event that arrived.
 
     Attributes:
         event: the event; its ``topic`` is that of its channel.
         id: its id, or one made of its sender and number; ``None`` if it has neither.
+        node: the member of the network that it came to.
         notified: to be called when every consumer here was notified, if the sender asked for it; further calls have no
             effect.
     """
 
-    __slots__ = ("_node", "event", "id", "notified")
-
-    def __init__(
-        self,
-        event: WireEvent,
-        id: str | None,  # noqa: A002  # the name of the field
-        node: object,
-        notified: Callable[[], object] | None,
-    ) -> None:
-        self.event = event
-        self.id = id
-        self.notified = notified
-        self._node = node
+    event: WireEvent
+    id: str | None
+    node: object
+    notified: Callable[[], object] | None
 
     @property
     def hop(self) -> Hop:
         """Return its way so far."""
         event = self.event
         path = event.path if event.sender is None else (*event.path, event.sender)
-        return Hop(self._node, self.id, event.origin, event.bundle, event.time, path)
+        return Hop(self.node, self.id, event.origin, event.bundle, event.time, path)
 
 
 class _Once:

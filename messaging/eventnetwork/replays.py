@@ -23,6 +23,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -73,6 +74,7 @@ class _Answer:
         self.is_over = False
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PastRequest:
     """A request for past events. Made by :meth:`Replays.ask`.
 
@@ -86,27 +88,21 @@ class PastRequest:
         done: called with the events and the error, on a worker thread.
     """
 
-    def __init__(
-        self,
-        what: str,
-        interests: Sequence[Interest],
-        accepts: Callable[[str], bool],
-        since: int | None,
-        limit: int,
-        timeout: float,
-        done: Done,
-    ) -> None:
-        self.what = what
-        self.interests = tuple(interests)
-        self.accepts = accepts
-        self.since = since
-        self.limit = limit
-        self.done = done
-        self.token = str(uuid4())
-        self.notification = Notification(what, timeout)
-        # --- guarded by the lock of ``Replays``
-        self.answers: dict[str, _Answer] = {}
-        self.bytes = 0
+    what: str
+    interests: tuple[Interest, ...]
+    accepts: Callable[[str], bool]
+    since: int | None
+    limit: int
+    timeout: InitVar[float]
+    done: Done
+    token: str = field(init=False, default_factory=lambda: str(uuid4()))
+    notification: Notification = field(init=False)
+    # --- guarded by the lock of ``Replays``
+    answers: dict[str, _Answer] = field(init=False, default_factory=dict)
+    bytes: int = field(init=False, default=0)
+
+    def __post_init__(self, timeout: float) -> None:
+        self.notification = Notification(self.what, timeout)
 
     def events(self) -> list[Arrival]:
         """Return the newest events of all answers, each once, in the order of their publication times."""

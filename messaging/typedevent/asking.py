@@ -77,7 +77,7 @@ def past_request(
 
     return PastRequest(
         f"replaying the past events for {title}",
-        [Interest(each.text, grammar=TYPED) for each in filters],
+        tuple(Interest(each.text, grammar=TYPED) for each in filters),
         accepts,
         None if since is None else microseconds(since),
         limit,
