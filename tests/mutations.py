@@ -298,7 +298,7 @@ FAULTS = (
     ),
     Fault(
         "events without acknowledgement pile up without a bound",
-        "messaging/eventnetwork/intake.py",
+        "messaging/eventnetwork/event_intake.py",
         "        if self._admitted - self._taken >= MAX_UNACKNOWLEDGED or size > MAX_UNACKNOWLEDGED_BYTES:",
         "        if False:",
         "tests/eventnetwork tests/distributedeventing",

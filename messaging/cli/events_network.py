@@ -28,7 +28,7 @@ from messaging.distributedeventing.remote_sessions import RemoteSessions
 from messaging.distributedeventing.views import topics_of
 from messaging.errors import DeadlineError, MessagingError, PartialNotificationError
 from messaging.eventdata import WireError, WireEvent
-from messaging.eventnetwork import PREFIX, Arrival, EventNetwork, EventNode, Interest, NodeService, SeenEvents
+from messaging.eventnetwork import PREFIX, Arrival, EventNetwork, EventNode, Interest, MemberProfile, NodeService, SeenEvents
 
 if TYPE_CHECKING:
     from messaging.cli.connecting import BrokerOptions
@@ -85,17 +85,8 @@ def joined(m: Messaging, network: NetworkOptions, service: NodeService) -> Itera
         MessagingError: the network cannot be joined: a setting is invalid, or the broker refuses.
     """
     settings = settings_of(network)
-    everything = interest_in(network.everything, network)
-    node = EventNode(
-        f"event network {settings.prefix!r}",
-        m.name,
-        service,
-        m,
-        grammar_of(network),
-        everything,
-        settings,
-        supported_by(m),
-    )
+    profile = MemberProfile(f"event network {settings.prefix!r}", m.name, grammar_of(network), supported_by(m))
+    node = EventNode(profile, service, m, settings)
     try:
         node.ready.result(_JOINING)
         yield node

@@ -44,7 +44,7 @@ from messaging.distributedeventing.subscription import EventSubscription
 from messaging.distributedeventing.views import DistributedEventAdminDTO, Offers, TopicDTO, topics_of
 from messaging.distributedeventing.whiteboard import DistributableEventConsumer, PushEventConsumer
 from messaging.errors import ArgumentError, MessagingError, check_instance
-from messaging.eventnetwork import PREFIX, EventNetwork, EventNode, Interest, MemberDTO, new_reply_topic
+from messaging.eventnetwork import PREFIX, EventNetwork, EventNode, MemberDTO, MemberProfile, new_reply_topic
 from messaging.execution import Promise, may_block, seconds
 from messaging.instance import Messaging
 from messaging.reporting import PartReporter, Reporter
@@ -222,9 +222,8 @@ class DistributedEventAdmin(EventService):
         facing: AdminNetwork | None = None
         if instance is not None:
             facing = AdminNetwork(lifecycle.title, dispatcher, self._offered, incoming, self._sources.review)
-            self.node = EventNode(
-                lifecycle.title, self.name, facing, instance, DISTRIBUTED_EVENTS, Interest("**"), network, self.qos
-            )
+            profile = MemberProfile(lifecycle.title, self.name, DISTRIBUTED_EVENTS, self.qos)
+            self.node = EventNode(profile, facing, instance, network)
         self._publishing.node = self.node
         try:
             reporter = PartReporter("distributed_event_admin", self.name, self.get_dto, self.problems)

@@ -4,18 +4,21 @@ The distributed event admin (RFC 214) and the connection of a typed event bus st
 grammar, and events as their layout. Applications do not import from it.
 
 ==================  ================================================================================================
-``node``            EventNode: one member of a network, and the contract of its event service
+``node``            EventNode: one member of a network
+``own_member``      NodeService: the contract of an event service; what the parts of its member share
+``other_members``   the other members, and what follows from their changes
 ``settings``        EventNetwork: the settings of a network
 ``channels``        the channels of events and announcements
 ``announcements``   the layout of announcements; ``membership`` acts on them; ``interests`` finds members by topic
 ``own_interests``   what a member wants: its subscriptions and its announcements in step; ``announcer`` publishes them
 ``sending``         events that are sent; ``contexts`` has the contexts of their messages
-``intake``          events that arrive; ``seen`` knows their ids; ``hops`` the way of an event
+``event_intake``    events that arrive; ``hops`` has the way of an event, and the ids that were seen
+``announcement_intake``  announcements that arrive
 ``signing``         EventSigning: the envelope of signed messages; ``signing_keys`` sign it; ``seals`` refuses replays
 ``replays``         past events that other members are asked for
 ``notifications``   promises that resolve when every consumer was notified; ``pings`` that announcements were read
 ``control``         the thread of announcements and timers
-``views``           snapshots
+``node_views``      snapshots
 ==================  ================================================================================================
 """
 
@@ -26,25 +29,26 @@ from messaging.eventnetwork.announcements import Interest as Interest
 from messaging.eventnetwork.channels import PREFIX as PREFIX
 from messaging.eventnetwork.channels import is_private as is_private
 from messaging.eventnetwork.channels import new_reply_topic as new_reply_topic
+from messaging.eventnetwork.hops import Arrival as Arrival
 from messaging.eventnetwork.hops import Hop as Hop
+from messaging.eventnetwork.hops import SeenEvents as SeenEvents
 from messaging.eventnetwork.hops import framework_of as framework_of
 from messaging.eventnetwork.hops import key_of as key_of
 from messaging.eventnetwork.hops import last_hop as last_hop
-from messaging.eventnetwork.intake import Arrival as Arrival
 from messaging.eventnetwork.node import EventNode as EventNode
-from messaging.eventnetwork.node import NodeService as NodeService
 from messaging.eventnetwork.node import framework_uuid as framework_uuid
+from messaging.eventnetwork.node_views import MemberDTO as MemberDTO
+from messaging.eventnetwork.node_views import NodeDTO as NodeDTO
 from messaging.eventnetwork.notifications import DISPATCH as DISPATCH
 from messaging.eventnetwork.notifications import Notification as Notification
+from messaging.eventnetwork.own_member import MemberProfile as MemberProfile
+from messaging.eventnetwork.own_member import NodeService as NodeService
 from messaging.eventnetwork.replays import MAX_ANSWER_BYTES as MAX_ANSWER_BYTES
 from messaging.eventnetwork.replays import MAX_PAST as MAX_PAST
 from messaging.eventnetwork.replays import PastRequest as PastRequest
-from messaging.eventnetwork.seen import SeenEvents as SeenEvents
 from messaging.eventnetwork.settings import EventNetwork as EventNetwork
 from messaging.eventnetwork.signing import EventSigning as EventSigning
 from messaging.eventnetwork.signing_keys import SigningKey as SigningKey
-from messaging.eventnetwork.views import MemberDTO as MemberDTO
-from messaging.eventnetwork.views import NodeDTO as NodeDTO
 
 __all__ = [
     "EventNetwork",

@@ -15,11 +15,8 @@ from messaging.text import SafeLog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from messaging.eventnetwork.channels import ChannelNames
-    from messaging.eventnetwork.contexts import Contexts
-    from messaging.eventnetwork.seals import Seals
+    from messaging.eventnetwork.own_member import OwnMember
     from messaging.execution import Promise
-    from messaging.instance import Messaging
 
 logger = SafeLog(__name__)
 
@@ -35,30 +32,14 @@ class Announcer:
     They bypass a durable outbox: a later run must not send them again.
 
     Args:
-        title: of the member, for the log.
-        instance: publishes them.
-        names: the channels of the network.
-        contexts: of the messages.
+        own: the member.
         inbox_of: returns the inbox of a member.
-        seals: signs them; ``None``: they are not signed.
     """
 
-    def __init__(
-        self,
-        title: str,
-        instance: Messaging,
-        names: ChannelNames,
-        contexts: Contexts,
-        inbox_of: Callable[[str], str],
-        seals: Seals | None = None,
-    ) -> None:
-        self._title = title
-        self._instance = instance
-        self._names = names
-        self._contexts = contexts
+    def __init__(self, own: OwnMember, inbox_of: Callable[[str], str]) -> None:
+        self._own = own
         self._inbox_of = inbox_of
-        self._seals = seals
-        self._to_all = contexts.of_announcement(names.all_members)
+        self._to_all = own.contexts.of_announcement(own.names.all_members)
         self._waiting: deque[Announcement] = deque()
         self._serial = Serial(self._drain, lambda: self._waiting)
         self._is_ended = False
@@ -80,13 +61,19 @@ class Announcer:
         self._waiting.append(announcement)
         self._serial.wake()
 
-    def end(self, leave: Announcement | None) -> None:
-        """Announce the end of the member, and nothing after it. With ``None`` drop what waits: in a forked child."""
-        if leave is None:
-            self._waiting.clear()
-            self.left.set()
-        else:
-            self.announce(leave)
+    def confirm(self, event_id: str, sender: str) -> None:
+        """Tell the sender of an event that every consumer here was notified. From any thread."""
+        self.announce(Announcement(kind="notified", member=self._own.id, to=sender, event=event_id))
+
+    def end(self) -> None:
+        """Announce the end of the member, and nothing after it."""
+        self.announce(Announcement(kind="leave", member=self._own.id))
+        self._is_ended = True
+
+    def abandon(self) -> None:
+        """Drop the announcements that wait, in a forked child, and announce nothing after them."""
+        self._waiting.clear()
+        self.left.set()
         self._is_ended = True
 
     def _drain(self) -> None:
@@ -99,17 +86,18 @@ class Announcer:
             except MessagingError as error:
                 self._note_failure(str(error))
             except Exception:
-                logger.exception("%s: an announcement was not sent", self._title)
+                logger.exception("%s: an announcement was not sent", self._own.title)
             if announcement.kind == "leave":
                 self.left.set()
 
     def _publish(self, announcement: Announcement) -> None:
         to = announcement.to
-        context = self._to_all if to is None else self._contexts.of_announcement(self._names.member(self._inbox_of(to)))
+        own = self._own
+        context = self._to_all if to is None else own.contexts.of_announcement(own.names.member(self._inbox_of(to)))
         payload = dump_announcement(announcement)
-        if self._seals is not None:
-            payload = self._seals.seal(payload, context.channel or "")
-        publisher = self._instance.publisher
+        if own.seals is not None:
+            payload = own.seals.seal(payload, context.channel or "")
+        publisher = own.instance.publisher
         promise = publisher.publish_checked(payload, publisher.compile(context), None)
         promise.was_retrieved = True
         promise.listen(partial(self._published, promise))
@@ -125,24 +113,26 @@ class Announcer:
         now = clock.monotonic()
         if now >= self._next_log:
             self._next_log = now + _LOG_INTERVAL
-            logger.warning("%s: an announcement was not sent (%d so far): %s", self._title, self.failed, why)
+            logger.warning("%s: an announcement was not sent (%d so far): %s", self._own.title, self.failed, why)
 
-    def set_last_will(self, member: str) -> None:
+    def set_last_will(self) -> None:
         """Have the broker announce the loss of this member, where the instance can. From any thread."""
-        if Features.EXTENSION_LAST_WILL not in self._instance.features:
+        own = self._own
+        if Features.EXTENSION_LAST_WILL not in own.instance.features:
             return
-        context = self._contexts.of_announcement(self._names.all_members, is_last_will=True)
+        channel = own.names.all_members
+        context = own.contexts.of_announcement(channel, is_last_will=True)
         try:
-            payload = dump_announcement(Announcement(kind="leave", member=member, is_lost=True))
-            if self._seals is not None:
-                payload = self._seals.seal(payload, self._names.all_members, is_will=True)
-            promise = self._instance.publisher.publish(Message(payload, context))
+            payload = dump_announcement(Announcement(kind="leave", member=own.id, is_lost=True))
+            if own.seals is not None:
+                payload = own.seals.seal(payload, channel, is_will=True)
+            promise = own.instance.publisher.publish(Message(payload, context))
         except UnsupportedFeatureError as error:
-            logger.info("%s: no last will: %s; its heartbeat shows its loss", self._title, error)
+            logger.info("%s: no last will: %s; its heartbeat shows its loss", own.title, error)
             return
         promise.add_done_callback(self._last_will_set)
 
     def _last_will_set(self, promise: Promise[None]) -> None:
         error = promise.exception()
         if error is not None and not isinstance(error, ClosedError):
-            logger.warning("%s: no last will: %s; its heartbeat shows its loss", self._title, error)
+            logger.warning("%s: no last will: %s; its heartbeat shows its loss", self._own.title, error)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _CONTEXTS: Final = 65_536
 
 
-class Contexts:
+class EventContexts:
     """Makes contexts, and remembers them: a publisher compiles each once. Thread safe.
 
     Args:

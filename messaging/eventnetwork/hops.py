@@ -9,10 +9,18 @@ without this library are compared within one framework, or one sender.
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
+
+if TYPE_CHECKING:
+    from messaging.eventdata import WireEvent
+
+#: ids that are remembered at least
+MAX_SEEN: Final = 100_000
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -49,6 +57,31 @@ class Hop:
         return None if self.origin is None else framework_of(self.origin)
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class Arrival:
+    """An event that arrived.
+
+    Attributes:
+        event: the event; its ``topic`` is that of its channel.
+        id: its id, or one made of its sender and number; ``None`` if it has neither.
+        node: the member of the network that it came to.
+        notified: to be called when every consumer here was notified, if the sender asked for it; further calls have no
+            effect.
+    """
+
+    event: WireEvent
+    id: str | None
+    node: object
+    notified: Callable[[], object] | None
+
+    @property
+    def hop(self) -> Hop:
+        """Return its way so far."""
+        event = self.event
+        path = event.path if event.sender is None else (*event.path, event.sender)
+        return Hop(self.node, self.id, event.origin, event.bundle, event.time, path)
+
+
 #: an id that a member of this library made: unique by itself, also in a process that has its durable history
 _UNIQUE: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}-.+")
 
@@ -70,3 +103,34 @@ def last_hop(passed: tuple[object, ...]) -> Hop | None:
         if isinstance(each, Hop):
             return each
     return None
+
+
+class SeenEvents:
+    """The ids of the events that were taken last. Thread safe.
+
+    The ids are bounded by number: at least the last ``limit`` ids are known, and at most twice as many. They are in two
+    sets; when the newer one is full it replaces the older one.
+    """
+
+    __slots__ = ("_limit", "_lock", "_newer", "_older")
+
+    def __init__(self, limit: int = MAX_SEEN) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()  # guards the following
+        self._newer: set[str] = set()
+        self._older: set[str] = set()
+
+    def is_new(self, event_id: str) -> bool:
+        """Note an event; return whether it was not seen before."""
+        with self._lock:
+            newer = self._newer
+            if event_id in newer or event_id in self._older:
+                return False
+            newer.add(event_id)
+            if len(newer) >= self._limit:
+                self._older, self._newer = newer, set()
+            return True
+
+    def __len__(self) -> int:
+        """Return the number of ids that are known."""
+        return len(self._newer) + len(self._older)

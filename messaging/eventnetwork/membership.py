@@ -109,6 +109,20 @@ class Member:
         """Return whether its silence is to be noticed."""
         return not self.is_lost or self.is_heard_late
 
+    def describe(self, announcement: Announcement) -> None:
+        """Take over what an announcement says of the member itself."""
+        self.framework = announcement.framework
+        self.name = announcement.name or ""
+        self.qos = announcement.qos
+        self.replays = announcement.replays
+
+    def report(self, problems: tuple[str, ...]) -> None:
+        """Log what was wrong in an announcement: each problem once, as long as the member is known."""
+        for each in problems:
+            if each not in self.reported and len(self.reported) < _MAX_REPORTED:
+                self.reported.add(each)
+                logger.warning("event network: member %s: %s; the rest of its announcement is taken", self, each)
+
     def __str__(self) -> str:
         return f"{printable(self.name)} ({self.id})" if self.name else self.id
 
@@ -333,16 +347,13 @@ class Membership:
             self.own.update()
         self._gone = {id_: until for id_, until in self._gone.items() if now < until}
         for member in [*self.members.values()]:
-            self._expire(member, now)
+            if member.is_lost and now - member.lost_at >= member.linger:
+                self._forget(member)
+            elif member.is_watched:
+                self._suspect(member, now)
         if not self.is_settled and now >= self._settles_at:
             self.is_settled = True
             self._listener.settled()
-
-    def _expire(self, member: Member, now: float) -> None:
-        if member.is_lost and now - member.lost_at >= member.linger:
-            self._forget(member)
-        elif member.is_watched:
-            self._suspect(member, now)
 
     def _suspect(self, member: Member, now: float) -> None:
         """Lose a silent member, if its silence is not that of this member's own subscription."""
@@ -399,7 +410,7 @@ class Membership:
         if announcement.kind == "leave":
             self._leave(announcement, now)
             return
-        announcement = self._readable(announcement)
+        announcement = _readable(announcement, self._check)
         member = self.members.get(announcement.member)
         if member is None:
             if announcement.kind in ("remove", "notified"):
@@ -414,7 +425,7 @@ class Membership:
         if not member.answers and (announcement.answers or announcement.kind in ("ping", "pong")):
             member.answers = True
             self._listener.joined(member)  # again: an `announced` that is pending waits for it from now on
-        self._report(member, announcement.problems)
+        member.report(announcement.problems)
         if announcement.inbox is not None:
             member.inbox = announcement.inbox
         if announcement.heartbeat:
@@ -436,28 +447,6 @@ class Membership:
         """Answer a ping."""
         if announcement.kind == "ping" and announcement.token is not None:
             self.own.send("pong", to=announcement.member, token=announcement.token)
-
-    def _readable(self, announcement: Announcement) -> Announcement:
-        """Return an announcement without the interests that do not parse; they are problems of it."""
-        problems = [*announcement.problems]
-        interests = []
-        for each in announcement.interests:
-            try:
-                self._check(each)
-                interests.append(each)
-            except DecodeError as error:
-                problems.append(str(error))
-        if len(interests) == len(announcement.interests):
-            return announcement
-        return replace(announcement, interests=tuple(interests), problems=tuple(problems))
-
-    @staticmethod
-    def _report(member: Member, problems: tuple[str, ...]) -> None:
-        """Log what was wrong in an announcement: each problem once, as long as the member is known."""
-        for each in problems:
-            if each not in member.reported and len(member.reported) < _MAX_REPORTED:
-                member.reported.add(each)
-                logger.warning("event network: member %s: %s; the rest of its announcement is taken", member, each)
 
     def _came_back(self, announcement: Announcement, now: float) -> None:
         """Note that this member received everything that was sent before this own announcement."""
@@ -487,20 +476,14 @@ class Membership:
         self._is_full = False
         member = self.members[announcement.member] = Member(announcement.member, now)
         member.heartbeat = announcement.heartbeat or self.own.heartbeat
-        member.framework = announcement.framework
-        member.name = announcement.name or ""
-        member.qos = announcement.qos
-        member.replays = announcement.replays
+        member.describe(announcement)
         self._listener.joined(member)
         return member
 
     def _update(self, member: Member, announcement: Announcement, now: float) -> None:
         if member.is_known and announcement.version < member.version:
             return  # overtaken by a later change
-        member.framework = announcement.framework
-        member.name = announcement.name or ""
-        member.qos = announcement.qos
-        member.replays = announcement.replays
+        member.describe(announcement)
         self._take(member, announcement, frozenset(announcement.interests), frozenset(announcement.offers), now)
 
     def _apply(self, member: Member, announcement: Announcement, now: float) -> None:
@@ -565,6 +548,21 @@ class Membership:
         elif not member.is_lost:
             member.heard = now
             self._lose(member, now)
+
+
+def _readable(announcement: Announcement, check: Callable[[Interest], object]) -> Announcement:
+    """Return an announcement without the interests that ``check`` refuses; they are problems of it."""
+    problems = [*announcement.problems]
+    interests = []
+    for each in announcement.interests:
+        try:
+            check(each)
+            interests.append(each)
+        except DecodeError as error:
+            problems.append(str(error))
+    if len(interests) == len(announcement.interests):
+        return announcement
+    return replace(announcement, interests=tuple(interests), problems=tuple(problems))
 
 
 def _in_order(interests: Iterable[Interest]) -> tuple[Interest, ...]:

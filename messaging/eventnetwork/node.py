@@ -14,12 +14,11 @@ in one order, whatever the channel.
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4, uuid5
 
 from messaging.errors import (
@@ -29,21 +28,24 @@ from messaging.errors import (
     UnsupportedFeatureError,
     check_instance,
 )
-from messaging.eventnetwork.announcements import Announcement, Interest, load_announcement
+from messaging.eventnetwork.announcement_intake import AnnouncementIntake
+from messaging.eventnetwork.announcements import Announcement
 from messaging.eventnetwork.announcer import Announcer
 from messaging.eventnetwork.channels import ChannelNames
-from messaging.eventnetwork.contexts import Contexts
+from messaging.eventnetwork.contexts import EventContexts
 from messaging.eventnetwork.control import Control
-from messaging.eventnetwork.intake import Arrival, Intake, RefusalLog, Unacknowledged
+from messaging.eventnetwork.event_intake import EventIntake
 from messaging.eventnetwork.interests import Interests
-from messaging.eventnetwork.membership import ANSWER_DELAY, Member, Membership, MembershipListener
-from messaging.eventnetwork.notifications import MEMBERS, Notification, Notifications
+from messaging.eventnetwork.membership import ANSWER_DELAY, Membership
+from messaging.eventnetwork.node_views import NodeDTO, view_of
+from messaging.eventnetwork.notifications import Notifications
+from messaging.eventnetwork.other_members import MemberChanges, OtherMembers
 from messaging.eventnetwork.own_interests import OwnInterests
+from messaging.eventnetwork.own_member import EVERYTHING, MemberProfile, NodeService, OwnMember
 from messaging.eventnetwork.pings import Pings
 from messaging.eventnetwork.replays import Replays
 from messaging.eventnetwork.seals import Seals
 from messaging.eventnetwork.sending import EventSender
-from messaging.eventnetwork.views import NodeDTO, view_of
 from messaging.execution import Promise, clock, engine, may_block
 from messaging.forking import LiveObjects
 from messaging.instance import Messaging
@@ -51,7 +53,6 @@ from messaging.model import Features
 from messaging.text import SafeLog, printable, tolerant
 
 if TYPE_CHECKING:
-    from messaging.dispatch import TopicGrammar
     from messaging.eventnetwork.settings import EventNetwork
     from messaging.model import Incoming
     from messaging.receiving import JointSubscription
@@ -75,125 +76,14 @@ def framework_uuid() -> UUID:
     return _FRAMEWORK
 
 
-class NodeService(abc.ABC):
-    """The event service of a node."""
-
-    @abc.abstractmethod
-    def wanted(self) -> tuple[Iterable[Interest], Iterable[str]]:
-        """Return the events that are wanted, each once, and the topics that are offered. On a worker thread."""
-
-    @abc.abstractmethod
-    def receive(self, arrival: Arrival) -> None:
-        """Take an event of another member. On a worker thread, one at a time; may wait for room."""
-
-    def batch_received(self) -> None:  # noqa: B027  # a service may deliver each event at once
-        """Note that no more events follow at once. On the thread of :meth:`receive`."""
-
-    @abc.abstractmethod
-    def interest_changed(self) -> None:
-        """Note that other members want other events than before. On a worker thread."""
-
-    @abc.abstractmethod
-    def member_lost(self, member: str) -> None:
-        """Note that a member is lost, after its last event was received. On the thread of :meth:`receive`.
-
-        It is called again if events of a lost member arrive that its broker kept, see :meth:`EventNode.heard_of`.
-        """
-
-    def replay_asked(self, request: Announcement) -> None:  # noqa: B027  # a service need not share its history
-        """Answer the ``replay`` of another member, on another thread. On a worker thread; does not wait."""
-
-
-class _Listener(MembershipListener):
-    """Passes the changes of the membership on to the parts of a node. On the control thread.
-
-    It contains the exceptions of the service and of an event's data: they must not end heartbeats.
-    """
-
-    def __init__(
-        self,
-        interests: Interests,
-        notifications: Notifications,
-        service: NodeService,
-        settled: Callable[[], object],
-        in_order: Callable[[Callable[[], object]], object],
-    ) -> None:
-        self._settled = settled
-        self._in_order = in_order
-        self._interests = interests
-        self._notifications = notifications
-        self._service = service
-
-    def joined(self, member: Member) -> None:
-        """See ``MembershipListener``."""
-        for each in self._notifications.all():
-            if each.waits_for(MEMBERS) and self._is_for(each, member):
-                each.expect((member,))
-                each.joined(member)
-
-    @staticmethod
-    def _is_for(notification: Notification, member: Member) -> bool:
-        try:
-            return notification.is_for(member)
-        except Exception:
-            logger.exception("%s: the data of the event failed; member %s is not waited for", notification.what, member)
-            return False
-
-    @staticmethod
-    def _tell(method: Callable[..., object], *arguments: object) -> None:
-        try:
-            method(*arguments)
-        except Exception:
-            logger.exception("event network: the event service failed")
-
-    def changed(self, member: Member, added: frozenset[Interest], removed: frozenset[Interest]) -> None:
-        """See ``MembershipListener``."""
-        self._interests.change(member.id, added, removed)
-        if removed:
-            for each in self._notifications.all():
-                if each.is_missing(member) and not self._is_for(each, member):
-                    each.confirmed(member.id)  # it has no consumer left, and may never answer
-        self.joined(member)
-        self._tell(self._service.interest_changed)
-
-    def lost(self, member: Member) -> None:
-        """See ``MembershipListener``."""
-        for each in self._notifications.all():
-            each.lost(member.id)
-        self._in_order(partial(self._service.member_lost, member.id))
-
-    def silent_again(self, member: Member) -> None:
-        """See ``MembershipListener``."""
-        self._in_order(partial(self._service.member_lost, member.id))
-
-    def left(self, member: Member) -> None:
-        """See ``MembershipListener``."""
-        if not member.is_lost:  # a lost one did not confirm: notifications still name it
-            for each in self._notifications.all():
-                each.confirmed(member.id)
-        self._in_order(partial(self._service.member_lost, member.id))
-
-    def settled(self) -> None:
-        """See ``MembershipListener``."""
-        for each in self._notifications.all():
-            each.release(MEMBERS)
-        self._settled()
-        self._tell(self._service.interest_changed)
-
-
 class EventNode:
     """A member of an event network. Thread safe.
 
     Args:
-        title: of the event service, for the log.
-        name: of the member, for people.
+        profile: how the event service takes part.
         service: the event service.
         instance: the messaging instance of the network's broker.
-        grammar: of the topics.
-        everything: the interest in every event.
         settings: of the network.
-        qos: the qualities of service that are announced.
-        shares_history: whether the service answers a ``replay``.
 
     Raises:
         UnsupportedFeatureError: the instance lacks wildcards or publish-subscribe.
@@ -202,99 +92,63 @@ class EventNode:
     """
 
     def __init__(
-        self,
-        title: str,
-        name: str,
-        service: NodeService,
-        instance: Messaging,
-        grammar: TopicGrammar[Any],
-        everything: Interest,
-        settings: EventNetwork,
-        qos: Iterable[str] = (),
-        *,
-        shares_history: bool = False,
+        self, profile: MemberProfile, service: NodeService, instance: Messaging, settings: EventNetwork
     ) -> None:
         check_instance("instance", instance, Messaging)
         for feature in (Features.PUBLISH_SUBSCRIBE, Features.WILDCARDS):
             if feature not in instance.features:
                 raise UnsupportedFeatureError(feature, instance.name, "an event network needs it")
-        self.title = title
+        self.title = title = profile.title
         self._instance = instance
+        grammar = profile.grammar
         self.names = ChannelNames(settings.prefix, grammar)
         #: id of this member, new for each run
         self.member = str(uuid4())
-        self._interests = Interests()
-        self._notifications = Notifications()
         self._control = Control(title)
-        self._refusals = RefusalLog(title)
-        self._unacknowledged = Unacknowledged()
-        own = Announcement(
+        inbox = str(uuid5(_INBOXES, settings.queue)) if isinstance(settings.queue, str) else None
+        announced = Announcement(
             kind="update",
             member=self.member,
             framework=str(framework_uuid()),
-            name=settings.name or name,
+            name=settings.name or profile.name,
             heartbeat=settings.heartbeat,
             linger=settings.linger,
-            qos=tuple(qos),
-            replays=shares_history,
+            qos=profile.qos,
+            replays=profile.shares_history,
             answers=True,
-            inbox=str(uuid5(_INBOXES, settings.queue)) if isinstance(settings.queue, str) else None,
+            inbox=inbox,
         )
-        self._service = service
-        listener = _Listener(
-            self._interests,
+        seals = None if settings.signing is None else Seals(settings.signing, self.member)
+        contexts = EventContexts(instance, as_cbor=settings.as_cbor and seals is None)
+        own = OwnMember(
+            title, self.member, self, service, instance, settings, self.names, contexts, self._control, seals
+        )
+        self._announcer = Announcer(own, self._inbox_of)
+        interests = Interests()
+        self._notifications = Notifications()
+        changes = MemberChanges(
+            interests,
             self._notifications,
             service,
             settled=lambda: self.replays.ask_all(),
             # the last events of a member arrived before the announcement that it is gone, and are taken in before
-            in_order=lambda call: self._intake.put_call(call),
+            in_order=lambda call: self._events.put_call(call),
         )
-        self._seals = None if settings.signing is None else Seals(settings.signing, self.member)
-        contexts = Contexts(instance, as_cbor=settings.as_cbor and self._seals is None)
-
-        def inbox_of(member: str) -> str:
-            found = self._membership.members.get(member)
-            return member if found is None else found.inbox
-
-        self._announcer = Announcer(title, instance, self.names, contexts, inbox_of, self._seals)
-        self._membership = Membership(own, everything, listener, self._announcer.announce, self._interests.check)
+        self._membership = Membership(
+            announced, EVERYTHING[grammar], changes, self._announcer.announce, interests.check
+        )
+        others = OtherMembers(self._membership, interests, self._notifications)
         #: sends the events of this member
-        self.sender = EventSender(
-            self.member,
-            instance,
-            self.names,
-            contexts,
-            self._membership,
-            self._interests,
-            self._notifications,
-            [grammar.parse(each) for each in settings.send_always],
-            as_cbor=settings.as_cbor,
-            seals=self._seals,
-        )
-        self._intake = Intake(
-            title,
-            self.member,
-            self,
-            self.names,
-            settings.max_event_bytes,
-            receive=service.receive,
-            batch_received=service.batch_received,
-            settle=lambda batch: self._joint.settle(batch),
-            confirm=self._confirm,
-            seals=self._seals,
-        )
+        self.sender = EventSender(own, others, [grammar.parse(each) for each in settings.send_always])
+        self._joint: JointSubscription
+
+        def settle(batch: Sequence[Incoming]) -> None:
+            self._joint.settle(batch)
+
+        self._events = EventIntake(own, settle=settle, confirm=self._announcer.confirm)
+        self._announcements = AnnouncementIntake(own, others, settle)
         #: asks other members for past events
-        self.replays = Replays(
-            title,
-            self,
-            self._control,
-            self._membership,
-            self._notifications,
-            settings.max_event_bytes,
-            seals=self._seals,
-            listen=lambda: self._joint.add(self.names.past(self.member)),
-            settle=lambda batch: self._joint.settle(batch),
-        )
+        self.replays = Replays(own, others, lambda: self._joint.add(self.names.past(self.member)), settle)
         #: resolves when this member is subscribed and has announced itself for the first time
         self.ready: Promise[None] = Promise(f"connecting {title}")
         self._is_closed = False
@@ -304,29 +158,24 @@ class EventNode:
         #: when subscriptions are asked for again, monotonic seconds; and the pause before the time after that
         self._retry_at, self._retry_pause = math.inf, _RETRY[0]
         self._closed: Promise[None] = Promise(f"closing {title}")
-        self._joint: JointSubscription = instance.subscription.open_joint(self._take, queue=settings.queue)
+        self._joint = instance.subscription.open_joint(self._take, queue=settings.queue)
         self._joint.on_failed = partial(self._control.post, self._channel_failed)
         self._wants = OwnInterests(
             title, self._control, self._joint, service.wanted, self.names.pattern, self._membership.own.set
         )
-        self._pings = Pings(
-            title,
-            self.member,
-            self._control,
-            self._membership,
-            self._notifications,
-            self._announcer.announce,
-            self.refresh,
-            lambda: self._is_connected,
-        )
+        self._pings = Pings(own, others, self._announcer.announce, self._wants.request, lambda: self._is_connected)
         if settings.last_will:
-            self._announcer.set_last_will(self.member)
-        inbox = self.names.member(own.inbox or self.member)
-        joined = [self._joint.add(each) for each in (self.names.all_members, inbox)]
+            self._announcer.set_last_will()
+        channels = (self.names.all_members, self.names.member(inbox or self.member))
+        joined = [self._joint.add(each) for each in channels]
         joined[-1].listen(partial(self._control.post, self._joined, joined))
         self._wants.request()
         self._control.post_later(self._membership.interval, self._tick)
         _nodes.add(self)
+
+    def _inbox_of(self, member: str) -> str:
+        found = self._membership.members.get(member)
+        return member if found is None else found.inbox
 
     # --- what arrives
 
@@ -341,48 +190,18 @@ class EventNode:
                 batch = [each for each in batch if not is_past(each.channel)]
         announcements = [each for each in batch if is_announcement(each.channel)]
         if not announcements:
-            self._intake.put(batch)
+            self._events.put(batch)
             return
-        if len(announcements) < len(batch):  # first: see _Listener
-            self._intake.put([each for each in batch if not is_announcement(each.channel)])
-        self._control.post(self._read_all, self._unacknowledged.admit(announcements), clock.monotonic())
+        if len(announcements) < len(batch):  # first: see MemberChanges
+            self._events.put([each for each in batch if not is_announcement(each.channel)])
+        admitted = self._announcements.admit(announcements)
+        self._control.post(self._take_announcements, admitted, clock.monotonic())
 
-    def _read_all(self, batch: Sequence[Incoming], now: float) -> None:
+    def _take_announcements(self, batch: Sequence[Incoming], now: float) -> None:
         was_due = self._membership.is_answer_due
-        try:
-            for each in batch:
-                self._unacknowledged.took(each)
-                try:
-                    self._read(each, now)
-                except Exception:  # the others must be read all the same
-                    logger.exception("%s: an announcement was not taken in", self.title)
-        finally:
-            self._joint.settle(batch)
+        self._announcements.take(batch, now)
         if self._membership.is_answer_due and not was_due:
             self._control.post_later(ANSWER_DELAY, self._tick)
-
-    def _read(self, incoming: Incoming, now: float) -> None:
-        if self._is_closed:
-            return
-        try:
-            payload, seals = incoming.payload, self._seals
-            if seals is None:
-                announcement = load_announcement(payload)
-            else:
-                announcement = seals.announcement(payload, incoming.channel or "")
-            if announcement.to not in (None, self.member):
-                return
-            self._membership.receive(announcement, now)
-            if announcement.member == self.member:
-                return
-            if announcement.kind == "notified" and announcement.event is not None:
-                self._notifications.confirmed(announcement.event, announcement.member)
-            elif announcement.kind == "pong" and announcement.token is not None:
-                self._notifications.confirmed(announcement.token, announcement.member)
-            elif announcement.kind == "replay":
-                self._service.replay_asked(announcement)
-        except MessagingError as error:
-            self._refusals.log("an announcement", error, incoming)
 
     # --- the connection and time, on the control thread
 
@@ -453,10 +272,6 @@ class EventNode:
             self._channel_failed(channel, error)
         elif not (self._failed or self._rejoining):
             self._connected()  # announcements were missed
-
-    def _confirm(self, event_id: str, sender: str) -> None:
-        """Tell the sender of an event that every consumer here was notified. From any thread."""
-        self._announcer.announce(Announcement(kind="notified", member=self.member, to=sender, event=event_id))
 
     def _channel_failed(self, channel: str, error: MessagingError) -> None:
         """Note that the broker ended a subscription."""
@@ -539,11 +354,9 @@ class EventNode:
             members=tuple(view_of(each, now) for each in [*self._membership.members.values()]),
             sent=self.sender.sent,
             unwanted=self.sender.unwanted,
-            received=self._intake.received,
-            refused=(
-                self._intake.refused + self._refusals.refused + self._unacknowledged.dropped + self.replays.refused
-            ),
-            replayed=self._intake.replayed + self._refusals.replayed,
+            received=self._events.received,
+            refused=self._events.refusals.refused + self._announcements.refused + self.replays.refusals.refused,
+            replayed=self._events.refusals.replayed + self._announcements.refusals.replayed,
         )
 
     @property
@@ -577,8 +390,9 @@ class EventNode:
         if self._is_closed:
             return
         self._is_closed = True
-        self._announcer.end(Announcement(kind="leave", member=self.member))
-        error = self._closed_error()
+        self._announcements.close()
+        self._announcer.end()
+        error = ClosedError(f"{self.title} is closed")
         for each in self._notifications.all():
             each.fail(error)
         self._wants.close(error)
@@ -587,15 +401,13 @@ class EventNode:
         self._control.close()
         self._joint.close().listen(partial(engine().call, self._closed.resolve, None))
 
-    def _closed_error(self) -> ClosedError:
-        return ClosedError(f"{self.title} is closed")
-
     def after_fork(self) -> None:
         """See ``Forkable``: the member is the parent's, and a child must not speak for it."""
         self._is_closed = True
         error = ClosedError(f"{self.title} is the member of the parent of this process")
         self._control.abandon()
-        self._announcer.end(None)
+        self._announcements.close()
+        self._announcer.abandon()
         self._wants.abandon(error)
         self._notifications.abandon()
         self._closed = Promise(f"closing {self.title}")

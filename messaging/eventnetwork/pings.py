@@ -12,9 +12,9 @@ from messaging.eventnetwork.announcements import Announcement
 from messaging.eventnetwork.notifications import DISPATCH, MEMBERS, Notification
 
 if TYPE_CHECKING:
-    from messaging.eventnetwork.control import Control
-    from messaging.eventnetwork.membership import Member, Membership
-    from messaging.eventnetwork.notifications import Notifications
+    from messaging.eventnetwork.membership import Member
+    from messaging.eventnetwork.other_members import OtherMembers
+    from messaging.eventnetwork.own_member import OwnMember
     from messaging.execution import Promise
 
 
@@ -22,11 +22,8 @@ class Pings:
     """Asks the other members whether they have read the announcements of this one. Thread safe.
 
     Args:
-        title: of the member, for errors.
-        member: its id.
-        control: sends the pings.
-        membership: the other members.
-        notifications: told when a member answers, is lost or leaves.
+        own: the member that asks.
+        others: the members that answer; their notifications are told when one answers, is lost or leaves.
         announce: announces.
         refresh: announces the interests of now.
         is_connected: returns whether pings reach the others, and their answers this member.
@@ -34,20 +31,14 @@ class Pings:
 
     def __init__(
         self,
-        title: str,
-        member: str,
-        control: Control,
-        membership: Membership,
-        notifications: Notifications,
+        own: OwnMember,
+        others: OtherMembers,
         announce: Callable[[Announcement], object],
         refresh: Callable[[], Promise[None]],
         is_connected: Callable[[], bool],
     ) -> None:
-        self._title = title
-        self._member = member
-        self._control = control
-        self._membership = membership
-        self._notifications = notifications
+        self._own = own
+        self._others = others
         self._announce = announce
         self._refresh = refresh
         self._is_connected = is_connected
@@ -59,10 +50,10 @@ class Pings:
     def ask(self, timeout: float) -> Promise[None]:
         """Return the promise that every live member has read the announcements so far; see ``EventNode.announced``."""
         token = str(uuid4())
-        asking = Notification(f"announcing the interests of {self._title}", timeout)
+        asking = Notification(f"announcing the interests of {self._own.title}", timeout)
         asking.is_for = lambda member: member.answers
         asking.waits_for_connection = True
-        self._notifications.add(token, asking)
+        self._others.notifications.add(token, asking)
         self._refresh_first(token, asking)
         return asking.promise
 
@@ -75,7 +66,7 @@ class Pings:
             if isinstance(error, ClosedError):
                 asking.fail(error)
             else:
-                self._control.post(self._ping, token, asking)
+                self._own.control.post(self._ping, token, asking)
 
         announced.listen(go_on)
 
@@ -96,24 +87,25 @@ class Pings:
         for token, asking in asked:
             renewed = str(uuid4())
             asking.restart()
-            self._notifications.renew(token, renewed)
+            self._others.notifications.renew(token, renewed)
             self._unasked[renewed] = asking
 
     def _ping(self, token: str, asking: Notification) -> None:
         if asking.promise.done():
             return
-        if not self._is_connected() or self._membership.is_deaf:  # no answer would arrive
+        membership = self._others.membership
+        if not self._is_connected() or membership.is_deaf:  # no answer would arrive
             self._unasked[token] = asking
             return
         self._asked[token] = asking
-        asking.promise.listen(partial(self._control.post, self._asked.pop, token, None))
+        asking.promise.listen(partial(self._own.control.post, self._asked.pop, token, None))
         asking.joined = partial(self._ping_one, token)
-        if not self._membership.is_settled:
+        if not membership.is_settled:
             asking.hold(MEMBERS)
-        asking.expect(each for each in self._membership.members.values() if each.answers and not each.is_lost)
-        self._announce(Announcement(kind="ping", member=self._member, token=token))
+        asking.expect(each for each in membership.members.values() if each.answers and not each.is_lost)
+        self._announce(Announcement(kind="ping", member=self._own.id, token=token))
         asking.release(DISPATCH)
 
     def _ping_one(self, token: str, member: Member) -> None:
         """Ping a member that joined after the ping to all."""
-        self._announce(Announcement(kind="ping", member=self._member, to=member.id, token=token))
+        self._announce(Announcement(kind="ping", member=self._own.id, to=member.id, token=token))

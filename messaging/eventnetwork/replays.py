@@ -30,7 +30,8 @@ from uuid import uuid4
 
 from messaging.errors import DecodeError, MessagingError, PartialNotificationError, TooManyRequestsError
 from messaging.eventdata import decode
-from messaging.eventnetwork.intake import Arrival, RefusalLog
+from messaging.eventnetwork.event_intake import RefusalLog
+from messaging.eventnetwork.hops import Arrival
 from messaging.eventnetwork.notifications import DISPATCH, Notification
 from messaging.execution import Serial, workers
 from messaging.text import SafeLog, printable
@@ -38,10 +39,9 @@ from messaging.text import SafeLog, printable
 if TYPE_CHECKING:
     from messaging.eventdata import WireEvent
     from messaging.eventnetwork.announcements import Interest
-    from messaging.eventnetwork.control import Control
-    from messaging.eventnetwork.membership import Member, Membership
-    from messaging.eventnetwork.notifications import Notifications
-    from messaging.eventnetwork.seals import Seals
+    from messaging.eventnetwork.membership import Member
+    from messaging.eventnetwork.other_members import OtherMembers
+    from messaging.eventnetwork.own_member import OwnMember
     from messaging.execution import Promise
     from messaging.model import Incoming
 
@@ -60,7 +60,7 @@ _BATCH: Final = 64
 Done = Callable[[list[Arrival], MessagingError | None], object]
 
 
-class _Answer:
+class _PastAnswer:
     """The answer of one member so far."""
 
     __slots__ = ("events", "is_over", "numbers", "total")
@@ -98,7 +98,7 @@ class PastRequest:
     token: str = field(init=False, default_factory=lambda: str(uuid4()))
     notification: Notification = field(init=False)
     # --- guarded by the lock of ``Replays``
-    answers: dict[str, _Answer] = field(init=False, default_factory=dict)
+    answers: dict[str, _PastAnswer] = field(init=False, default_factory=dict)
     bytes: int = field(init=False, default=0)
 
     def __post_init__(self, timeout: float) -> None:
@@ -118,39 +118,25 @@ class Replays:
     """Asks the other members for past events. Thread safe.
 
     Args:
-        title: of the event service, for the log.
-        node: stands for this member in the way of events.
-        control: runs :meth:`ask_all`, and everything that uses the membership.
-        membership: the other members.
-        notifications: told when members are lost or leave.
-        max_bytes: larger events are refused.
-        seals: opens signed events; ``None``: events are not signed.
+        own: the member that asks. Its control thread runs :meth:`ask_all`, and everything that uses the membership.
+        others: the members that answer; their notifications are told when one is lost or leaves.
         listen: subscribes to the channel of past events of this member.
         settle: acknowledges messages; from any thread.
     """
 
     def __init__(
         self,
-        title: str,
-        node: object,
-        control: Control,
-        membership: Membership,
-        notifications: Notifications,
-        max_bytes: int,
-        *,
-        seals: Seals | None,
+        own: OwnMember,
+        others: OtherMembers,
         listen: Callable[[], Promise[None]],
         settle: Callable[[Sequence[Incoming]], object],
     ) -> None:
-        self._node = node
-        self._seals = seals
-        self._control = control
-        self._membership = membership
-        self._notifications = notifications
-        self._max_bytes = max_bytes
+        self._own = own
+        self._others = others
         self._listen = listen
         self._settle = settle
-        self._refusals = RefusalLog(title)
+        #: counts the messages that are refused
+        self.refusals = RefusalLog(own.title)
         self._arrived: deque[Incoming] = deque()
         self._serial = Serial(self._drain, lambda: self._arrived)
         #: whether past events may arrive
@@ -162,11 +148,6 @@ class Replays:
         # --- used by the control thread
         self._waiting: list[PastRequest] = []
         self._listening: Promise[None] | None = None
-
-    @property
-    def refused(self) -> int:
-        """Number of messages that were refused."""
-        return self._refusals.refused
 
     # --- asking
 
@@ -181,13 +162,13 @@ class Replays:
                 raise TooManyRequestsError(f"{request.what}: {MAX_REQUESTS} requests are pending: await earlier ones")
             self._requests[request.token] = request
         try:
-            self._notifications.add(request.token, request.notification)
+            self._others.notifications.add(request.token, request.notification)
         except BaseException:
             self._forget(request)
             raise
         request.notification.promise.was_retrieved = True
         request.notification.promise.listen(lambda: workers().submit(partial(self._finish, request)))
-        self._control.post(self._prepare, request)
+        self._own.control.post(self._prepare, request)
 
     def _prepare(self, request: PastRequest) -> None:
         self._waiting.append(request)
@@ -198,7 +179,7 @@ class Replays:
         if self._listening is None:
             self.is_listening = True
             self._listening = self._listen()
-        self._listening.listen(partial(self._control.post, self.ask_all))
+        self._listening.listen(partial(self._own.control.post, self.ask_all))
 
     def deafened(self) -> None:
         """Note that the broker ended the subscription to the answers: the next request subscribes again.
@@ -215,7 +196,7 @@ class Replays:
         if listening is None or not listening.done():
             return
         error = listening.exception()
-        if error is None and not self._membership.is_settled:
+        if error is None and not self._others.membership.is_settled:
             return
         requests, self._waiting = self._waiting, []
         if error is not None:
@@ -227,13 +208,12 @@ class Replays:
                 self._send(each)
 
     def _send(self, request: PastRequest) -> None:
-        members: list[Member] = [
-            each for each in self._membership.members.values() if each.replays and not each.is_lost
-        ]
+        membership = self._others.membership
+        members: list[Member] = [each for each in membership.members.values() if each.replays and not each.is_lost]
         with self._lock:
-            request.answers = {each.id: _Answer() for each in members}
+            request.answers = {each.id: _PastAnswer() for each in members}
         request.notification.expect(members)
-        self._membership.own.send(
+        membership.own.send(
             "replay",
             token=request.token,
             interests=request.interests,
@@ -257,7 +237,7 @@ class Replays:
         try:
             request.done(request.events(), error)
         except Exception:
-            logger.exception("%s: the past events were not processed", request.what)
+            logger.exception("%s: the receiver of the past events failed; they are dropped", request.what)
 
     # --- the answers
 
@@ -276,9 +256,11 @@ class Replays:
                 try:
                     self._take(incoming.payload, incoming.channel or "")
                 except MessagingError as error:
-                    self._refusals.log("a past event", error, incoming)
+                    self.refusals.log("a past event", error, incoming)
                 except Exception as error:
-                    logger.exception("a past event was not taken in: %s", type(error).__name__)
+                    logger.exception(
+                        "%s: cannot take in a past event: %s; it is dropped", self._own.title, type(error).__name__
+                    )
                 if len(taken) >= _BATCH:
                     self._settle(taken)
                     taken = []
@@ -287,9 +269,9 @@ class Replays:
                 self._settle(taken)
 
     def _take(self, payload: bytes, channel: str) -> None:
-        if len(payload) > self._max_bytes:
-            raise DecodeError(f"{len(payload)} bytes: at most {self._max_bytes} are read")
-        seals = self._seals
+        max_bytes, seals = self._own.settings.max_event_bytes, self._own.seals
+        if len(payload) > max_bytes:
+            raise DecodeError(f"{len(payload)} bytes: at most {max_bytes} are read")
         event = decode(payload) if seals is None else seals.event(payload, channel, None)
         sender = event.sender
         if sender is None or event.sequence is None or event.correlation_id is None:
@@ -308,7 +290,7 @@ class Replays:
         if is_complete:
             request.notification.confirmed(sender)
 
-    def _add(self, request: PastRequest, answer: _Answer, event: WireEvent, sender: str, size: int) -> str | None:
+    def _add(self, request: PastRequest, answer: _PastAnswer, event: WireEvent, sender: str, size: int) -> str | None:
         """Add a message to an answer; return why the answer is refused. Called with the lock."""
         number = event.sequence or 0
         if event.error is not None:
@@ -325,7 +307,7 @@ class Replays:
                 return f"exceeds {MAX_RESULT_BYTES} bytes in total"
             answer.numbers.add(number)
             event_id = event.id or f"{sender}-{request.token}-{number}"
-            answer.events.append(Arrival(event, event_id, self._node, None))
+            answer.events.append(Arrival(event, event_id, self._own.node, None))
             self.received += 1
         if answer.total is not None and len(answer.numbers) > answer.total:
             return f"has more events than the {answer.total} of its end"

@@ -17,55 +17,32 @@ from messaging.model import Message
 
 if TYPE_CHECKING:
     from messaging.eventdata import WireEvent
-    from messaging.eventnetwork.channels import ChannelNames
-    from messaging.eventnetwork.contexts import Contexts
-    from messaging.eventnetwork.interests import Interests
-    from messaging.eventnetwork.membership import Membership
-    from messaging.eventnetwork.notifications import Notification, Notifications
-    from messaging.eventnetwork.seals import Seals
+    from messaging.eventnetwork.notifications import Notification
+    from messaging.eventnetwork.other_members import OtherMembers
+    from messaging.eventnetwork.own_member import OwnMember
     from messaging.execution import Promise
-    from messaging.instance import Messaging
 
 
 class EventSender:
     """Sends events. Thread safe.
 
     Args:
-        member: the id of the sender.
-        instance: publishes the messages.
-        names: the channels of the network.
-        contexts: of the messages.
-        membership, interests: the other members, and what they want.
-        notifications: the pending notifications.
+        own: the member that sends.
+        others: the other members, and what they want.
         send_always: parsed topic filters of events that are sent in any case.
-        as_cbor: whether events are sent in CBOR.
-        seals: signs events; ``None``: they are not signed.
     """
 
-    def __init__(
-        self,
-        member: str,
-        instance: Messaging,
-        names: ChannelNames,
-        contexts: Contexts,
-        membership: Membership,
-        interests: Interests,
-        notifications: Notifications,
-        send_always: Iterable[Any],
-        *,
-        as_cbor: bool,
-        seals: Seals | None = None,
-    ) -> None:
-        self._member = member
-        self._publish = instance.publisher.publish
-        self._names = names
-        self._contexts = contexts
-        self._membership = membership
-        self._interests = interests
-        self._notifications = notifications
+    def __init__(self, own: OwnMember, others: OtherMembers, send_always: Iterable[Any]) -> None:
+        self._member = own.id
+        self._publish = own.instance.publisher.publish
+        self._names = own.names
+        self._contexts = own.contexts
+        self._as_cbor = own.settings.as_cbor
+        self._seals = own.seals
+        self._membership = others.membership
+        self._interests = others.interests
+        self._notifications = others.notifications
         self._always = tuple(send_always)
-        self._as_cbor = as_cbor
-        self._seals = seals
         self._numbers = itertools.count(1)
         #: number of events that were sent, and of events that no member wanted
         self.sent = self.unwanted = 0

@@ -40,6 +40,7 @@ from messaging.eventnetwork import (
     EventNetwork,
     EventNode,
     Interest,
+    MemberProfile,
     NodeDTO,
     NodeService,
     SeenEvents,
@@ -339,10 +340,8 @@ class BusConnection(NodeService):
         self._past: PastSender | None = None
         #: requests that arrive before it is made: the node is a member at once
         self._early_requests: list[Announcement] | None = [] if shares_history else None
-        self._node = EventNode(
-            bus.title, bus.name, self, instance, TYPED_EVENTS, Interest("*", grammar=TYPED), network,
-            shares_history=shares_history,
-        )  # fmt: skip
+        profile = MemberProfile(bus.title, bus.name, TYPED_EVENTS, shares_history=shares_history)
+        self._node = EventNode(profile, self, instance, network)
         if shares_history:
             past = PastSender(
                 bus.title,

@@ -15,7 +15,16 @@ import pytest
 import messaging
 from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.eventdata import WireEvent, encode
-from messaging.eventnetwork import DISPATCH, Arrival, EventNetwork, EventNode, Interest, NodeService, Notification
+from messaging.eventnetwork import (
+    DISPATCH,
+    Arrival,
+    EventNetwork,
+    EventNode,
+    Interest,
+    MemberProfile,
+    NodeService,
+    Notification,
+)
 from messaging.eventnetwork.membership import Member, MembershipListener
 from messaging.services import ServiceRegistry
 from messaging.testing.waiting import PATIENCE, Recorder
@@ -62,7 +71,7 @@ class Participant:
         self.instance = instance
         self.service = Service(*topics)
         self.node = EventNode(
-            f"the member {instance.name!r}", instance.name, self.service, instance, DISTRIBUTED_EVENTS, "**",
+            MemberProfile(f"the member {instance.name!r}", instance.name, DISTRIBUTED_EVENTS), self.service, instance,
             EventNetwork(**{"heartbeat": BEAT, "linger": 1.0, **settings}),
         )  # fmt: skip
         self.node.ready.result(PATIENCE)

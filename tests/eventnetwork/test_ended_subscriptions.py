@@ -12,7 +12,7 @@ import pytest
 import messaging
 from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.errors import SubscriptionRefusedError
-from messaging.eventnetwork import EventNetwork, EventNode, Interest
+from messaging.eventnetwork import EventNetwork, EventNode, MemberProfile
 from messaging.services import ServiceRegistry
 from messaging.testing.waiting import PATIENCE, eventually, subscribed
 from tests.doubles.fake import FakeBroker, on_loop, settle_loop
@@ -23,6 +23,7 @@ from tests.eventnetwork.conftest import Join, Participant, Service
 from tests.eventnetwork.plain import announcement, update
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
+PROFILE: Final = MemberProfile("test", "test", DISTRIBUTED_EVENTS)
 #: namespace of the inboxes of members with a queue
 _INBOXES: Final = UUID("5d0c7c0e-3c0b-4f0f-9a43-0f6f4f6b4c1e")
 
@@ -31,7 +32,7 @@ def test_a_member_subscribes_again_to_what_the_broker_ended(broker: FakeBroker, 
     """As RabbitMQ does when it closes a channel: the connection goes on, so no reconnect subscribes again."""
     service = Service()
     service.topics = {"a"}
-    node = EventNode("test", "test", service, connect(broker), DISTRIBUTED_EVENTS, Interest("**"), EventNetwork())
+    node = EventNode(PROFILE, service, connect(broker), EventNetwork())
     try:
         node.refresh().result(PATIENCE)
         node.ready.result(PATIENCE)
@@ -122,9 +123,7 @@ def test_answers_from_before_an_interest_was_withdrawn_do_not_announce_it(
 
 def test_a_member_is_connected_again_when_all_announcements_arrive(broker: FakeBroker, connect: Connect) -> None:
     """The answers to its query would be lost as long as the subscription to one of the channels is missing."""
-    node = EventNode(
-        "test", "test", Service(), connect(broker), DISTRIBUTED_EVENTS, Interest("**"), EventNetwork(heartbeat=1.0)
-    )
+    node = EventNode(PROFILE, Service(), connect(broker), EventNetwork(heartbeat=1.0))
     try:
         node.ready.result(PATIENCE)
         queries = sum(b'"query"' in each for each in broker.payloads)

@@ -14,15 +14,16 @@ import pytest
 import messaging
 from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.errors import ClosedError, ConnectionLostError, PartialNotificationError
-from messaging.eventnetwork import Notification, intake
+from messaging.eventnetwork import EventNetwork, Notification, event_intake
 from messaging.eventnetwork.channels import ChannelNames
+from messaging.eventnetwork.own_member import OwnMember
 from messaging.model import Incoming
 from messaging.services import ServiceRegistry
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, subscribed
 from tests.dispatch.helpers import logged
 from tests.doubles.fake import on_loop, settle_loop
 from tests.doubles.memory import drop_and_reconnect
-from tests.eventnetwork.conftest import Gate, Join, Participant, resident, wire
+from tests.eventnetwork.conftest import Gate, Join, Participant, Service, resident, wire
 from tests.eventnetwork.plain import event, update
 from tests.eventnetwork.test_announcements import mutated
 from tests.scripts import FORK, run_script
@@ -307,7 +308,7 @@ admin.ready.result(5)
 def test_messages_without_acknowledgement_are_bounded_while_the_service_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(intake, "MAX_UNACKNOWLEDGED", 100)
+    monkeypatch.setattr(event_intake, "MAX_UNACKNOWLEDGED", 100)
     gate, settled = Gate(), []
     arrived: list[Any] = []
     names = ChannelNames("topics", DISTRIBUTED_EVENTS)
@@ -316,10 +317,10 @@ def test_messages_without_acknowledgement_are_bounded_while_the_service_waits(
         gate(arrival)
         arrived.append(arrival.event.data)
 
-    waiting = intake.Intake(
-        "x", str(uuid4()), None, names, 1_000,
-        receive=receive, batch_received=lambda: None, settle=settled.extend, confirm=lambda *_: None,
-    )  # fmt: skip
+    service = Service()
+    service.act = receive
+    own = OwnMember("x", str(uuid4()), None, service, None, EventNetwork(), names, None, None)  # type: ignore[arg-type]
+    waiting = event_intake.EventIntake(own, settle=settled.extend, confirm=lambda *_: None)
     acknowledged = [Incoming(event(n), "topics/a", token=n) for n in range(200)]
     on_loop(waiting.put, [Incoming(event("loose"), "topics/a") for n in range(1_000)] + acknowledged)
     assert waiting.waiting <= 300

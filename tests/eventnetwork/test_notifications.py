@@ -10,12 +10,15 @@ import pytest
 from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.errors import ClosedError, PartialNotificationError, TooManyRequestsError
 from messaging.eventdata import WireEvent
+from messaging.eventnetwork import EventNetwork
 from messaging.eventnetwork import notifications as module
 from messaging.eventnetwork.announcements import Announcement, Interest
 from messaging.eventnetwork.channels import ChannelNames
 from messaging.eventnetwork.interests import Interests
 from messaging.eventnetwork.membership import Member, Membership
 from messaging.eventnetwork.notifications import DISPATCH, MEMBERS, Notification, Notifications
+from messaging.eventnetwork.other_members import OtherMembers
+from messaging.eventnetwork.own_member import OwnMember
 from messaging.eventnetwork.sending import EventSender
 from messaging.execution import Promise
 from messaging.testing.tables import table
@@ -159,10 +162,9 @@ def test_a_change_between_the_look_and_the_note_of_a_publisher_is_not_missed(cha
         def of_event(self, *_: object, **__: object) -> None:
             return None
 
-    sender = EventSender(
-        own.member, Instance(), ChannelNames("topics", DISTRIBUTED_EVENTS), NoContexts(), membership, interests,  # type: ignore[arg-type]
-        Racing(), (), as_cbor=False,
-    )  # fmt: skip
+    names, settings = ChannelNames("topics", DISTRIBUTED_EVENTS), EventNetwork()
+    sending = OwnMember("x", own.member, None, None, Instance(), settings, names, NoContexts(), None)  # type: ignore[arg-type]
+    sender = EventSender(sending, OtherMembers(membership, interests, Racing()), ())
     sender.send(WireEvent.of("a", 1), lambda: 1, qos="1", notification=notification)
     notification.release(DISPATCH)
     if change == "settled":

@@ -12,7 +12,7 @@ import messaging
 from messaging.errors import DecodeError
 from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork import Arrival, Notification
-from messaging.eventnetwork.intake import RefusalLog
+from messaging.eventnetwork.event_intake import RefusalLog
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.eventnetwork.conftest import Join

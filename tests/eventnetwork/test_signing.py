@@ -30,7 +30,7 @@ from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork import EventNetwork, EventSigning, SigningKey
 from messaging.eventnetwork import seals as seals_module
 from messaging.eventnetwork.announcements import Announcement, dump_announcement
-from messaging.eventnetwork.intake import RefusalLog
+from messaging.eventnetwork.event_intake import RefusalLog
 from messaging.eventnetwork.seals import Seals, SeenNonces
 from messaging.testing.tables import table
 
@@ -610,6 +610,6 @@ def test_refusals_show_no_secret_in_the_log(caplog: pytest.LogCaptureFixture) ->
         except SignatureError as error:
             log.log("an event", error)
     assert (log.refused, log.replayed) == (1, 1)
-    levels = {each.levelno for each in caplog.records if each.name == "messaging.eventnetwork.intake"}
+    levels = {each.levelno for each in caplog.records if each.name == "messaging.eventnetwork.event_intake"}
     assert levels == {logging.ERROR, logging.DEBUG}
     assert not shows_secret(caplog.text)

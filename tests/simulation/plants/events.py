@@ -252,7 +252,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/node.py",
+                "messaging/eventnetwork/other_members.py",
                 """\
         if removed:
             for each in self._notifications.all():
@@ -297,7 +297,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/node.py",
+                "messaging/eventnetwork/other_members.py",
                 "        if not member.is_lost:  # a lost one did not confirm: notifications still name it\n",
                 "        if member is not None:\n",
             ),
@@ -310,7 +310,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/intake.py",
+                "messaging/eventnetwork/event_intake.py",
                 "            if not arrived.is_taken:\n                self._answer(arrived)\n",
                 "            pass\n",
             ),

@@ -1,8 +1,8 @@
 """The events that arrive: decoded, checked, and handed to the event service, in the order of their arrival.
 
-**Threads.** :meth:`Intake.put` runs on the engine loop and only queues. The rest runs on a worker thread, on one at a
-time. The event service may wait there for room in the queues of its consumers: then the broker's credit is used up, and
-it sends no more. Events are acknowledged after the event service has taken them.
+**Threads.** :meth:`EventIntake.put` runs on the engine loop and only queues. The rest runs on a worker thread, on one
+at a time. The event service may wait there for room in the queues of its consumers: then the broker's credit is used
+up, and it sends no more. Events are acknowledged after the event service has taken them.
 
 **Answers.** Every event whose sender waits is answered, also an event that is refused, or that came before: its sender
 waits for no consumer here. Without an answer are only events that do not tell their sender, events in CBOR that are too
@@ -16,20 +16,17 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import DecodeError, EventQueueOverflowError, MessagingError, SignatureError
 from messaging.eventdata import decode, sender_that_waits
-from messaging.eventnetwork.hops import Hop
+from messaging.eventnetwork.hops import Arrival
 from messaging.execution import Serial, clock
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.eventdata import WireEvent
-    from messaging.eventnetwork.channels import ChannelNames
-    from messaging.eventnetwork.seals import Seals
+    from messaging.eventnetwork.own_member import OwnMember
     from messaging.eventnetwork.signing import Opened
     from messaging.model import Incoming
 
@@ -45,31 +42,6 @@ _LOG_INTERVAL: Final = 1.0
 #: the field of a sender in JSON, and bytes in which it is searched
 _SENDER: Final = re.compile(rb'"(?:sender|member)"\s*:\s*"([0-9a-fA-F-]{36})"')
 _SEARCHED: Final = 4_096
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Arrival:
-    """An event that arrived.
-
-    Attributes:
-        event: the event; its ``topic`` is that of its channel.
-        id: its id, or one made of its sender and number; ``None`` if it has neither.
-        node: the member of the network that it came to.
-        notified: to be called when every consumer here was notified, if the sender asked for it; further calls have no
-            effect.
-    """
-
-    event: WireEvent
-    id: str | None
-    node: object
-    notified: Callable[[], object] | None
-
-    @property
-    def hop(self) -> Hop:
-        """Return its way so far."""
-        event = self.event
-        path = event.path if event.sender is None else (*event.path, event.sender)
-        return Hop(self.node, self.id, event.origin, event.bundle, event.time, path)
 
 
 class _Once:
@@ -170,63 +142,33 @@ class Unacknowledged:
             self._taken_bytes += len(incoming.payload)
 
 
-class Intake:
-    """Takes in the events of one member.
+class EventIntake:
+    """Takes in the events of the other members.
 
     Args:
-        title: of the member, for the log.
-        member: its id.
-        node: stands for it in the way of an event.
-        names: the channels of the network.
-        max_bytes: larger events are refused.
-        receive: takes an arrival, and sees to ``Arrival.notified``; raises a ``MessagingError`` to refuse it, whose
-            sender is answered here.
-        batch_received: called when no more arrivals follow at once, and at least once for each batch.
+        own: the member that receives; its event service takes the events.
         settle: acknowledges messages; from any thread.
         confirm: called with the id of an event and its sender, when every consumer here was notified.
-        seals: opens signed events; ``None``: events are not signed.
     """
 
     def __init__(
         self,
-        title: str,
-        member: str,
-        node: object,
-        names: ChannelNames,
-        max_bytes: int,
+        own: OwnMember,
         *,
-        receive: Callable[[Arrival], object],
-        batch_received: Callable[[], object],
         settle: Callable[[Sequence[Incoming]], object],
         confirm: Callable[[str, str], object],
-        seals: Seals | None = None,
     ) -> None:
-        self._member = member
-        self._node = node
-        self._names = names
-        self._max_bytes = max_bytes
-        self._receive = receive
-        self._batch_received = batch_received
+        self._own = own
         self._settle = settle
         self._confirm = confirm
-        self._seals = seals
-        self._refusals = RefusalLog(title)
+        #: counts the messages that are refused
+        self.refusals = RefusalLog(own.title)
         self._unacknowledged = Unacknowledged()
         self._dropped = 0
         self._waiting: deque[Incoming | Callable[[], object]] = deque()
         self._serial = Serial(self._drain, lambda: self._waiting)
         #: number of events that were taken
         self.received = 0
-
-    @property
-    def refused(self) -> int:
-        """Number of messages that were refused."""
-        return self._refusals.refused
-
-    @property
-    def replayed(self) -> int:
-        """Number of signed messages that arrived before."""
-        return self._refusals.replayed
 
     @property
     def waiting(self) -> int:
@@ -253,7 +195,10 @@ class Intake:
                     try:
                         incoming()
                     except Exception:
-                        logger.exception("a change of the members was not passed on")
+                        logger.exception(
+                            "%s: cannot pass a change of the members on to the event service; it is left out",
+                            self._own.title,
+                        )
                     continue
                 taken.append(incoming)
                 self._unacknowledged.took(incoming)
@@ -261,9 +206,12 @@ class Intake:
                 try:
                     self._take(incoming)
                 except MessagingError as error:
-                    self._refusals.log("an event", error, incoming)
+                    self.refusals.log("an event", error, incoming)
                 except Exception as error:
-                    logger.exception("an event on %.200r was not taken in: %s", incoming.channel, type(error).__name__)
+                    logger.exception(
+                        "%s: cannot take in an event on %.200r: %s; it is dropped",
+                        self._own.title, incoming.channel, type(error).__name__,
+                    )  # fmt: skip
                 if len(taken) >= _BATCH:
                     self._end_batch(taken)
                     taken = []
@@ -274,7 +222,7 @@ class Intake:
     def _end_batch(self, taken: list[Incoming]) -> None:
         """Have the event service deliver a batch, and acknowledge it."""
         try:
-            self._batch_received()
+            self._own.service.batch_received()
         finally:
             self._settle(taken)
 
@@ -282,29 +230,30 @@ class Intake:
         dropped = self._unacknowledged.dropped
         if dropped != self._dropped:
             self._dropped = dropped
-            self._refusals.log(
+            self.refusals.log(
                 "an event without acknowledgement", EventQueueOverflowError(f"too many wait; {dropped} dropped so far")
             )
 
     def _take(self, incoming: Incoming) -> None:
         """Hand an event to the event service. Unless that has it, its sender is answered here, and nowhere else."""
-        arrived = _Arrived(incoming)
+        arrived = _EventInHand(incoming)
         try:
             self._pass_on(arrived)
         finally:
             if not arrived.is_taken:
                 self._answer(arrived)
 
-    def _pass_on(self, arrived: _Arrived) -> None:
-        if len(arrived.payload) > self._max_bytes:
-            raise DecodeError(f"{len(arrived.payload)} bytes: at most {self._max_bytes} are read")
-        channel, seals = arrived.channel, self._seals
+    def _pass_on(self, arrived: _EventInHand) -> None:
+        own, channel = self._own, arrived.channel
+        seals, max_bytes = own.seals, own.settings.max_event_bytes
+        if len(arrived.payload) > max_bytes:
+            raise DecodeError(f"{len(arrived.payload)} bytes: at most {max_bytes} are read")
         arrived.is_readable = True
         opened = None
         if seals is not None:
             opened = arrived.opened = seals.open_event(arrived.payload, channel)  # nothing is proven before
             arrived.payload = opened.payload
-        topic = self._names.topic(channel)
+        topic = own.names.topic(channel)
         if topic is None:
             return  # of another grammar: a wider pattern has it
         if seals is None or opened is None:
@@ -312,7 +261,7 @@ class Intake:
         else:
             event = seals.opened_event(opened, channel, topic)
         sender = event.sender
-        if sender == self._member:
+        if sender == own.id:
             arrived.is_taken = True  # its own event, which comes back
             return
         event_id = event.id
@@ -321,22 +270,22 @@ class Intake:
         arrived.is_read = True
         if event.notify and sender is not None and event_id is not None:
             arrived.notified = _Once(partial(self._confirm, event_id, sender))
-        if self._member not in event.path:  # otherwise its consumers have it already
+        if own.id not in event.path:  # otherwise its consumers have it already
             self.received += 1
-            self._receive(Arrival(event, event_id, self._node, arrived.notified))
+            own.service.receive(Arrival(event, event_id, own.node, arrived.notified))
             arrived.is_taken = True
 
-    def _answer(self, arrived: _Arrived) -> None:
+    def _answer(self, arrived: _EventInHand) -> None:
         """Answer the sender of an event that is not taken: no consumer here receives it."""
         if arrived.is_read:
             if arrived.notified is not None:
                 arrived.notified()
             return
-        seals, opened = self._seals, arrived.opened
+        seals, opened = self._own.seals, arrived.opened
         if seals is not None and opened is None:
             return  # a forged event must not confirm another one
         waits = sender_that_waits(arrived.payload, is_whole=arrived.is_readable)
-        if waits is None or waits[0] == self._member:
+        if waits is None or waits[0] == self._own.id:
             return
         sender, event_id = waits
         if seals is not None and opened is not None:
@@ -347,7 +296,7 @@ class Intake:
         self._confirm(event_id, sender)
 
 
-class _Arrived:
+class _EventInHand:
     """A message on its way to the event service, as far as it was read."""
 
     __slots__ = ("channel", "is_read", "is_readable", "is_taken", "notified", "opened", "payload")
