@@ -283,7 +283,7 @@ FAULTS = (
     ),
     Fault(
         "a posted event reaches a handler that lost its permission",
-        "messaging/eventadmin/receiver.py",
+        "messaging/eventadmin/admin_handler.py",
         "            dispatcher.policy is None or "
         "dispatcher.may(self.terms.principal, TopicPermission.SUBSCRIBE, event.topic)",
         "            True",

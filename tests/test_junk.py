@@ -126,7 +126,7 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "DistributedEventAdmin": {"node"},
     "EventAdmin": {"check"},
     "EventGenerator": {"publish"},
-    "EventService": {"lifecycle"},
+    "EventService": {"dispatcher", "lanes", "open", "pool", "publishing", "sending", "tolerance"},
     "Gateway": {"run", "run_until_stopped", "start"},  # they connect, or wait for stop()
     "GrantedLease": {"note_answered"},
     "Journal": {"put"},

@@ -23,12 +23,21 @@ from messaging.cli.events_lines import EventLine
 from messaging.cli.options import Grammar, NetworkOptions
 from messaging.cli.output import LOOK, ExitCode, dump, one_line, show_list, wait_while_read, write
 from messaging.dispatch import DISTRIBUTED_EVENTS, TYPED_EVENTS
+from messaging.distributedeventing.admin_network import RemoteSessions
+from messaging.distributedeventing.listed_topics import topics_of
 from messaging.distributedeventing.qos import supported_by
-from messaging.distributedeventing.remote_sessions import RemoteSessions
-from messaging.distributedeventing.views import topics_of
 from messaging.errors import DeadlineError, MessagingError, PartialNotificationError
 from messaging.eventdata import WireError, WireEvent
-from messaging.eventnetwork import PREFIX, Arrival, EventNetwork, EventNode, Interest, MemberProfile, NodeService, SeenEvents
+from messaging.eventnetwork import (
+    PREFIX,
+    Arrival,
+    EventNetwork,
+    EventNode,
+    Interest,
+    MemberProfile,
+    NodeService,
+    SeenEvents,
+)
 
 if TYPE_CHECKING:
     from messaging.cli.connecting import BrokerOptions

@@ -10,39 +10,37 @@ below. Applications do not import from it: the event services export what applic
 ``distributed_topics``  the grammar of RFC 214 Distributed Eventing, and its index by prefix
 ``permission``          permissions of principals to publish and to subscribe
 ``terms``               the terms of a handler, read from its service properties
-``handler``             one handler: its terms, its failures, whether it is blocked; with a lane of its own; its name
-                        for people, and awaiting its results
+``handler``             one handler: its terms, its failures, whether it is blocked; with a lane of its own
+``calling``             registering functions, their names for people, awaiting their results, checking observers
 ``dispatcher``          the handlers of one bus: added, changed and removed with their registrations, found by topic
-``observables``         observables whose observers are checked
-``service``             opening and closing of an event service
+``event_service``       opening and closing of an event service
 ======================  ================================================================================================
 """
 
+from messaging.dispatch.calling import PlainObservable as PlainObservable
+from messaging.dispatch.calling import name_of as name_of
+from messaging.dispatch.calling import registered as registered
+from messaging.dispatch.calling import run_elsewhere as run_elsewhere
+from messaging.dispatch.calling import too_long as too_long
 from messaging.dispatch.dispatcher import Dispatcher as Dispatcher
 from messaging.dispatch.dispatcher import when_all_done as when_all_done
 from messaging.dispatch.distributed_topics import DISTRIBUTED_EVENTS as DISTRIBUTED_EVENTS
 from messaging.dispatch.distributed_topics import PrefixFilter as PrefixFilter
 from messaging.dispatch.distributed_topics import PrefixIndex as PrefixIndex
 from messaging.dispatch.distributed_topics import is_private_topic as is_private_topic
+from messaging.dispatch.event_service import EventService as EventService
 from messaging.dispatch.grammar import AbstractTopicFilter as AbstractTopicFilter
 from messaging.dispatch.grammar import TopicGrammar as TopicGrammar
 from messaging.dispatch.grammar import TopicIndex as TopicIndex
 from messaging.dispatch.handler import DispatchHandler as DispatchHandler
 from messaging.dispatch.handler import HandlerDTO as HandlerDTO
 from messaging.dispatch.handler import LaneHandler as LaneHandler
-from messaging.dispatch.handler import blocked_handlers as blocked_handlers
 from messaging.dispatch.handler import dto_of as dto_of
-from messaging.dispatch.handler import name_of as name_of
-from messaging.dispatch.handler import run_elsewhere as run_elsewhere
-from messaging.dispatch.handler import too_long as too_long
-from messaging.dispatch.observables import PlainObservable as PlainObservable
 from messaging.dispatch.permission import Principal as Principal
 from messaging.dispatch.permission import TopicPermission as TopicPermission
 from messaging.dispatch.permission import TopicPermissionCollection as TopicPermissionCollection
 from messaging.dispatch.permission import TopicPolicy as TopicPolicy
 from messaging.dispatch.permission import check_principal as check_principal
-from messaging.dispatch.service import EventService as EventService
-from messaging.dispatch.service import Lifecycle as Lifecycle
 from messaging.dispatch.terms import Terms as Terms
 from messaging.dispatch.terms import Tolerance as Tolerance
 from messaging.dispatch.terms import check_count as check_count

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from messaging.dispatch.grammar import AbstractTopicFilter, TopicIndex
     from messaging.dispatch.handler import DispatchHandler
     from messaging.dispatch.permission import Principal, TopicPolicy
+    from messaging.dispatch.terms import Terms
     from messaging.execution import Lane
-    from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
+    from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration, ServiceRegistry
 
 logger = SafeLog(__name__)
 
@@ -58,8 +59,6 @@ class Dispatcher(Generic[H, R]):
         announced: properties of the bus, by which handlers select it (``event.target``).
         make: returns a handler for its service, interface and properties, or ``None`` if its service is gone. Raises if
             they are invalid.
-        change: returns the call that applies new properties to a handler, to be made with the lock. Raises if they are
-            invalid.
         route: makes the route of a topic from the unblocked handlers that match it and may subscribe to it, the
             preferred first, each with the terms by which it does: an update may give it others meanwhile. Called
             without the lock.
@@ -78,7 +77,6 @@ class Dispatcher(Generic[H, R]):
         *,
         announced: Mapping[str, Any],
         make: Callable[[ServiceReference, str, ServiceProperties], H | None],
-        change: Callable[[H, ServiceProperties], Callable[[], object]],
         route: Callable[[str, list[tuple[H, Any]]], R],
         policy: TopicPolicy | None = None,
         grammar: TopicGrammar[Any] = TYPED_EVENTS,
@@ -100,7 +98,6 @@ class Dispatcher(Generic[H, R]):
         self._interfaces = [interface_name(each) for each in interfaces]
         self._announced = announced
         self._make = make
-        self._change = change
         self._route = route
         self._handlers: dict[_Key, H] = {}
         self._trie: TopicIndex[Any, H] = grammar.new_index()
@@ -112,6 +109,19 @@ class Dispatcher(Generic[H, R]):
     def after_fork(self) -> None:
         """Replace the lock, which a thread of the parent process may hold. See ``Forkable``."""
         self.lock = threading.RLock()
+
+    def register(
+        self, interface: type[Any], handler: Any, properties: Mapping[str, Any], terms: Terms
+    ) -> ServiceRegistration:
+        """Register a handler whose properties say ``terms``.
+
+        Raises:
+            PermissionDeniedError: its principal may not subscribe to a topic that has no wildcard.
+        """
+        for each in terms.topics or ():
+            if not each.has_wildcard:
+                self.check(terms.principal, TopicPermission.SUBSCRIBE, each.text)
+        return self.services.register(interface, handler, properties)
 
     # --- handlers are added, changed and removed
 
@@ -176,7 +186,7 @@ class Dispatcher(Generic[H, R]):
             handler = self._handlers.get(key)
             if handler is None:
                 return
-            change = self._attempt(reference, properties, partial(self._change, handler))
+            change = self._attempt(reference, properties, handler.change)
             if change is None:
                 self._remove(key)
                 return
@@ -243,12 +253,8 @@ class Dispatcher(Generic[H, R]):
         logger.error(
             "%s: the handler %s for %s is blocked: %s; %d events that waited for it are dropped; update its "
             "registration to unblock it",
-            self.name,
-            handler.name,
-            ", ".join(each.text for each in handler.topics),
-            reason,
-            lost,
-        )
+            self.name, handler.name, ", ".join(each.text for each in handler.topics), reason, lost,
+        )  # fmt: skip
 
     # --- routes
 
@@ -273,9 +279,10 @@ class Dispatcher(Generic[H, R]):
 
     def forget(self) -> None:
         """Forget all routes. To be called after a change that affects them, so that none is made of older state."""
-        self.routes = BoundedCache(_ROUTES)
-        if self.on_change is not None:
-            self.on_change()
+        with self.lock:
+            self.routes = BoundedCache(_ROUTES)
+            if self.on_change is not None:
+                self.on_change()
 
     # --- permissions
 

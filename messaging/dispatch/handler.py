@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import functools
-import inspect
-import math
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from messaging.errors import ClosedError, DeadlineError
-from messaging.execution import Flag, Lane, LoopLane, ThreadLane, clock, handlers_loop, running_loop
+from messaging.dispatch.calling import name_of, run_elsewhere, too_long
+from messaging.execution import Lane, LoopLane, ThreadLane, handlers_loop, running_loop
 from messaging.functions import is_coroutine
 from messaging.reporting import counter, gauge, identity, label
 from messaging.text import SafeLog
@@ -28,9 +24,6 @@ if TYPE_CHECKING:
 logger = SafeLog(__name__)
 
 E = TypeVar("E")
-
-#: interval at which a waiting thread checks that the event loop is still open, seconds
-_CHECK_INTERVAL: Final = 0.5
 
 #: called with a handler, its lane and the reason why it has to be blocked; see ``Dispatcher.block``
 Block = Callable[[Any, Lane, str], object]
@@ -100,6 +93,10 @@ class DispatchHandler(abc.ABC, Generic[E]):
         return -self.reference.ranking, self.reference.id
 
     # --- called by the dispatcher
+
+    @abc.abstractmethod
+    def change(self, properties: Mapping[str, Any]) -> Callable[[], object]:
+        """Return the call that applies new properties, to be made with the lock. Raises if they are invalid."""
 
     def added(self) -> Callable[[], object]:
         """Note that it is found by topic from now on. With the dispatcher's lock.
@@ -259,11 +256,6 @@ class LaneHandler(DispatchHandler[E]):
                 self.failures_in_a_row = 0
 
 
-def too_long(seconds: float) -> str:
-    """Return the reason for blocking a handler that did not return in time."""
-    return f"it took more than {seconds:g} s for one event"
-
-
 @dataclass(frozen=True, slots=True)
 class HandlerDTO:
     """A snapshot of a handler."""
@@ -288,16 +280,6 @@ class HandlerDTO:
     is_blocked: bool = field(default=False, metadata=gauge("whether the handler is blocked", name="blocked"))
 
 
-def blocked_handlers(title: str, handlers: Iterable[DispatchHandler[Any]]) -> list[str]:
-    """Return a text for people for each handler that is blocked.
-
-    Args:
-        title: of the event service.
-        handlers: its handlers.
-    """
-    return [f"{title}: handler {each.name} is blocked: {each.blocked}" for each in handlers if each.blocked is not None]
-
-
 def dto_of(handler: DispatchHandler[Any], kind: str) -> HandlerDTO:
     """Return a snapshot of ``handler``."""
     return HandlerDTO(
@@ -313,67 +295,3 @@ def dto_of(handler: DispatchHandler[Any], kind: str) -> HandlerDTO:
         blocked=handler.blocked,
         is_blocked=handler.blocked is not None,
     )
-
-
-# --- calling
-
-
-def name_of(function: Any) -> str:
-    """Return the name of a function for people: a method with its object's class, a callable object by its class."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if inspect.ismethod(function):
-        owner = function.__self__
-        class_ = owner if isinstance(owner, type) else type(owner)
-        return f"{class_.__qualname__}.{getattr(function, '__name__', '?')}"
-    name = getattr(function, "__qualname__", None)
-    return name if isinstance(name, str) else type(function).__qualname__
-
-
-def run_elsewhere(awaitable: Any, loop: asyncio.AbstractEventLoop, timeout: float = 0) -> Any:
-    """Await ``awaitable`` on another thread's event loop, and wait for its result.
-
-    Args:
-        awaitable: awaited on ``loop``.
-        loop: the event loop.
-        timeout: maximum wait, seconds; 0: unlimited. The awaitable is cancelled when it has passed.
-
-    Raises:
-        DeadlineError: ``timeout`` passed.
-        ClosedError: the loop is closed.
-        Exception: raised by the awaitable.
-    """
-    deadline = clock.monotonic() + timeout if timeout else math.inf
-    waiting = _awaited(awaitable)
-    try:
-        future = asyncio.run_coroutine_threadsafe(waiting, loop)
-    except RuntimeError:
-        _abandon(waiting, awaitable)
-        raise ClosedError("the event loop it ran on is closed") from None
-    ended = Flag()
-    future.add_done_callback(lambda _: ended.set())
-    while not ended.wait(max(0.0, min(_CHECK_INTERVAL, deadline - clock.monotonic()))):
-        if loop.is_closed():
-            _abandon(waiting, awaitable)
-            raise ClosedError("the event loop it ran on is closed")
-        if clock.monotonic() >= deadline:
-            future.cancel()
-            raise DeadlineError(f"it took more than {timeout:g} s")
-    return future.result()
-
-
-async def _awaited(awaitable: Any) -> Any:
-    try:
-        return await awaitable
-    except (KeyboardInterrupt, SystemExit) as error:
-        if threading.current_thread() is threading.main_thread():
-            raise
-        # it would end the event loop, which other handlers share
-        raise RuntimeError(f"a handler raised {type(error).__name__}") from error
-
-
-def _abandon(*awaitables: Any) -> None:
-    """Close the coroutines that have not started, so that asyncio does not warn that they were never awaited."""
-    for each in awaitables:
-        if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
-            each.close()

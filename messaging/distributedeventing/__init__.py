@@ -2,22 +2,21 @@
 
 ==================  ================================================================================================
 ``admin``           DistributedEventAdmin: publish events, sessions, subscriptions, private topics
-``events``          DistributableEvent and PushEvent; ``constants`` has the names of service properties
-``whiteboard``      the interfaces of consumers and sources
+``events``          DistributableEvent and PushEvent
+``whiteboard``      the interfaces of consumers and sources, and the names of their properties
 ``session``         EventPublisherSession: events with an end, and with replies
 ``subscription``    EventSubscription: the payloads of a topic as an Observable
 ``qos``             qualities of service
-``consumers``       consumers: ``registration`` makes them, ``terms`` reads their properties, ``objects`` has their
-                    objects, each with one of the ``queues``
+``event_consumer``  consumers and their objects: ``consumer_registrar`` makes them, ``terms`` reads their properties;
+                    each object has one of the ``queues``
 ``sources``         whiteboard sources, opened while they have consumers
 ``publishing``      the way of an event from its sender; ``dispatched`` is the event on its way
-``network``         the side that faces the other processes; ``policies`` decide what may come in and go out
-``views``           snapshots, and the list of topics
+``admin_network``   the side that faces the other processes; ``policies`` decide what may come in and go out
+``listed_topics``   snapshots, and the list of topics
 ==================  ================================================================================================
 """
 
 from messaging.distributedeventing.admin import DistributedEventAdmin
-from messaging.distributedeventing.constants import DistributedEventConstants
 from messaging.distributedeventing.events import (
     ABORT,
     CONTINUE,
@@ -25,6 +24,7 @@ from messaging.distributedeventing.events import (
     DistributableEvent,
     PushEvent,
 )
+from messaging.distributedeventing.listed_topics import DistributedEventAdminDTO, TopicDTO
 from messaging.distributedeventing.qos import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,
@@ -36,8 +36,12 @@ from messaging.distributedeventing.qos import (
 )
 from messaging.distributedeventing.session import EventPublisherSession
 from messaging.distributedeventing.subscription import EventSubscription
-from messaging.distributedeventing.views import DistributedEventAdminDTO, TopicDTO
-from messaging.distributedeventing.whiteboard import DistributableEventConsumer, PushEventConsumer, PushEventSource
+from messaging.distributedeventing.whiteboard import (
+    DistributableEventConsumer,
+    DistributedEventConstants,
+    PushEventConsumer,
+    PushEventSource,
+)
 from messaging.eventnetwork import EventNetwork, EventSigning, MemberDTO, NodeDTO, SigningKey
 
 __all__ = [

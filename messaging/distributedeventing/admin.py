@@ -21,34 +21,31 @@ from messaging.dispatch import (
     DISTRIBUTED_EVENTS,
     Dispatcher,
     EventService,
-    Lifecycle,
     Principal,
     Tolerance,
     TopicPermission,
     TopicPolicy,
-    blocked_handlers,
     check_count,
-    dto_of,
+    registered,
 )
-from messaging.distributedeventing.constants import DistributedEventConstants as Names
-from messaging.distributedeventing.consumers import EventConsumer
+from messaging.distributedeventing.admin_network import AdminNetwork
+from messaging.distributedeventing.consumer_registrar import ConsumerRegistrar
+from messaging.distributedeventing.event_consumer import EventConsumer
 from messaging.distributedeventing.events import DistributableEvent
-from messaging.distributedeventing.network import AdminNetwork
+from messaging.distributedeventing.listed_topics import DistributedEventAdminDTO, Offers, TopicDTO, topics_of
 from messaging.distributedeventing.policies import NetworkPolicy
 from messaging.distributedeventing.publishing import Publishing, Route
 from messaging.distributedeventing.qos import QosReader, several, supported_by
-from messaging.distributedeventing.registration import ConsumerRegistrar
 from messaging.distributedeventing.session import EventPublisherSession, OpenSessions
 from messaging.distributedeventing.sources import EventSources
 from messaging.distributedeventing.subscription import EventSubscription
-from messaging.distributedeventing.views import DistributedEventAdminDTO, Offers, TopicDTO, topics_of
 from messaging.distributedeventing.whiteboard import DistributableEventConsumer, PushEventConsumer
+from messaging.distributedeventing.whiteboard import DistributedEventConstants as Names
 from messaging.errors import ArgumentError, MessagingError, check_instance
 from messaging.eventnetwork import PREFIX, EventNetwork, EventNode, MemberDTO, MemberProfile, new_reply_topic
 from messaging.execution import Promise, may_block, seconds
 from messaging.instance import Messaging
 from messaging.reporting import PartReporter, Reporter
-from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.services import ServiceRegistration, ServiceRegistry
@@ -126,7 +123,7 @@ class DistributedEventAdmin(EventService):
                 admin.publish_event("orders/placed", Order(id=7))
     """
 
-    _dispatcher: Dispatcher[EventConsumer, Route]
+    dispatcher: Dispatcher[EventConsumer, Route]
 
     def __init__(
         self,
@@ -149,23 +146,17 @@ class DistributedEventAdmin(EventService):
     ) -> None:
         number = next(_ids)
         super().__init__(
-            Lifecycle(
-                "distributed event admin",
-                f"distributed-events-{number}" if name is None else name,
-                threads,
-                tolerance,
-                permissions,
-                lanes=self._queues,
-                is_inside=lambda: False,
-                closing=lambda: self._sessions.close(),
-                closed=self._closed,
-            ),
+            "distributed event admin",
+            f"distributed-events-{number}" if name is None else name,
             services,
+            threads=threads,
+            tolerance=tolerance,
+            permissions=permissions,
         )
         if instance is not None:
             check_instance("instance", instance, Messaging)
-        incoming = NetworkPolicy(self.lifecycle.title, "inbound", inbound)
-        self._outgoing = NetworkPolicy(self.lifecycle.title, "outbound", outbound)
+        incoming = NetworkPolicy(self.title, "inbound", inbound)
+        self._outgoing = NetworkPolicy(self.title, "outbound", outbound)
         network = EventNetwork() if network is None else network
         check_instance("network", network, EventNetwork)
         self._limit = queue_limit
@@ -178,29 +169,22 @@ class DistributedEventAdmin(EventService):
             "event.network.prefix": network.prefix if instance is not None else PREFIX,
             _ADMIN_ID: number,
         }
-        lifecycle = self.lifecycle
         self._registrar = registrar = ConsumerRegistrar(
-            self.services,
-            f"({_ADMIN_ID}={number})",
-            lifecycle,
-            check_count("queue_limit", queue_limit, 1),
-            self._changed,
+            self, f"({_ADMIN_ID}={number})", check_count("queue_limit", queue_limit, 1), self._changed
         )
-        self._dispatcher = dispatcher = registrar.dispatcher = Dispatcher[EventConsumer, Route](
-            lifecycle.title,
+        self.dispatcher = dispatcher = Dispatcher[EventConsumer, Route](
+            self.title,
             self.services,
             (DistributableEventConsumer, PushEventConsumer),
             announced=self._properties,
             make=registrar.make,
-            change=EventConsumer.change,
             route=lambda _, consumers: tuple(consumers),
             policy=permissions,
             grammar=DISTRIBUTED_EVENTS,
         )
         self._offers = Offers(map(DISTRIBUTED_EVENTS.parse, several("unadvertised", unadvertised)))
         self._publishing = Publishing(
-            lifecycle,
-            dispatcher,
+            self,
             reader,
             check_count("bundle", bundle),
             seconds(notification_timeout),
@@ -211,7 +195,7 @@ class DistributedEventAdmin(EventService):
         self._lock = threading.RLock()  # guards the following; reentrant for signal handlers
         self._subscriptions: dict[EventSubscription[Any], None] = {}
         self._sources = EventSources(
-            lifecycle.title,
+            self.title,
             self.services,
             self._properties,
             has_consumer=self._publishing.has_consumer,
@@ -221,19 +205,16 @@ class DistributedEventAdmin(EventService):
         self.node: EventNode | None = None
         facing: AdminNetwork | None = None
         if instance is not None:
-            facing = AdminNetwork(lifecycle.title, dispatcher, self._offered, incoming, self._sources.review)
-            profile = MemberProfile(lifecycle.title, self.name, DISTRIBUTED_EVENTS, self.qos)
+            facing = AdminNetwork(self.title, dispatcher, self._offered, incoming, self._sources.review)
+            profile = MemberProfile(self.title, self.name, DISTRIBUTED_EVENTS, self.qos)
             self.node = EventNode(profile, facing, instance, network)
         self._publishing.node = self.node
         try:
             reporter = PartReporter("distributed_event_admin", self.name, self.get_dto, self.problems)
-            lifecycle.open(
-                dispatcher,
-                [(DistributedEventAdmin, self, self._properties), (Reporter, reporter, self._properties)],
-            )
+            self.open([(DistributedEventAdmin, self, self._properties), (Reporter, reporter, self._properties)])
             self._sources.open()
         except BaseException:
-            self._closed()
+            self._release()
             raise
         if facing is not None:
             facing.open()
@@ -414,8 +395,8 @@ class DistributedEventAdmin(EventService):
         topic = DISTRIBUTED_EVENTS.check_topic(topic)
         if type is not None and not isinstance(type, _TYPE):
             raise ArgumentError(f"type must be a class, not {type!r:.80}")
-        self.lifecycle.refuse_closed()
-        self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
+        self.refuse_closed()
+        self.dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         registration = reply_to = None
         if response_handler is not None:
             reply_to = new_reply_topic()
@@ -427,9 +408,9 @@ class DistributedEventAdmin(EventService):
             self._publishing, topic, uuid4().hex, reply_to, ready, self._sessions.ended, principal
         )
         self._sessions.add(session, registration)
-        if not self.lifecycle.is_open:  # it was closed meanwhile, and may have missed this session
+        if not self.is_open:  # it was closed meanwhile, and may have missed this session
             session.close()
-            self.lifecycle.refuse_closed()
+            self.refuse_closed()
         return session
 
     def create_private_topic(self) -> str:
@@ -485,9 +466,9 @@ class DistributedEventAdmin(EventService):
         unregister.append(registration)
         with self._lock:
             self._subscriptions[subscription] = None
-        if not self.lifecycle.is_open:  # it was closed meanwhile, and may have missed this subscription
+        if not self.is_open:  # it was closed meanwhile, and may have missed this subscription
             subscription.close()
-            self.lifecycle.refuse_closed()
+            self.refuse_closed()
         subscription.ready = _AT_ONCE if self.node is None else self.node.confirm()
         return subscription
 
@@ -538,14 +519,8 @@ class DistributedEventAdmin(EventService):
             "principal": principal,
             "timeout": timeout,
         }
-        if handler is not None:
-            return self._registrar.register(handler, topics, type, **options)
-
-        def decorate(function: F) -> F:
-            self._registrar.register(function, topics, type, **options)
-            return function
-
-        return decorate
+        register = self._registrar.register
+        return registered(lambda each, topics: register(each, topics, type, **options), topics, handler)
 
     # --- the network
 
@@ -570,7 +545,7 @@ class DistributedEventAdmin(EventService):
         """Return the topics that this process and the others list: published ones, and filters of consumers (DE085)."""
         filters = {
             each.text
-            for _, consumer in self._dispatcher.handlers()
+            for _, consumer in self.dispatcher.handlers()
             if not consumer.terms.is_hidden
             for each in consumer.topics
         }
@@ -581,17 +556,17 @@ class DistributedEventAdmin(EventService):
         return DistributedEventAdminDTO(
             name=self.name,
             qos=self.qos,
-            consumers=tuple(dto_of(each, name.rpartition(".")[2]) for name, each in self._dispatcher.handlers()),
+            consumers=self.handler_dtos(),
             sources=tuple(topic for topic, _ in self._sources.topics()),
             sessions=len(self._sessions),
-            threads=self.lifecycle.pool.threads,
+            threads=self.pool.threads,
             node=None if self.node is None else self.node.get_dto(),
             withheld=self._outgoing.withheld,
         )
 
     def problems(self) -> list[str]:
         """Return which consumers are blocked, and what keeps events of other processes; empty: it works."""
-        blocked = blocked_handlers(self.lifecycle.title, (each for _, each in self._dispatcher.handlers()))
+        blocked = super().problems()
         return blocked if self.node is None else blocked + self.node.problems()
 
     def _offered(self) -> frozenset[str]:
@@ -610,12 +585,15 @@ class DistributedEventAdmin(EventService):
 
     # --- closing
 
-    def _queues(self) -> list[Any]:
+    def lanes(self) -> list[Any]:
         """Return the queues of all consumers; they act as lanes."""
-        return [each.queue for _, consumer in self._dispatcher.handlers() for each in consumer.objects()]
+        return [each.queue for _, consumer in self.dispatcher.handlers() for each in consumer.objects()]
 
-    def _closed(self) -> None:
-        """End what depends on the admin; see ``Lifecycle``."""
+    def _stop_accepting(self) -> None:
+        self._sessions.close()
+
+    def _release(self) -> None:
+        """End what depends on the admin."""
         self._sources.close()
         self._registrar.close()
         with self._lock:
@@ -627,10 +605,6 @@ class DistributedEventAdmin(EventService):
             if may_block():  # the instance may be closed next: the others should learn that this member leaves
                 with contextlib.suppress(MessagingError):
                     left.result(_LEAVE_TIMEOUT)
-
-    @tolerant
-    def __repr__(self) -> str:
-        return f"<DistributedEventAdmin {self.name!r}{'' if self.lifecycle.is_open else ', closed'}>"
 
 
 def _payload_of(arguments: tuple[Any, ...], correlation_id: str | None) -> tuple[str | None, Any]:

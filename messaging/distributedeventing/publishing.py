@@ -28,8 +28,8 @@ from messaging.execution import Promise, clock, seconds
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.dispatch import Dispatcher, Lifecycle, Principal
-    from messaging.distributedeventing.consumers import EventConsumer
+    from messaging.dispatch import Dispatcher, EventService, Principal
+    from messaging.distributedeventing.event_consumer import EventConsumer
     from messaging.distributedeventing.policies import NetworkPolicy
     from messaging.distributedeventing.qos import DeliveryQos, QosReader
     from messaging.distributedeventing.terms import ConsumerTerms
@@ -70,8 +70,7 @@ class Publishing:
     """Publishes the events of one admin. Thread safe.
 
     Args:
-        lifecycle: of the admin.
-        dispatcher: finds its consumers.
+        admin: whether it is open, and its consumers.
         qos: reads qualities of service.
         bundle: the number that stands for the originating bundle.
         timeout: default deadline of notifications, seconds.
@@ -81,16 +80,15 @@ class Publishing:
 
     def __init__(
         self,
-        lifecycle: Lifecycle,
-        dispatcher: Dispatcher[EventConsumer, Route],
+        admin: EventService,
         qos: QosReader,
         bundle: int,
         timeout: float,
         on_published: Callable[[str], object],
         outbound: NetworkPolicy,
     ) -> None:
-        self._lifecycle = lifecycle
-        self._dispatcher = dispatcher
+        self._admin = admin
+        self._dispatcher: Dispatcher[EventConsumer, Route] = admin.dispatcher
         self._qos = qos
         self._bundle = bundle
         self._timeout = timeout
@@ -196,21 +194,19 @@ class Publishing:
         is_end: bool = False,
     ) -> Promise[None]:
         topic = event.topic
-        dispatcher, lifecycle = self._dispatcher, self._lifecycle
+        dispatcher, admin = self._dispatcher, self._admin
         route = dispatcher.routes.get(topic) if topic.__class__ is str else None
         if route is None:
             route = dispatcher.route(topic)
         if not is_end and (principal is not None or dispatcher.policy is not None):
             dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         thread = get_ident()
-        publishing = lifecycle.publishing
+        publishing = admin.publishing
         is_outer = thread not in publishing  # user code that publishing calls may publish, too
         publishing.add(thread)
         try:
-            if (
-                not lifecycle.is_open and not is_end
-            ):  # checked after add(): from there on, close() waits for this thread
-                lifecycle.refuse_closed()
+            if not is_end:  # checked after add(): from there on, close() waits for this thread
+                admin.refuse_closed()
             for consumer, terms in route:
                 consumer.offer(event, terms, notification)
             self._on_published(topic)

@@ -10,9 +10,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import DISTRIBUTED_EVENTS
-from messaging.distributedeventing.constants import DistributedEventConstants as Names
 from messaging.distributedeventing.events import ABORT, CONTINUE, PushEvent
 from messaging.distributedeventing.terms import is_hidden
+from messaging.distributedeventing.whiteboard import DistributedEventConstants as Names
 from messaging.distributedeventing.whiteboard import PushEventConsumer, PushEventSource
 from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
 from messaging.execution import Serial

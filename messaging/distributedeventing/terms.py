@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import DISTRIBUTED_EVENTS, Terms, check_principal, read_filter, read_timeout, read_topics
-from messaging.distributedeventing.constants import DistributedEventConstants as Names
 from messaging.distributedeventing.events import ConsumerLifecycle
+from messaging.distributedeventing.whiteboard import DistributedEventConstants as Names
 from messaging.errors import ArgumentError
 from messaging.eventdata import converter_to, is_untyped, load_type
 

@@ -1,11 +1,10 @@
-"""The interfaces of the whiteboards: consumers and sources of events (RFC 214 5.2, 7.1; RFC 216)."""
+"""The whiteboards: interfaces of consumers and sources, and the names of their properties (RFC 214 5.2, 5.3.1, 7.1)."""
 
 from __future__ import annotations
 
 import abc
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from messaging.distributedeventing.constants import DistributedEventConstants as Names
 from messaging.distributedeventing.events import ABORT as _ABORT
 from messaging.distributedeventing.events import CONTINUE as _CONTINUE
 from messaging.distributedeventing.events import DistributableEvent
@@ -14,6 +13,37 @@ if TYPE_CHECKING:
     from messaging.distributedeventing.events import PushEvent
 
 T = TypeVar("T")
+
+
+class DistributedEventConstants:
+    """Names that RFC 214 defines, and names that this project adds."""
+
+    #: topic filters of a consumer: a str or several (5.2.1)
+    EVENT_TOPICS: Final = "event.topics"
+    #: type of the payloads that a consumer wants: a class or its qualified name (5.2.1)
+    EVENT_TYPE: Final = "event.type"
+    #: lifecycle of a consumer, in the spelling of the text (5.2.3): ``UNIFIED`` or ``SESSION``
+    EVENT_LIFECYCLE: Final = "event.lifecycle"
+    #: lifecycle of a consumer, in the spelling of the API (7.1): ``GLOBAL`` or ``PER_SESSION``
+    CONSUMER_LIFECYCLE: Final = "consumer.lifecycle"
+    #: topic of a whiteboard event source, exactly one (5.2.4)
+    EVENT_TOPIC: Final = "event.topic"
+    #: qualities of service that an admin keeps (5.3.1)
+    EVENT_DELIVERY_QOS: Final = "event.delivery.qos"
+
+    # --- of this project
+    #: whether the topics of a consumer or source are listed (DE087): ``True`` by default
+    EVENT_ADVERTISED: Final = "event.advertised"
+    #: LDAP filter over the properties of the admins that a consumer or source is for
+    EVENT_TARGET: Final = "event.target"
+    #: LDAP filter over the top level of the payload of a consumer's events
+    EVENT_FILTER: Final = "event.filter"
+    #: principal whose permissions count for a consumer
+    EVENT_PRINCIPAL: Final = "event.principal"
+    #: time limit of a consumer for one event, seconds
+    EVENT_TIMEOUT: Final = "event.timeout"
+    #: name of an admin
+    EVENT_ADMIN_NAME: Final = "event.admin.name"
 
 
 class PushEventConsumer(abc.ABC, Generic[T]):
@@ -52,9 +82,9 @@ class PushEventConsumer(abc.ABC, Generic[T]):
 class DistributableEventConsumer(PushEventConsumer[DistributableEvent[T]], Generic[T]):
     """Receives whole events, with topic, sender, reply topic and correlation id; see ``PushEventConsumer``."""
 
-    CONSUMED_EVENT_TOPICS: Final = Names.EVENT_TOPICS
-    EVENT_TYPE: Final = Names.EVENT_TYPE
-    LIFECYCLE: Final = Names.CONSUMER_LIFECYCLE
+    CONSUMED_EVENT_TOPICS: Final = DistributedEventConstants.EVENT_TOPICS
+    EVENT_TYPE: Final = DistributedEventConstants.EVENT_TYPE
+    LIFECYCLE: Final = DistributedEventConstants.CONSUMER_LIFECYCLE
 
 
 class PushEventSource(abc.ABC, Generic[T]):

@@ -4,9 +4,8 @@ The room stands on ``messaging.dispatch``, ``messaging.services`` and, for the b
 
 =============  =====================================================================================================
 ``admin``      EventAdmin: posting, sending, and finding handlers
-``receiver``   one handler: its terms, its function (``function``), its posted events (``posting``)
-``context``    the EventAdmins whose handlers the running code is part of
-``event``      Event; its conventional names are in ``constants``, the interface of handlers in ``handlers``
+``admin_handler``  one handler: its terms, its function (``function``), its posted events (``posting``), its context
+``event``      Event, its conventional names, and the interface of handlers
 ``sources``    service, log, configuration and connection events
 ``bridge``     events of an EventAdmin on a typed event bus, and back
 =============  =====================================================================================================
@@ -15,9 +14,7 @@ The room stands on ``messaging.dispatch``, ``messaging.services`` and, for the b
 from messaging.dispatch import HandlerDTO, Tolerance, TopicPermission, TopicPermissionCollection, TopicPolicy
 from messaging.eventadmin.admin import EventAdmin, EventAdminDTO
 from messaging.eventadmin.bridge import EventBridge
-from messaging.eventadmin.constants import EventConstants
-from messaging.eventadmin.event import Event
-from messaging.eventadmin.handlers import EventHandler
+from messaging.eventadmin.event import Event, EventConstants, EventHandler
 from messaging.eventadmin.sources import ConfigurationEvents, ConnectionEvents, LogEvents, ServiceEvents
 
 __all__ = [

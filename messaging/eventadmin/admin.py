@@ -18,33 +18,36 @@ import asyncio
 import contextvars
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from messaging.dispatch import (
     Dispatcher,
     EventService,
     HandlerDTO,
-    Lifecycle,
     Tolerance,
     TopicPermission,
     TopicPolicy,
-    blocked_handlers,
     dto_of,
     parse_filter,
     read_timeout,
 )
 from messaging.errors import ArgumentError, NullEventError
-from messaging.eventadmin.constants import EventConstants as Names
-from messaging.eventadmin.context import DeliveryContext, is_inside, is_quiet
-from messaging.eventadmin.event import Event
-from messaging.eventadmin.handlers import EventHandler
+from messaging.eventadmin.admin_handler import (
+    AdminHandler,
+    AdminTerms,
+    DeliveryContext,
+    is_inside,
+    is_quiet,
+    read_terms,
+)
+from messaging.eventadmin.event import Event, EventHandler
+from messaging.eventadmin.event import EventConstants as Names
 from messaging.eventadmin.posting import PostedQueue
-from messaging.eventadmin.receiver import AdminHandler, AdminTerms, read_terms
 from messaging.execution import Flag, Promise, clock, running_loop, workers
 from messaging.reporting import PartReporter, Reporter, gauge, part
-from messaging.text import SafeLog, tolerant
+from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch import Principal
@@ -60,7 +63,7 @@ TOLERANCE: Final = Tolerance(failures=0)
 _numbers: Final = itertools.count(1)
 
 
-class TopicRoute:
+class EventRoute:
     """Cached routing of one topic. Immutable.
 
     Args:
@@ -119,6 +122,8 @@ class EventAdmin(EventService):
         ArgumentError: an argument is not as described.
     """
 
+    dispatcher: Dispatcher[AdminHandler, EventRoute]
+
     def __init__(
         self,
         services: ServiceRegistry | None = None,
@@ -132,17 +137,12 @@ class EventAdmin(EventService):
         ranking: int = 0,
     ) -> None:
         super().__init__(
-            Lifecycle(
-                "event admin",
-                f"event-admin-{next(_numbers)}" if name is None else name,
-                threads,
-                tolerance,
-                permissions,
-                lanes=self._lanes,
-                is_inside=lambda: is_inside(self),
-                closed=lambda: self._queue.close(),
-            ),
+            "event admin",
+            f"event-admin-{next(_numbers)}" if name is None else name,
             services,
+            threads=threads,
+            tolerance=tolerance,
+            permissions=permissions,
         )
         if without_topics not in ("all", "none"):
             raise ArgumentError(f"without_topics must be 'all' or 'none', not {without_topics!r:.80}")
@@ -150,23 +150,18 @@ class EventAdmin(EventService):
         self._without_topics = () if without_topics == "none" else (parse_filter("*"),)
         self._properties = {Names.EVENT_ADMIN_NAME: self.name, "service.ranking": ranking}
         self._context = DeliveryContext(self)
-        self._publishing = self.lifecycle.publishing
-        self._queue = PostedQueue(self.lifecycle.pool, self.lifecycle.title)
-        self._dispatcher: Dispatcher[AdminHandler, TopicRoute] = Dispatcher(
-            self.lifecycle.title,
+        self._queue = PostedQueue(self.pool, self.title)
+        self.dispatcher = Dispatcher(
+            self.title,
             self.services,
             (EventHandler,),
             announced=self._properties,
             make=self._make,
-            change=self._change,
-            route=lambda _, handlers: TopicRoute(handlers),
+            route=lambda _, handlers: EventRoute(handlers),
             policy=permissions,
         )
         reporter = PartReporter("event_admin", self.name, self.get_dto, self.problems)
-        self.lifecycle.open(
-            self._dispatcher,
-            [(EventAdmin, self, self._properties), (Reporter, reporter, self._properties)],
-        )
+        self.open([(EventAdmin, self, self._properties), (Reporter, reporter, self._properties)])
 
     # --- events
 
@@ -188,7 +183,7 @@ class EventAdmin(EventService):
             ClosedError: the service is closed.
         """
         thread = threading.get_ident()
-        self._publishing.add(thread)
+        self.publishing.add(thread)
         try:
             route = self._route_of(event, principal)  # if it was open here, closing waits for this thread
             queue, quiet = self._queue, is_quiet()
@@ -207,9 +202,9 @@ class EventAdmin(EventService):
                     for inbox, *_ in ordered:
                         inbox.count_dropped()
             if queue.is_closed:  # closing did not wait any longer, or ran in a signal handler on this thread
-                self.lifecycle.refuse_closed()
+                self.refuse_closed()
         finally:
-            self._publishing.discard(thread)
+            self.publishing.discard(thread)
 
     def send_event(self, event: Event, *, principal: Principal = None, timeout: float | None = None) -> None:
         """Publish an event synchronously: returns when all handlers have returned (5.2.1, 6.4.2).
@@ -232,14 +227,14 @@ class EventAdmin(EventService):
                 the remaining handlers have had it, too.
         """
         seconds = self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
-        sending, token = self.lifecycle.sending, object()
+        sending, token = self.sending, object()
         sending[token] = threading.get_ident()
         try:
             self._send(self._route_of(event, principal), event, seconds)  # if it was open here, closing waits for this
         finally:
             sending.pop(token, None)
 
-    def _send(self, route: TopicRoute, event: Event, seconds: float) -> None:
+    def _send(self, route: EventRoute, event: Event, seconds: float) -> None:
         """Deliver ``event`` to each handler; see :meth:`send_event`."""
         handlers = route.handlers_for(event)
         failed = _fetch_functions(handlers) if route.may_be_coroutines else None
@@ -266,22 +261,22 @@ class EventAdmin(EventService):
         do not receive the event.
         """
         seconds = self._send_timeout if timeout is None else read_timeout(timeout, "timeout") or 0.0
-        sending, token = self.lifecycle.sending, object()
+        sending, token = self.sending, object()
         sending[token] = threading.get_ident()
         try:
             await _asend(self._route_of(event, principal).handlers_for(event), event, seconds)
         finally:
             sending.pop(token, None)
 
-    def _route_of(self, event: Event, principal: Principal) -> TopicRoute:
+    def _route_of(self, event: Event, principal: Principal) -> EventRoute:
         """Return the route of ``event``; raises the errors of :meth:`post_event`."""
         if event is None:
             raise NullEventError("an event is needed, not None")
         if not isinstance(event, Event):
             raise ArgumentError(f"an Event is needed; this is of type {type(event).__name__}")
-        if not self.lifecycle.is_open:
-            self.lifecycle.refuse_closed()
-        topic, dispatcher = event.topic, self._dispatcher
+        if not self.is_open:
+            self.refuse_closed()
+        topic, dispatcher = event.topic, self.dispatcher
         if dispatcher.policy is not None:
             dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         return dispatcher.routes.get(topic) or dispatcher.route(topic)
@@ -289,33 +284,27 @@ class EventAdmin(EventService):
     # --- handlers
 
     def _make(self, reference: ServiceReference, _: str, properties: ServiceProperties) -> AdminHandler:
-        lifecycle = self.lifecycle
         made = AdminHandler(
             reference,
-            self._read_terms(reference, properties),
+            properties,
+            admin=self,
+            read=self._read_terms,
             context=self._context,
-            dispatcher=self._dispatcher,
             queue=self._queue,
-            pool=lifecycle.pool,
-            tolerance=lifecycle.tolerance,
         )
         if properties["service.scope"] == "singleton":
             # the service exists already, and one that is no handler is refused at once
             made.function.fetch()
         return made
 
-    def _change(self, handler: AdminHandler, properties: ServiceProperties) -> Callable[[], object]:
-        terms = self._read_terms(handler.reference, properties)
-        return lambda: handler.take_over(terms)
-
-    def _read_terms(self, reference: ServiceReference, properties: ServiceProperties) -> AdminTerms:
+    def _read_terms(self, reference: ServiceReference, properties: Mapping[str, Any]) -> AdminTerms:
         """Return the terms of a handler. Raises ``ArgumentError`` if its properties are invalid."""
         terms = read_terms(properties)
         if terms.topics is not None:
             return terms
         logger.warning(
             "%s: the handler %r has no %s: it gets %s events",
-            self._dispatcher.name,
+            self.dispatcher.name,
             reference,
             Names.EVENT_TOPIC,
             "all" if self._without_topics else "no",
@@ -327,25 +316,25 @@ class EventAdmin(EventService):
     def get_dto(self) -> EventAdminDTO:
         """Return a snapshot: the handlers, which of them are blocked and why, and the events that wait."""
         queued = self._queue.waiting_by_inbox()
-        found = [(each.inbox, dto_of(each, "EventHandler")) for _, each in self._dispatcher.handlers()]
+        found = [(each.inbox, dto_of(each, "EventHandler")) for _, each in self.dispatcher.handlers()]
         return EventAdminDTO(
             name=self.name,
             handlers=tuple(replace(dto, waiting=dto.waiting + queued[inbox]) for inbox, dto in found),
-            threads=self.lifecycle.pool.threads,
+            threads=self.pool.threads,
             waiting=queued.total() + sum(dto.waiting for _, dto in found),
         )
 
-    def problems(self) -> list[str]:
-        """Return which handlers are blocked, and why, as texts for people; empty: all are served."""
-        return blocked_handlers(self.lifecycle.title, (each for _, each in self._dispatcher.handlers()))
+    # --- opening and closing
 
-    def _lanes(self) -> list[Lane]:
-        # the queue first: post_event takes the closed queue for the end of all lanes
-        return [self._queue, *(lane for _, each in self._dispatcher.handlers() for lane in each.inbox.lanes)]
+    def lanes(self) -> list[Lane]:
+        """See ``EventService``. The queue comes first: post_event takes the closed queue for the end of all lanes."""
+        return [self._queue, *(lane for _, each in self.dispatcher.handlers() for lane in each.inbox.lanes)]
 
-    @tolerant
-    def __repr__(self) -> str:
-        return f"<EventAdmin {self.name!r}{'' if self.lifecycle.is_open else ', closed'}>"
+    def _is_inside(self) -> bool:
+        return is_inside(self)
+
+    def _release(self) -> None:
+        self._queue.close()
 
 
 # --- sending: handlers are called one after the other, and the sender waits for each of them (RFC 97 5.2.1, 5.3.2)

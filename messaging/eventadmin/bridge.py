@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from messaging.dispatch import TopicFilter, check_principal, parse_filter
 from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
 from messaging.eventadmin.admin import EventAdmin
-from messaging.eventadmin.constants import EventConstants
-from messaging.eventadmin.event import Event
-from messaging.eventadmin.handlers import EventHandler
+from messaging.eventadmin.event import Event, EventConstants, EventHandler
 from messaging.eventdata import checked_copy, is_simple
 from messaging.services import escaped
 from messaging.text import SafeLog

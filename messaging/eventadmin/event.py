@@ -1,7 +1,13 @@
-"""Event: a topic and properties (RFC 97 5.1.1, 6.3)."""
+"""Event: a topic and properties; the interface of handlers, and the names of the properties of both (RFC 97 5.1, 6).
+
+::
+
+    services.register(EventHandler, handler, {EventConstants.EVENT_TOPIC: ["org/osgi/topic", "com/isv/*"]})
+"""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 from collections.abc import Iterable, Mapping
@@ -10,10 +16,11 @@ from typing import Any, Final
 
 from messaging.dispatch import check_topic
 from messaging.errors import InvalidEventError, InvalidFilterError
-from messaging.eventadmin.constants import EventConstants
 from messaging.services import LdapFilter, as_filter
 from messaging.text import exact, printable, tolerant
 
+#: topic of log events (5.6.3)
+LOG_TOPIC: Final = "org/osgi/service/log/LogEntry"
 #: members that subclasses must not override (6.3)
 _FINAL: Final = (
     *("topic", "get_topic", "properties", "get_property", "get_property_names", "matches"),
@@ -22,6 +29,48 @@ _FINAL: Final = (
 _STR: Final = frozenset({str})
 #: remembers the texts that are topics
 _check_topic: Final = functools.lru_cache(1024)(check_topic)
+
+
+class EventConstants:
+    """Names of properties. Of several names use the first; the RFC itself uses the others in some places."""
+
+    #: of a handler: one topic filter or several. Of an event: its topic
+    EVENT_TOPIC: Final = "event.topics"
+    #: all names of the topics: sections 6.5.1, 5.1.1.2 and 5.1.2 of the RFC
+    EVENT_TOPIC_NAMES: Final = ("event.topics", "event.topic", "topic")
+    #: of a handler: LDAP filter over the properties of events; case-sensitive
+    EVENT_FILTER: Final = "event.filter"
+    EVENT_FILTER_NAMES: Final = ("event.filter", "filter")
+
+    #: of a handler: whether it needs its events in order; of later versions of Event Admin
+    EVENT_DELIVERY: Final = "event.delivery"
+    DELIVERY_ASYNC_ORDERED: Final = "async.ordered"
+    DELIVERY_ASYNC_UNORDERED: Final = "async.unordered"
+
+    # --- not in the specification
+
+    #: of a handler: the principal whose permissions count
+    EVENT_PRINCIPAL: Final = "event.principal"
+    #: of a handler: how long it may take for one event, seconds; 0: unlimited
+    EVENT_TIMEOUT: Final = "event.timeout"
+    #: of a handler: LDAP filter over the properties of its EventAdmin, among them ``event.admin.name``
+    EVENT_TARGET: Final = "event.target"
+    EVENT_ADMIN_NAME: Final = "event.admin.name"
+
+    # --- conventions for all events (5.6.1): set only if there is a value
+
+    #: the event of another mechanism that is broadcast again
+    EVENT: Final = "event"
+    EXCEPTION: Final = "exception"
+    EXCEPTION_CLASS: Final = "exception.class"
+    EXCEPTION_MESSAGE: Final = "exception.message"
+    MESSAGE: Final = "message"
+    SERVICE: Final = "service"
+    SERVICE_ID: Final = "service.id"
+    SERVICE_OBJECTCLASS: Final = "service.objectClass"
+    SERVICE_PID: Final = "service.pid"
+    #: milliseconds since 1970
+    TIMESTAMP: Final = "timestamp"
 
 
 class Event:
@@ -135,3 +184,16 @@ def _checked(topic_names: Iterable[str]) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in names):
         raise InvalidEventError(f"the names of the topic must be str: {names!r:.80}")
     return tuple(dict.fromkeys((EventConstants.EVENT_TOPIC, *names)))
+
+
+class EventHandler(abc.ABC):
+    """Receives events. A function, or a coroutine function, may be registered in its place.
+
+    Its service properties select the events: ``event.topics`` (topic filters; all events without it) and
+    ``event.filter``. It receives posted events on a delivery thread and sent events on the sending thread; a coroutine
+    function runs on the event loop that it was registered on. It should return quickly: other handlers wait for it.
+    """
+
+    @abc.abstractmethod
+    def handle_event(self, event: Event) -> Any:
+        """Handle an event (6.6.1). An exception is logged, and the next handler is called (5.3.1)."""

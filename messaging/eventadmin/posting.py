@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: a posted event for one handler: its inbox, the era of the inbox when the event was posted, the event, and whether it
 #: was posted while a log event was handled
-PostedItem: TypeAlias = "tuple[Inbox, int, Event, bool]"
+PostedItem: TypeAlias = "tuple[EventInbox, int, Event, bool]"
 
 
 class PostedQueue(ThreadLane):
@@ -23,9 +23,9 @@ class PostedQueue(ThreadLane):
     def __init__(self, pool: Pool, name: str) -> None:
         super().__init__(self._deliver, pool, name, timeout=0, stalled=self._pass_over)
         #: of the handler that has the event being delivered
-        self._current: Inbox | None = None
+        self._current: EventInbox | None = None
 
-    def waiting_by_inbox(self) -> Counter[Inbox]:
+    def waiting_by_inbox(self) -> Counter[EventInbox]:
         """Return the number of waiting events of each handler."""
         items = [item for item in self.items() if type(item) is tuple]
         return Counter(inbox for inbox, era, _, _ in items if inbox.era == era)
@@ -47,7 +47,7 @@ class PostedQueue(ThreadLane):
             self.restart()
 
 
-class Inbox:
+class EventInbox:
     """The posted events of one handler: in the queue of all, or in a lane of its own if it needs no order.
 
     The dispatcher's lock guards its changes.

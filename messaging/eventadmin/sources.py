@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from messaging.dispatch import check_principal
 from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError, check_instance
 from messaging.eventadmin.admin import EventAdmin
-from messaging.eventadmin.constants import LOG_TOPIC
-from messaging.eventadmin.constants import EventConstants as Names
-from messaging.eventadmin.context import is_quiet
-from messaging.eventadmin.event import Event
+from messaging.eventadmin.admin_handler import is_quiet
+from messaging.eventadmin.event import LOG_TOPIC, Event
+from messaging.eventadmin.event import EventConstants as Names
 from messaging.execution import clock
 from messaging.services import ServiceRegistry
 from messaging.text import SafeLog

@@ -2,8 +2,8 @@
 
 ==================  ================================================================================================
 ``bus``             TypedEventBus: publishes events, and is the entry to the parts below; TypedEventPublisher
-``handlers``        the interfaces of handlers, and decorators for their properties (``constants``)
-``registration``    from functions to services, and from services to receivers
+``handlers``        the interfaces of handlers, the names of their properties, and decorators for these
+``handler_registrar``  from functions to services, and from services to receivers
 ``receivers``       receivers: handlers with their terms; the receivers, observers and history policy of one topic
 ``reify``           the type that a handler wants
 ``monitor``         TypedEventMonitor: observes events, and configures the ``history``
@@ -22,12 +22,12 @@ from messaging.dispatch import HandlerDTO, Tolerance, TopicPermission, TopicPerm
 from messaging.eventdata import convert, to_map, topic_of
 from messaging.eventnetwork import EventNetwork
 from messaging.typedevent.bus import TypedEventBus, TypedEventBusDTO, TypedEventPublisher
-from messaging.typedevent.constants import TypedEventConstants
 from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO
 from messaging.typedevent.handlers import (
     EventFilter,
     EventTopics,
     EventType,
+    TypedEventConstants,
     TypedEventHandler,
     UnhandledEventHandler,
     UntypedEventHandler,

@@ -25,14 +25,12 @@ from messaging.dispatch import (
     Dispatcher,
     EventService,
     HandlerDTO,
-    Lifecycle,
     Principal,
     Tolerance,
     TopicPermission,
     TopicPolicy,
-    blocked_handlers,
     check_topic,
-    dto_of,
+    registered,
 )
 from messaging.errors import ArgumentError, ClosedError, InvalidEventError, NullEventError, check_instance
 from messaging.eventdata import checked_copy, schema_of, topic_of
@@ -41,9 +39,10 @@ from messaging.journal import JournalReporter
 from messaging.reporting import PartReporter, Reporter, counter, gauge, part
 from messaging.services import ServiceRegistration, ServiceRegistry, Version
 from messaging.text import tolerant
-from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO
 from messaging.typedevent.event import PublishedEvent
+from messaging.typedevent.handler_registrar import HandlerRegistrar, next_bus_id
+from messaging.typedevent.handlers import TypedEventConstants as Names
 from messaging.typedevent.handlers import TypedEventHandler, UnhandledEventHandler, UntypedEventHandler
 from messaging.typedevent.history import History, RangePolicy
 from messaging.typedevent.monitor import TypedEventMonitor
@@ -51,7 +50,6 @@ from messaging.typedevent.network import LIMIT, BusConnection, ConnectedBus
 from messaging.typedevent.past import OwnPast
 from messaging.typedevent.past_delivery import PastDelivery
 from messaging.typedevent.receivers import EventTerms, Receiver, TopicRoute
-from messaging.typedevent.registration import HandlerRegistrar, next_bus_id, registered
 from messaging.typedevent.store import EventStore
 
 if TYPE_CHECKING:
@@ -137,7 +135,7 @@ class TypedEventBus(EventService):
             bus.deliver(Order(id=7))
     """
 
-    _dispatcher: Dispatcher[Receiver, TopicRoute]
+    dispatcher: Dispatcher[Receiver, TopicRoute]
 
     def __init__(
         self,
@@ -153,17 +151,12 @@ class TypedEventBus(EventService):
     ) -> None:
         bus_id = next_bus_id()
         super().__init__(
-            Lifecycle(
-                "typed event bus",
-                f"typed-events-{bus_id}" if name is None else name,
-                threads,
-                tolerance,
-                permissions,
-                is_inside=self._is_inside,
-                closing=lambda: self._network.close(),
-                closed=self._end,
-            ),
+            "typed event bus",
+            f"typed-events-{bus_id}" if name is None else name,
             services,
+            threads=threads,
+            tolerance=tolerance,
+            permissions=permissions,
         )
         if history is not None and not isinstance(history, Mapping):
             raise ArgumentError(f"history must be a mapping of topic filters, not {type(history).__name__}")
@@ -176,15 +169,13 @@ class TypedEventBus(EventService):
             "osgi.implementation": Names.TYPED_EVENT_IMPLEMENTATION,
             "version": Version(Names.TYPED_EVENT_SPECIFICATION_VERSION),
         }
-        self._publishing = self.lifecycle.publishing
-        self._registrar = registrar = HandlerRegistrar(bus_id, announced, self._history, self.lifecycle)
-        self._dispatcher = dispatcher = registrar.dispatcher = Dispatcher[Receiver, TopicRoute](
-            self.lifecycle.title,
+        self._registrar = registrar = HandlerRegistrar(bus_id, announced, self._history, self)
+        self.dispatcher = dispatcher = Dispatcher[Receiver, TopicRoute](
+            self.title,
             self.services,
             (TypedEventHandler, UntypedEventHandler, UnhandledEventHandler),
             announced=registrar.properties,
             make=registrar.make,
-            change=Receiver.change,
             route=self._make_route,
             policy=permissions,
         )
@@ -193,16 +184,16 @@ class TypedEventBus(EventService):
         for topic_filter, policy in (history or {}).items():
             self.monitor.configure_history_storage(topic_filter, policy)
         if durable_history is not None:
-            self._store = EventStore(durable_history, self.lifecycle.title, self._history, self._guaranteed)
+            self._store = EventStore(durable_history, self.title, self._history, self._guaranteed)
         self._network = ConnectedBus(
-            self.lifecycle.title,
+            self.title,
             self.name,
             wanted=self._wanted,
             publish=self._publish_remote,
             publish_past=self._publish_past,
             flush=self.flush,
             changed=self._changed,
-            refuse_closed=self.lifecycle.refuse_closed,
+            refuse_closed=self.refuse_closed,
             past=OwnPast(dispatcher, self._history, lambda: self._store),
             services=self.services,
         )
@@ -211,7 +202,7 @@ class TypedEventBus(EventService):
         offered.append((Reporter, PartReporter("typed_event_bus", self.name, self.get_dto, self.problems)))
         if self._store is not None:
             offered.append((Reporter, JournalReporter(self._store.journal, f"{self.name}/history")))
-        self.lifecycle.open(dispatcher, [(interface, service, registrar.properties) for interface, service in offered])
+        self.open([(interface, service, registrar.properties) for interface, service in offered])
 
     # --- publishing (157.3)
 
@@ -284,7 +275,7 @@ class TypedEventBus(EventService):
             raise NullEventError("the event is None")
         if topic.__class__ is not str:
             topic = check_topic(topic)  # returns a plain str: the topic that is checked is the one published to
-        dispatcher = self._dispatcher
+        dispatcher = self.dispatcher
         try:
             route = dispatcher.routes[topic]
         except KeyError:
@@ -300,12 +291,11 @@ class TypedEventBus(EventService):
             published.origin = origin
         if time:
             published.time = time
-        lifecycle = self.lifecycle
         thread = get_ident()
-        self._publishing.add(thread)
+        self.publishing.add(thread)
         try:
-            if not lifecycle.is_open:  # checked after add(): from there on, close() waits for this thread
-                lifecycle.refuse_closed()
+            if not self.is_open:  # checked after add(): from there on, close() waits for this thread
+                self.refuse_closed()
             for connection in route.connections:
                 connection.offer(published)
             if route.is_recorded:
@@ -314,10 +304,10 @@ class TypedEventBus(EventService):
                 for lane in route.lanes_for(published):
                     if lane.has_room():
                         lane.put(published)
-            if thread not in self._publishing:  # a signal handler on this thread closed the bus, perhaps before the put
-                lifecycle.refuse_closed()
+            if thread not in self.publishing:  # a signal handler on this thread closed the bus, perhaps before the put
+                self.refuse_closed()
         finally:
-            self._publishing.discard(thread)
+            self.publishing.discard(thread)
 
     def _record(
         self,
@@ -326,7 +316,7 @@ class TypedEventBus(EventService):
         lanes_for: Callable[[PublishedEvent], list[Lane]] | None = None,
     ) -> None:
         """Publish to a topic that is recorded or observed, atomically with handlers and observers that join."""
-        dispatcher = self._dispatcher
+        dispatcher = self.dispatcher
         kept = event.owned()  # handlers of ``event`` cannot mutate the recorded copy
         while True:
             lanes = route.lanes_for(event) if lanes_for is None else lanes_for(event)
@@ -351,7 +341,7 @@ class TypedEventBus(EventService):
     def _make_route(self, topic: str, handlers: list[tuple[Receiver, EventTerms]]) -> TopicRoute:
         taps = [each for each in self.monitor.taps if each.may_see(topic)]
         connections = tuple(each for each in self._network.connections if each.sends(topic))
-        with self._dispatcher.lock:
+        with self.dispatcher.lock:
             policy = self._history.effective(topic)
             store = self._store
             stored = store if store is not None and store.stores(topic, policy) else None
@@ -360,7 +350,7 @@ class TypedEventBus(EventService):
     def _guaranteed(self) -> Iterator[PublishedEvent]:
         """Yield the events of the durable history that minima guarantee, the newest first."""
         store, history = self._store, self._history
-        with self._dispatcher.lock:
+        with self.dispatcher.lock:
             found = history.guaranteed()
         return (each for each in found if store is None or store.stores(each.topic, _ANY))
 
@@ -394,8 +384,8 @@ class TypedEventBus(EventService):
         if isinstance(topic, type):
             topic = topic_of(topic)
         topic = check_topic(topic)
-        self.lifecycle.refuse_closed()
-        self._dispatcher.check(principal, TopicPermission.PUBLISH, topic)
+        self.refuse_closed()
+        self.dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         return TypedEventPublisher(self, topic)
 
     # --- handlers (157.4)
@@ -572,56 +562,56 @@ class TypedEventBus(EventService):
         if not is_copy:
             self.publish(topic, data, principal, True, False, passed, origin, time)
             return
-        dispatcher = self._dispatcher
+        dispatcher = self.dispatcher
         if principal is not None or dispatcher.policy is not None:
             dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         event = PublishedEvent(topic, _copied(data, True))
         event.passed, event.origin, event.time = passed, origin, time
         route = dispatcher.route(topic)
         thread = get_ident()
-        self._publishing.add(thread)
+        self.publishing.add(thread)
         try:
-            self.lifecycle.refuse_closed()
+            self.refuse_closed()
             for connection in route.connections:
                 connection.offer(event)
             for lane in route.lanes_for_copy(event):
                 if lane.has_room():
                     lane.put(event)
         finally:
-            self._publishing.discard(thread)
+            self.publishing.discard(thread)
 
     def _publish_past(self, events: list[PublishedEvent], principal: Principal) -> None:
         """Record past events of other processes, and deliver them to handlers that want past events."""
-        dispatcher = self._dispatcher
+        dispatcher = self.dispatcher
         delivery = PastDelivery(dispatcher, events)
         thread = get_ident()
         for number, event in enumerate(events):
             if not dispatcher.may(principal, TopicPermission.PUBLISH, event.topic):
                 continue
-            self._publishing.add(thread)
+            self.publishing.add(thread)
             try:
-                self.lifecycle.refuse_closed()
+                self.refuse_closed()
                 self._record(dispatcher.route(event.topic), event, partial(delivery.lanes_for, number))
             finally:
-                self._publishing.discard(thread)
+                self.publishing.discard(thread)
 
     def _wanted(self) -> Iterable[tuple[str, str | None]]:
         """Return the topic filters of handlers, monitors and history, each with its LDAP filter."""
         found = {
             (topics.text, None if each.terms.filter is None else str(each.terms.filter)): None
-            for _, each in self._dispatcher.handlers()
+            for _, each in self.dispatcher.handlers()
             if each.blocked is None
             for topics in each.topics
         }
-        with self._dispatcher.lock:
+        with self.dispatcher.lock:
             found |= {(text, None): None for text, policy in self._history.configured().items() if policy.maximum}
         if self.monitor.taps:
             found["*", None] = None
         return found
 
     def _changed(self) -> None:
-        with self._dispatcher.lock:
-            self._dispatcher.forget()
+        with self.dispatcher.lock:
+            self.dispatcher.forget()
 
     # --- state
 
@@ -629,8 +619,8 @@ class TypedEventBus(EventService):
         """Return a snapshot: the handlers, which of them are blocked and why, and the state of the history."""
         return TypedEventBusDTO(
             name=self.name,
-            handlers=tuple(dto_of(each, name.rpartition(".")[2]) for name, each in self._dispatcher.handlers()),
-            threads=self.lifecycle.pool.threads,
+            handlers=self.handler_dtos(),
+            threads=self.pool.threads,
             recorded=len(self._history),
             capacity=self._history.capacity,
             monitors=len(self.monitor.taps),
@@ -638,26 +628,18 @@ class TypedEventBus(EventService):
             durable=None if self._store is None else self._store.get_dto(),
         )
 
-    def problems(self) -> list[str]:
-        """Return which handlers are blocked, and why, as texts for people; empty: all are served."""
-        return blocked_handlers(self.lifecycle.title, (each for _, each in self._dispatcher.handlers()))
+    def _stop_accepting(self) -> None:
+        self._network.close()
 
-    def _end(self) -> None:
-        """Store the published events, and complete the observers. At the end of closing."""
+    def _release(self) -> None:
+        """Store the published events, and complete the observers."""
         if self._store is not None:
             self._store.close()
         self.monitor.close()
 
     def _is_inside(self) -> bool:
         loop = running_loop()
-        return any(
-            isinstance(lane, LoopLane) and lane.loop is loop and lane.task.has_the_turn
-            for lane in self.lifecycle.lanes()
-        )
-
-    @tolerant
-    def __repr__(self) -> str:
-        return f"<TypedEventBus {self.name!r}{'' if self.lifecycle.is_open else ', closed'}>"
+        return any(isinstance(lane, LoopLane) and lane.loop is loop and lane.task.has_the_turn for lane in self.lanes())
 
 
 class TypedEventPublisher(Generic[T]):

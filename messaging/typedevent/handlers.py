@@ -24,12 +24,37 @@ from typing import Any, Final, Generic, TypeVar
 
 from messaging.dispatch import read_filter, read_topics
 from messaging.errors import ArgumentError
-from messaging.typedevent.constants import TypedEventConstants as Names
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
 
 _DECLARED: Final = "__event_properties__"
+
+
+class TypedEventConstants:
+    """Standard names (157.9.4). Names that the specification does not define are marked."""
+
+    #: LDAP filter over the event data; case-sensitive
+    TYPED_EVENT_FILTER: Final = "event.filter"
+    #: number of past events that a new handler receives before all others; an int of at least 0
+    TYPED_EVENT_HISTORY: Final = "event.history"
+    #: topic filter, or several
+    TYPED_EVENT_TOPICS: Final = "event.topics"
+    #: class that a typed handler wants, or its qualified name
+    TYPED_EVENT_TYPE: Final = "event.type"
+
+    #: principal whose permissions count; not in the specification
+    TYPED_EVENT_PRINCIPAL: Final = "event.principal"
+    #: time limit of the handler for one event, seconds, 0 for none; not in the specification
+    TYPED_EVENT_TIMEOUT: Final = "event.timeout"
+    #: LDAP filter over the properties of the buses that the handler is for; not in the specification
+    TYPED_EVENT_TARGET: Final = "event.target"
+    #: property of a bus: its name; not in the specification
+    TYPED_EVENT_BUS_NAME: Final = "event.bus.name"
+
+    #: value that a bus announces as ``osgi.implementation`` (157.7.1)
+    TYPED_EVENT_IMPLEMENTATION: Final = "osgi.typedevent"
+    TYPED_EVENT_SPECIFICATION_VERSION: Final = "1.1"
 
 
 class TypedEventHandler(abc.ABC, Generic[T]):
@@ -100,8 +125,8 @@ def EventTopics(*topics: str) -> Callable[[C], C]:  # noqa: N802  # the name of 
     """
     if not topics:
         raise ArgumentError("EventTopics: at least one topic is needed")
-    read_topics(topics, Names.TYPED_EVENT_TOPICS)
-    return _declare(Names.TYPED_EVENT_TOPICS, topics)
+    read_topics(topics, TypedEventConstants.TYPED_EVENT_TOPICS)
+    return _declare(TypedEventConstants.TYPED_EVENT_TOPICS, topics)
 
 
 def EventFilter(filter: str) -> Callable[[C], C]:  # noqa: N802, A002
@@ -111,9 +136,9 @@ def EventFilter(filter: str) -> Callable[[C], C]:  # noqa: N802, A002
         InvalidFilterError: the filter does not parse.
     """
     read_filter(filter)
-    return _declare(Names.TYPED_EVENT_FILTER, filter)
+    return _declare(TypedEventConstants.TYPED_EVENT_FILTER, filter)
 
 
 def EventType(type: Any) -> Callable[[C], C]:  # noqa: N802, A002
     """Declare ``event.type`` of a typed handler class or function (157.12.4): a class, or its qualified name."""
-    return _declare(Names.TYPED_EVENT_TYPE, type)
+    return _declare(TypedEventConstants.TYPED_EVENT_TYPE, type)

@@ -25,8 +25,8 @@ from messaging.eventdata import converter_to, load_type, to_map, topic_of
 from messaging.functions import is_coroutine
 from messaging.services import interface_name
 from messaging.text import SafeLog
-from messaging.typedevent.constants import TypedEventConstants as Names
 from messaging.typedevent.event import PublishedEvent
+from messaging.typedevent.handlers import TypedEventConstants as Names
 from messaging.typedevent.handlers import (
     TypedEventHandler,
     UnhandledEventHandler,

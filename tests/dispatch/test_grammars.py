@@ -196,8 +196,16 @@ class Consumer:
     """The interface of the handlers of these tests."""
 
 
+def terms_of(properties: Mapping[str, Any], grammar: TopicGrammar[Any]) -> Terms:
+    """Return the terms that properties set."""
+    topics = read_topics(properties.get("event.topics"), "event.topics", grammar)
+    return Terms(topics, None, properties.get("principal"), None)
+
+
 class ConsumerHandler(DispatchHandler[str]):
     """A handler that is only found."""
+
+    grammar: TopicGrammar[Any] = TYPED_EVENTS
 
     @property
     def name(self) -> str:
@@ -210,6 +218,10 @@ class ConsumerHandler(DispatchHandler[str]):
     @property
     def dropped(self) -> int:
         return 0
+
+    def change(self, properties: Mapping[str, Any]) -> Callable[[], object]:
+        terms = terms_of(properties, self.grammar)
+        return lambda: setattr(self, "terms", terms)
 
     def removed(self) -> None:
         """Hold no events."""
@@ -228,16 +240,10 @@ def dispatcher_of(services: ServiceRegistry, **options: Any) -> Dispatcher[Consu
     """Return a dispatcher whose routes are the names of the handlers."""
     grammar = options.get("grammar", TYPED_EVENTS)
 
-    def terms_of(properties: Mapping[str, Any]) -> Terms:
-        topics = read_topics(properties.get("event.topics"), "event.topics", grammar)
-        return Terms(topics, None, properties.get("principal"), None)
-
     def make(reference: ServiceReference, _: str, properties: ServiceProperties) -> ConsumerHandler:
-        return ConsumerHandler(reference, terms_of(properties), tolerance=Tolerance(), block=lambda *_: None)
-
-    def change(handler: ConsumerHandler, properties: ServiceProperties) -> Callable[[], object]:
-        terms = terms_of(properties)
-        return lambda: setattr(handler, "terms", terms)
+        made = ConsumerHandler(reference, terms_of(properties, grammar), tolerance=Tolerance(), block=lambda *_: None)
+        made.grammar = grammar
+        return made
 
     return Dispatcher(
         "consumers",
@@ -245,7 +251,6 @@ def dispatcher_of(services: ServiceRegistry, **options: Any) -> Dispatcher[Consu
         (Consumer,),
         announced={},
         make=make,
-        change=change,
         route=lambda _, handlers: [each.name for each, _ in handlers],
         **options,
     )

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from messaging.dispatch.service import EventService
+from messaging.dispatch import EventService
 from messaging.eventadmin import EventAdmin
 from messaging.services import ServiceRegistry
 from messaging.testing.waiting import PATIENCE, eventually

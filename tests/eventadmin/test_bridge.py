@@ -466,7 +466,7 @@ def test_a_bus_that_is_behind_slows_down_senders(sides: Sides) -> None:
     """Scenario 42: across the bridge, too."""
     sides.there.registration.unregister()
     gate = BusGate().untyped(sides.hub.services, "*")
-    (lane,) = sides.bus.lifecycle.lanes()
+    (lane,) = sides.bus.lanes()
     lane._room.limit = 5
     sent: waiting.Recorder[int] = waiting.Recorder()
 

@@ -459,7 +459,7 @@ def test_events_without_room_are_counted_and_logged(hub: Hub, delivery: str, mon
     """Scenario 42: never without an entry in the log."""
     monkeypatch.setattr(lanes, "_PATIENCE", 0.01)
     gate = hub.gate(delivery=delivery)
-    lane = hub.admin.lifecycle.lanes()[-1]  # of the handler, or the only one
+    lane = hub.admin.lanes()[-1]  # of the handler, or the only one
     lane._room.limit = 10
     hub.post(0)
     gate.wait()

@@ -352,7 +352,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/distributedeventing/remote_sessions.py",
+                "messaging/distributedeventing/admin_network.py",
                 "            if session in self._ended:\n                return True\n",
                 "            self._ended.pop(session, None)\n",
             ),
@@ -380,7 +380,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/distributedeventing/network.py",
+                "messaging/distributedeventing/admin_network.py",
                 "        if key is not None and not self._seen.is_new(key):\n"
                 "            self._answer_copy(arrival, topic)\n"
                 "            return\n",
@@ -395,7 +395,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/distributedeventing/network.py",
+                "messaging/distributedeventing/admin_network.py",
                 "        for session, topic in self._sessions.lose(member).items():\n",
                 "        for session, topic in {}.items():  # type: ignore[var-annotated]\n",
             ),

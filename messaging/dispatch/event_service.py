@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from threading import Lock, get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.dispatch.dispatcher import when_all_done
+from messaging.dispatch.handler import dto_of
 from messaging.dispatch.permission import TopicPolicy
 from messaging.dispatch.terms import Tolerance, check_count
 from messaging.errors import ArgumentError, ClosedError, DeadlineError, check_instance
 from messaging.execution import Pool, Promise, clock, may_block, seconds, workers
 from messaging.forking import LiveObjects
 from messaging.services import ServiceRegistry, default_registry
-from messaging.text import SafeLog
+from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from messaging.dispatch.dispatcher import Dispatcher
+    from messaging.dispatch.handler import HandlerDTO
     from messaging.execution import Lane
     from messaging.services import ServiceRegistration
 
@@ -32,42 +34,38 @@ CLOSE_TIMEOUT: Final = 5.0
 _CHECK_INTERVAL: Final = 0.001
 
 #: services that are not closed yet
-_open: Final = LiveObjects["Lifecycle"]()
+_open: Final = LiveObjects["EventService"]()
 
 
-class Lifecycle:
-    """An event service from opening to closing: its threads, and the publishers to wait for. Thread safe.
+class EventService:
+    """The part of an event service that all of them share: handlers, threads, flushing and closing. Thread safe.
+
+    It accepts events until it is closed, and delivers what it accepted.
 
     Args:
         kind: kind of the service, which precedes its name in the log.
         name: name of the service in the log and among its properties.
+        services: registry of the handlers; ``None`` for the registry of the process.
         threads: maximum number of delivery threads; ``None`` for the default.
         tolerance: when a handler that fails or does not return is blocked.
         permissions: grants publishing and subscribing; without it all principals may do both.
-        lanes: returns all lanes that events may wait in, if those are not the lanes of the handlers.
-        is_inside: returns whether the calling code is a handler, if the delivery threads cannot tell.
-        closed: called at the end of closing.
-        closing: called when closing begins, before the published events are delivered; it may be called again after an
-            interrupt.
 
     Raises:
         ArgumentError: an argument is not as described; nothing is open.
     """
 
-    _dispatcher: Dispatcher[Any, Any]
+    #: finds the handlers; set before :meth:`open`
+    dispatcher: Dispatcher[Any, Any]
 
     def __init__(
         self,
         kind: str,
         name: str,
+        services: ServiceRegistry | None,
+        *,
         threads: int | None,
         tolerance: Tolerance,
         permissions: TopicPolicy | None,
-        *,
-        lanes: Callable[[], list[Lane]] | None = None,
-        is_inside: Callable[[], bool],
-        closed: Callable[[], object],
-        closing: Callable[[], object] | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"the name of an event service must be a non-empty str, not {name!r:.80}")
@@ -76,9 +74,12 @@ class Lifecycle:
         check_instance("tolerance", tolerance, Tolerance)
         if permissions is not None:
             check_instance("permissions", permissions, TopicPolicy)
+        if services is not None:
+            check_instance("services", services, ServiceRegistry)
         self.name = name
         #: kind and name, for the log
         self.title = f"{kind} {name!r}"
+        self.services = default_registry() if services is None else services
         self.tolerance = tolerance
         self.pool = Pool(name=self.title) if threads is None else Pool(threads, self.title)
         self.is_open = False
@@ -86,10 +87,6 @@ class Lifecycle:
         self.publishing: set[int] = set()
         #: deliveries that their publishers wait for, by a token of each, with the thread; closing waits for them, too
         self.sending: dict[object, int] = {}
-        self._handler_lanes = lanes
-        self._is_inside = is_inside
-        self._closed = closed
-        self._on_closing = closing
         #: made with the dispatcher's lock when closing begins
         self._closing: Promise[None] | None = None
         #: held by the thread that closes the service
@@ -97,18 +94,33 @@ class Lifecycle:
         self._finisher: int | None = None
         self._registrations: list[ServiceRegistration] = []
 
-    def open(
-        self, dispatcher: Dispatcher[Any, Any], services: Sequence[tuple[type[Any], Any, Mapping[str, Any]]]
-    ) -> None:
+    # --- what services may override
+
+    def lanes(self) -> list[Lane]:
+        """Return all lanes that events may wait in: by default the lanes of the handlers."""
+        return [each.lane for _, each in self.dispatcher.handlers()]
+
+    def _is_inside(self) -> bool:
+        """Return whether the calling code is a handler, if the delivery threads cannot tell."""
+        return False
+
+    def _stop_accepting(self) -> None:
+        """Note that closing begins, before the published events are delivered. Called again after an interrupt."""
+
+    def _release(self) -> None:
+        """Release what the service holds, at the end of closing."""
+
+    # --- opening
+
+    def open(self, services: Iterable[tuple[type[Any], Any, Mapping[str, Any]]]) -> None:
         """Accept events from now on, and register the services: each with interface, object and properties."""
-        self._dispatcher = dispatcher
         self.is_open = True
         workers().hold(self)
         _open.add(self)
         try:
-            dispatcher.open()
+            self.dispatcher.open()
             for interface, service, properties in services:
-                self._registrations.append(dispatcher.services.register(interface, service, properties))
+                self._registrations.append(self.services.register(interface, service, properties))
         except BaseException:
             self.close()
             raise
@@ -118,18 +130,41 @@ class Lifecycle:
         if not self.is_open:
             raise ClosedError(f"{self.title} is closed")
 
-    def lanes(self) -> list[Lane]:
-        """Return all lanes that events may wait in."""
-        if self._handler_lanes is not None:
-            return self._handler_lanes()
-        return [each.lane for _, each in self._dispatcher.handlers()]
-
     def flush(self) -> Promise[None]:
         """Return a promise that resolves when all handlers have processed the events published before this call."""
         return when_all_done(self.lanes(), f"flushing {self.name!r}")
 
+    # --- state
+
+    def handler_dtos(self) -> tuple[HandlerDTO, ...]:
+        """Return snapshots of the handlers."""
+        return tuple(dto_of(each, name.rpartition(".")[2]) for name, each in self.dispatcher.handlers())
+
+    def problems(self) -> list[str]:
+        """Return which handlers are blocked, and why, as texts for people; empty: all are served."""
+        return [
+            f"{self.title}: handler {each.name} is blocked: {each.blocked}"
+            for _, each in self.dispatcher.handlers()
+            if each.blocked is not None
+        ]
+
+    @tolerant
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}{'' if self.is_open else ', closed'}>"
+
+    # --- closing
+
     def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """See ``EventService``."""
+        """Accept no more events, and wait until the published events are delivered; idempotent.
+
+        Deliveries that other threads wait for (``EventAdmin.send_event``) continue after ``timeout`` seconds. Other
+        events that are not delivered within ``timeout`` seconds are dropped, and counted in the log. On a
+        thread that runs an event loop, or in a handler, this does not wait: the published events are delivered in the
+        background. ``await aclose()`` waits.
+
+        Raises:
+            ArgumentError: ``timeout`` is no number; nothing is closed.
+        """
         timeout = seconds(timeout)
         closing = self._begin_closing()
         if not may_block() or self._is_in_handler():
@@ -138,7 +173,7 @@ class Lifecycle:
             self._finish(closing, timeout)
 
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """See ``EventService``."""
+        """Close it as :meth:`close` does, for event loops; in a handler this does not wait, either."""
         timeout = seconds(timeout)
         closing = self._begin_closing()
         self._finish_later(closing, timeout)
@@ -151,7 +186,7 @@ class Lifecycle:
 
     def _begin_closing(self) -> Promise[None]:
         """Accept no more events; return the promise that resolves when the service is closed."""
-        with self._dispatcher.lock:
+        with self.dispatcher.lock:
             if self._closing is None:
                 self._closing = Promise(f"closing {self.title}")
             self.is_open = False
@@ -169,7 +204,7 @@ class Lifecycle:
         try:
             with self._finishing:
                 if not closing.done():
-                    self._release(timeout)
+                    self._deliver_and_release(timeout)
                     closing.resolve(None)
         except Exception:  # a defect: trying again would fail again
             closing.resolve(None)
@@ -178,30 +213,25 @@ class Lifecycle:
             workers().submit(lambda: self._finish(closing, timeout))
             raise
 
-    def _release(self, timeout: float) -> None:
+    def _deliver_and_release(self, timeout: float) -> None:
         """Do the work of :meth:`_finish`; it is repeated after an interrupt."""
         deadline = clock.monotonic() + timeout
         try:
             self._finisher = get_ident()
             for registration in self._registrations:
                 registration.unregister()
-            if self._on_closing is not None:
-                self._on_closing()
+            self._stop_accepting()
             self.publishing.discard(get_ident())  # this thread may be in a signal handler that interrupted publishing
             while (self.publishing or self._is_sending()) and clock.monotonic() < deadline:
                 clock.pause(_CHECK_INTERVAL)
             with contextlib.suppress(DeadlineError):
                 self.flush().result(max(0.0, deadline - clock.monotonic()))
             lanes = self.lanes()
-            self._dispatcher.close()
+            self.dispatcher.close()
             lost = sum(each.close() for each in lanes)
             if lost:
-                logger.error(
-                    "%s was closed before %d events were delivered that waited for its handlers; they are dropped",
-                    self.title,
-                    lost,
-                )
-            self._closed()
+                logger.error("%s: closed before %d pending events were delivered; they are dropped", self.title, lost)
+            self._release()
         finally:
             self._finisher = None
             _open.discard(self)
@@ -219,45 +249,8 @@ class Lifecycle:
         self._finishing = Lock()
         self._finisher = None
 
-
-class EventService:
-    """The part of an event service that all of them share: flushing and closing.
-
-    Args:
-        lifecycle: opens and closes the service; for the modules of the service, not for applications.
-        services: registry of the handlers; ``None`` for the registry of the process.
-    """
-
-    def __init__(self, lifecycle: Lifecycle, services: ServiceRegistry | None) -> None:
-        if services is not None:
-            check_instance("services", services, ServiceRegistry)
-        self.lifecycle = lifecycle
-        self.name = lifecycle.name
-        self.services = default_registry() if services is None else services
-
-    def flush(self) -> Promise[None]:
-        """Return a promise that resolves when all handlers have processed the events published before this call."""
-        return self.lifecycle.flush()
-
-    def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Accept no more events, and wait until the published events are delivered; idempotent.
-
-        Deliveries that other threads wait for (``EventAdmin.send_event``) continue after ``timeout`` seconds. Other
-        events that are not delivered within ``timeout`` seconds are dropped, and counted in the log. On a
-        thread that runs an event loop, or in a handler, this does not wait: the published events are delivered in the
-        background. ``await aclose()`` waits.
-
-        Raises:
-            ArgumentError: ``timeout`` is no number; nothing is closed.
-        """
-        self.lifecycle.close(timeout)
-
-    async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
-        """Close it as :meth:`close` does, for event loops; in a handler this does not wait, either."""
-        await self.lifecycle.aclose(timeout)
-
     def __enter__(self) -> Self:
-        self.lifecycle.refuse_closed()
+        self.refuse_closed()
         return self
 
     def __exit__(
@@ -266,7 +259,7 @@ class EventService:
         self.close()
 
     async def __aenter__(self) -> Self:
-        self.lifecycle.refuse_closed()
+        self.refuse_closed()
         return self
 
     async def __aexit__(

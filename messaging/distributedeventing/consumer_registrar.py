@@ -6,16 +6,15 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.dispatch import TopicPermission
-from messaging.distributedeventing.constants import DistributedEventConstants as Names
-from messaging.distributedeventing.consumers import PLAIN, WHOLE, EventConsumer
+from messaging.distributedeventing.event_consumer import PLAIN, WHOLE, EventConsumer
 from messaging.distributedeventing.terms import is_prototype, read_terms
 from messaging.distributedeventing.whiteboard import DistributableEventConsumer, PushEventConsumer
+from messaging.distributedeventing.whiteboard import DistributedEventConstants as Names
 from messaging.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from messaging.dispatch import Dispatcher, Lifecycle, Principal
-    from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration, ServiceRegistry
+    from messaging.dispatch import EventService, Principal
+    from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration
 
 
 #: see ``ConsumerRegistrar``
@@ -26,27 +25,15 @@ class ConsumerRegistrar:
     """Registers functions as consumers of one admin, and makes the consumers of its services. Thread safe.
 
     Args:
-        services: the registry of the consumers.
+        admin: its registry, its delivery threads, and the time limit of its consumers.
         target: LDAP filter that matches the admin only.
-        lifecycle: of the admin: its delivery threads, and the time limit of consumers.
         limit: maximum number of events that a consumer may queue.
         changed: called when the consumers of the admin change.
     """
 
-    #: dispatcher of the admin; set before it is opened
-    dispatcher: Dispatcher[EventConsumer, Any]
-
-    def __init__(
-        self,
-        services: ServiceRegistry,
-        target: str,
-        lifecycle: Lifecycle,
-        limit: int,
-        changed: Callable[[], object],
-    ) -> None:
-        self._services = services
+    def __init__(self, admin: EventService, target: str, limit: int, changed: Callable[[], object]) -> None:
+        self._admin = admin
         self._target = target
-        self._lifecycle = lifecycle
         self._limit = limit
         self._changed = changed
         self._lock = threading.RLock()  # guards the following; reentrant for signal handlers
@@ -65,11 +52,11 @@ class ConsumerRegistrar:
         with self._lock:
             self._made.append(registration)
             if len(self._made) >= self._prune_at:
-                self._made = [each for each in self._made if self._services.is_registered(each.reference)]
+                self._made = [each for each in self._made if self._admin.services.is_registered(each.reference)]
                 self._prune_at = max(_PRUNE_AT, 2 * len(self._made))
-        if not self._lifecycle.is_open:  # closed meanwhile
+        if not self._admin.is_open:  # closed meanwhile
             registration.unregister()
-            self._lifecycle.refuse_closed()
+            self._admin.refuse_closed()
 
     def register(
         self,
@@ -85,7 +72,7 @@ class ConsumerRegistrar:
         timeout: float | None = None,
     ) -> ServiceRegistration:
         """Register a consumer of this admin only; raise the errors for which the admin ignores a consumer."""
-        self._lifecycle.refuse_closed()
+        self._admin.refuse_closed()
         if not callable(getattr(consumer, "accept", consumer)):
             raise ArgumentError(f"a {type(consumer).__name__} is neither a function nor has accept()")
         optional = {
@@ -102,12 +89,9 @@ class ConsumerRegistrar:
             **{name: value for name, value in optional.items() if value is not None},
         }
         terms = read_terms(properties, is_prototype=False)
-        for each in terms.topics or ():
-            if not each.has_wildcard:
-                self.dispatcher.check(terms.principal, TopicPermission.SUBSCRIBE, each.text)
         whole = is_whole or isinstance(consumer, DistributableEventConsumer)
         interface = DistributableEventConsumer if whole else PushEventConsumer
-        registration = self._services.register(interface, consumer, properties)
+        registration = self._admin.dispatcher.register(interface, consumer, properties, terms)
         self._keep(registration)
         return registration
 
@@ -118,16 +102,8 @@ class ConsumerRegistrar:
         return EventConsumer(
             reference,
             kind,
-            self._services,
             read_terms(properties, is_prototype=is_prototype(reference)),
-            pool=self._lifecycle.pool,
-            tolerance=self._lifecycle.tolerance,
+            admin=self._admin,
             limit=self._limit,
             changed=self._changed,
-            forget=self._forget,
         )
-
-    def _forget(self) -> None:
-        """Have routes made without a consumer that was discarded. From any thread."""
-        with self.dispatcher.lock:
-            self.dispatcher.forget()

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import TopicPermission
 from messaging.errors import ArgumentError
 from messaging.eventdata import is_untyped, load_type, topic_of
 from messaging.services import interface_name
-from messaging.typedevent.constants import TypedEventConstants as Names
+from messaging.typedevent.handlers import TypedEventConstants as Names
 from messaging.typedevent.handlers import TypedEventHandler, UntypedEventHandler, declared_properties
 from messaging.typedevent.receivers import TYPED, Receiver, TypedReceiver, function_of, read_terms
 from messaging.typedevent.reify import reified_type
 
 if TYPE_CHECKING:
-    from messaging.dispatch import Dispatcher, Lifecycle
+    from messaging.dispatch import EventService
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import History
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: property of a bus, unique in the process; names of buses need not be unique
 _BUS_ID: Final = "event.bus.id"
@@ -40,16 +38,13 @@ class HandlerRegistrar:
         bus_id: the number of the bus.
         announced: other properties that the bus announces; handlers select buses by these.
         history: the history that new handlers are given events of; guarded by the lock of the dispatcher.
-        lifecycle: whether the bus is open, its delivery threads, and when a handler is blocked.
+        bus: whether it is open, its delivery threads, and when a handler is blocked.
     """
 
-    #: dispatcher of the bus; set before the bus is opened
-    dispatcher: Dispatcher[Receiver, Any]
-
-    def __init__(self, bus_id: int, announced: Mapping[str, Any], history: History, lifecycle: Lifecycle) -> None:
+    def __init__(self, bus_id: int, announced: Mapping[str, Any], history: History, bus: EventService) -> None:
         self.properties = {**announced, _BUS_ID: bus_id}
         self._history = history
-        self._lifecycle = lifecycle
+        self._bus = bus
 
     # --- from functions to services
 
@@ -73,7 +68,7 @@ class HandlerRegistrar:
         self, interface: type[Any], function: Callable[..., Any], topics: tuple[Any, ...], options: Mapping[str, Any]
     ) -> ServiceRegistration:
         """Register a function as a handler of this bus only; raises the errors for which a bus ignores a handler."""
-        self._lifecycle.refuse_closed()
+        self._bus.refuse_closed()
         named = [topic_of(each) if isinstance(each, type) else each for each in topics]
         properties = {
             **{name: value for name, value in options.items() if value is not None},
@@ -84,16 +79,13 @@ class HandlerRegistrar:
         kind = interface_name(interface)
         function_of(kind, function)
         terms = read_terms(kind, function, properties)
-        for each in terms.topics or ():
-            if not each.has_wildcard:
-                self.dispatcher.check(terms.principal, TopicPermission.SUBSCRIBE, each.text)
-        return self.dispatcher.services.register(interface, function, properties)
+        return self._bus.dispatcher.register(interface, function, properties, terms)
 
     # --- from services to receivers
 
     def make(self, reference: ServiceReference, kind: str, properties: ServiceProperties) -> Receiver | None:
         """Return the receiver of a service, or ``None`` if the service is gone; see ``Dispatcher``."""
-        services = self.dispatcher.services
+        services = self._bus.services
         service = services.get(reference)
         if service is None:
             if services.is_registered(reference):
@@ -105,38 +97,13 @@ class HandlerRegistrar:
             service,
             read_terms(kind, service, properties),
             replay=self._replay,
-            pool=self._lifecycle.pool,
-            tolerance=self._lifecycle.tolerance,
-            block=self.dispatcher.block,
+            pool=self._bus.pool,
+            tolerance=self._bus.tolerance,
+            block=self._bus.dispatcher.block,
         )
 
     def _replay(self, receiver: Receiver) -> Iterator[PublishedEvent]:
         """Yield the past events of a receiver's topics, the newest first. Called with the lock, iterated without."""
         past = self._history.of(receiver.topics)
         principal = receiver.terms.principal
-        return (each for each in past if self.dispatcher.may(principal, TopicPermission.SUBSCRIBE, each.topic))
-
-
-def registered(
-    register: Callable[[Callable[..., Any], tuple[Any, ...]], ServiceRegistration],
-    topics: tuple[Any, ...],
-    handler: Callable[..., Any] | None,
-) -> Any:
-    """Return the registration of ``handler``; without it, the result of using ``on`` as a decorator.
-
-    Args:
-        register: registers a function for topics.
-        topics: the topics; or the function of ``@bus.on`` without parentheses.
-        handler: the argument ``handler`` of ``on``.
-    """
-    bare: Callable[..., Any] | None = None
-    if len(topics) == 1 and callable(topics[0]) and not isinstance(topics[0], type):
-        (bare,), topics = topics, ()
-    if handler is not None:
-        return register(handler, topics)
-
-    def decorate(function: F) -> F:
-        register(function, topics)
-        return function
-
-    return decorate if bare is None else decorate(bare)
+        return (each for each in past if self._bus.dispatcher.may(principal, TopicPermission.SUBSCRIBE, each.topic))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
+from messaging.bounded import BoundedCache
 from messaging.distributedeventing.dispatched import DispatchedEvent
 from messaging.distributedeventing.events import check_reply_topic
-from messaging.distributedeventing.remote_sessions import RemoteSessions
 from messaging.errors import EventSessionLostError, RemoteEventError
 from messaging.eventnetwork import DISPATCH, Arrival, Interest, NodeService, Notification, SeenEvents, framework_of
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher
-    from messaging.distributedeventing.consumers import EventConsumer
+    from messaging.distributedeventing.event_consumer import EventConsumer
     from messaging.distributedeventing.events import EventKind
     from messaging.distributedeventing.policies import NetworkPolicy
     from messaging.distributedeventing.publishing import Route
@@ -23,7 +25,49 @@ if TYPE_CHECKING:
 
 logger = SafeLog(__name__)
 
+#: open sessions of other members that are known; the oldest are forgotten first
+MAX_SESSIONS: Final = 10_000
+#: ended sessions of other members that are remembered
+_MAX_ENDED: Final = 10_000
+
 _KINDS: Final[dict[str, EventKind]] = {"data": "data", "close": "close", "error": "error"}
+
+
+class RemoteSessions:
+    """The sessions of other members, each a sender and its session. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the following
+        #: open sessions with their topics
+        self._open: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._ended: BoundedCache[tuple[str, str], None] = BoundedCache(_MAX_ENDED)
+
+    def note(self, session: tuple[str, str], topic: str, kind: str) -> bool:
+        """Note an event; return whether its session has ended before.
+
+        Events come after the end when their sender was lost: it was suspended for too long and goes on, or was killed
+        and its outbox is published by its next run.
+        """
+        with self._lock:
+            if session in self._ended:
+                return True
+            if kind != "data":
+                self._open.pop(session, None)
+                self._ended[session] = None
+            else:
+                self._open[session] = topic
+                if len(self._open) > MAX_SESSIONS:
+                    self._open.popitem(last=False)
+            return False
+
+    def lose(self, member: str) -> dict[tuple[str, str], str]:
+        """End the sessions of a member; return them with their topics."""
+        with self._lock:
+            gone = {session: topic for session, topic in self._open.items() if session[0] == member}
+            for session in gone:
+                del self._open[session]
+                self._ended[session] = None
+        return gone
 
 
 class AdminNetwork(NodeService):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import inspect
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import (
     EVENT_ADMIN,
@@ -23,21 +25,67 @@ from messaging.dispatch import (
     too_long,
 )
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
-from messaging.eventadmin.constants import EventConstants as Names
-from messaging.eventadmin.context import DeliveryContext, leave, leave_anywhere
-from messaging.eventadmin.event import Event
+from messaging.eventadmin.event import LOG_TOPIC, Event
+from messaging.eventadmin.event import EventConstants as Names
 from messaging.eventadmin.function import HandlerFunction
-from messaging.eventadmin.posting import Inbox
+from messaging.eventadmin.posting import EventInbox
 from messaging.execution import clock, running_loop
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.dispatch import Dispatcher, Tolerance
+    from messaging.dispatch import EventService
     from messaging.eventadmin.posting import PostedQueue
-    from messaging.execution import Lane, Pool
+    from messaging.execution import Lane
     from messaging.services import LdapFilter, ServiceReference
 
 logger = SafeLog(__name__)
+
+
+# --- the EventAdmins whose handlers the running code is part of: of a thread, or of a task and those that it starts
+
+#: stands among the EventAdmins of a context that handles a log event, or an event caused by one
+_LOG_EVENT: Final = object()
+
+_admins: Final[contextvars.ContextVar[tuple[object, ...]]] = contextvars.ContextVar("admins", default=())
+
+
+def is_inside(admin: object) -> bool:
+    """Return whether the running code is part of a handler of ``admin``."""
+    return admin in _admins.get()
+
+
+def is_quiet() -> bool:
+    """Return whether the running code handles a log event, or an event caused by one: its log is not posted."""
+    return _LOG_EVENT in _admins.get()
+
+
+class DeliveryContext:
+    """The context in which the handlers of one EventAdmin run."""
+
+    __slots__ = ("_inside", "_inside_quietly")
+
+    def __init__(self, admin: object) -> None:
+        self._inside: tuple[object, ...] = (admin,)
+        self._inside_quietly: tuple[object, ...] = (admin, _LOG_EVENT)
+
+    def enter(self, event: Event, is_quiet: bool = False) -> contextvars.Token[Any]:
+        """Begin the delivery of ``event``; returns what :func:`leave` takes."""
+        inside = self._inside_quietly if is_quiet or event.topic == LOG_TOPIC else self._inside
+        outside = _admins.get()
+        return _admins.set(tuple(dict.fromkeys((*outside, *inside))) if outside else inside)
+
+
+#: ends the delivery that ``DeliveryContext.enter`` began
+leave: Final = _admins.reset
+
+
+def leave_anywhere(token: contextvars.Token[Any]) -> None:
+    """End a delivery even in another context, where a coroutine ends whose event loop was closed."""
+    with contextlib.suppress(ValueError):
+        leave(token)
+
+
+# --- handlers
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +130,35 @@ def _read_delivery(value: Any) -> bool:
 
 
 class AdminHandler(DispatchHandler[Event]):
-    """A handler of an EventAdmin; delivers its events in ``context``."""
+    """A handler of an EventAdmin.
+
+    Args:
+        reference, properties: its service, and what it asks for.
+        admin: finds it, and has the threads that deliver.
+        read: returns the terms that properties set. Raises ``ArgumentError`` if they are invalid.
+        context: its events are delivered in it.
+        queue: the posted events of all handlers.
+    """
 
     terms: AdminTerms
 
     def __init__(
         self,
         reference: ServiceReference,
-        terms: AdminTerms,
+        properties: Mapping[str, Any],
         *,
+        admin: EventService,
+        read: Callable[[ServiceReference, Mapping[str, Any]], AdminTerms],
         context: DeliveryContext,
-        dispatcher: Dispatcher[Any, Any],
         queue: PostedQueue,
-        pool: Pool,
-        tolerance: Tolerance,
     ) -> None:
-        super().__init__(reference, terms, tolerance=tolerance, block=dispatcher.block)
-        self.function = HandlerFunction(reference, dispatcher.services)
-        self.inbox = Inbox(queue, pool, self._receive_posted, self.stalled)
+        self._dispatcher = dispatcher = admin.dispatcher
+        super().__init__(reference, read(reference, properties), tolerance=admin.tolerance, block=dispatcher.block)
+        self.function = HandlerFunction(reference, admin.services)
+        self.inbox = EventInbox(queue, admin.pool, self._receive_posted, self.stalled)
+        self._read = read
         self._context = context
-        self._dispatcher = dispatcher
-        self._services = dispatcher.services
+        self._services = admin.services
         self._apply_terms()
 
     @property
@@ -130,10 +186,15 @@ class AdminHandler(DispatchHandler[Event]):
 
     # --- called by the dispatcher
 
-    def take_over(self, terms: AdminTerms) -> None:
-        """Apply new terms. With the dispatcher's lock."""
-        self.terms = terms
-        self._apply_terms()
+    def change(self, properties: Mapping[str, Any]) -> Callable[[], object]:
+        """See ``DispatchHandler``."""
+        terms = self._read(self.reference, properties)
+
+        def take_over() -> None:
+            self.terms = terms
+            self._apply_terms()
+
+        return take_over
 
     def _apply_terms(self) -> None:
         self.lane = self.inbox.apply(self.name, self.timeout, is_ordered=self.terms.is_ordered)
@@ -170,7 +231,7 @@ class AdminHandler(DispatchHandler[Event]):
         try:
             return event.matches(wanted)
         except Exception:
-            logger.exception("%s: its filter failed on %s", self.name, self.describe(event))
+            logger.exception("handler %s: filter failed on %s; the event is skipped", self.name, self.describe(event))
             return False
 
     def receive(
