@@ -6,7 +6,7 @@ channels.
 ==================  ================================================================================================
 ``schema``          the fields of classes (157.2.1)
 ``maps``            events as nested maps (157.2.2, 157.4.2)
-``conversion``      conversion to types (157.4.1); ``simple`` has the values without parts, ``problems`` the errors
+``conversion``      conversion to types (157.4.1): ``compiled`` types, ``simple`` values, and the errors (``problems``)
 ``event_types``     types loaded by name; the topic made of the name of a class (157.3.2)
 ``values``          values of events in the portable form that JSON has; ``json_text`` writes and reads it
 ``enums``           members of enums, which cross between processes as themselves

@@ -41,10 +41,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import datetime
 import enum
 import functools
-import numbers
 import threading
 import types
 import typing
@@ -66,22 +64,29 @@ from collections.abc import (
 from typing import Any, Final, Literal, TypeAlias, Union
 
 import typing_extensions
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from messaging.bounded import BoundedCache
-from messaging.codecs.bounds import holds_vast, is_vast
 from messaging.errors import ConversionError
+from messaging.eventdata.compiled import (
+    CompiledType,
+    bounded,
+    by_pydantic,
+    elements_of,
+    family_of,
+    has_fraction,
+    record_of,
+    union_problem,
+    validator_of,
+)
 from messaging.eventdata.problems import SHOWN_KEY, SHOWN_TYPE, fail, located, problem_of, with_article
 from messaging.eventdata.schema import (
     COMMON,
     MISSING,
-    Field,
     Schema,
+    SchemaField,
     bound,
-    has_fields,
     hints_of,
-    is_collection,
-    is_simple,
     schema_of,
     sees_value,
 )
@@ -93,7 +98,6 @@ from messaging.eventdata.simple import (
     to_enum,
     to_none,
     to_subclass,
-    unwrapped,
 )
 
 _NONE: Final = frozenset({type(None)})
@@ -114,80 +118,46 @@ def convert(value: Any, target: Any) -> Any:
 
 def converter_to(target: Any) -> Converter:
     """Return the function that converts to ``target``, always the same one. It raises only ``ConversionError``."""
-    return _target(target).guarded
+    return _compiled(target).guarded
 
 
 # --- compiling
 
 
-class _Target:
-    """A compiled type that values are converted to.
-
-    Args:
-        convert: converts values that are not passed on. Raises ``ConversionError``, or any error of code in data and
-            types.
-        family: kind of its values, which orders the members of a union; empty if unknown.
-        passes: classes whose direct instances are passed on unchanged.
-        schema: the schema of the type, if it has one.
-    """
-
-    __slots__ = ("convert", "family", "guarded", "passes", "schema")
-
-    def __init__(
-        self, convert: Converter, family: str, passes: frozenset[type[Any]] = frozenset(), schema: Schema | None = None
-    ) -> None:
-        self.convert = convert
-        self.family = family
-        self.passes = passes
-        self.schema = schema
-
-        def guarded(value: Any) -> Any:
-            if type(value) in passes:
-                return value
-            try:
-                return convert(value)
-            except ConversionError:
-                raise
-            except Exception as error:  # noqa: BLE001  # code in data and types may raise anything
-                raise problem_of(error) from None
-
-        self.guarded = guarded
-
-
 #: by class, or by annotation and its text: ``X | Y`` equals ``Y | X``, but converts in another order
-_targets: Final[BoundedCache[Any, _Target]] = BoundedCache(4096)
+_known_types: Final[BoundedCache[Any, CompiledType]] = BoundedCache(4096)
 
 
-def _target(type_: Any) -> _Target:
+def _compiled(type_: Any) -> CompiledType:
     try:
         key = type_ if isinstance(type_, type) else (type_, repr(type_))
-        known = _targets.get(key)
+        known = _known_types.get(key)
     except Exception:  # noqa: BLE001  # metadata may have no hash
         return _compile(type_)
     if known is None:
         made = _compile(type_)
-        known = _targets.get(key)
+        known = _known_types.get(key)
         if known is None:
-            known = _targets[key] = made
+            known = _known_types[key] = made
     return known
 
 
-def _compile(type_: Any) -> _Target:
+def _compile(type_: Any) -> CompiledType:
     origin, arguments = typing.get_origin(type_), typing.get_args(type_)
     if type_ is Any or type_ is object or type_ in _QUALIFIERS or isinstance(type_, _NAMES):
         return _ANY
     if type_ is None or type_ is type(None):
-        return _Target(to_none, "none", _NONE)
+        return CompiledType(to_none, "none", _NONE)
     if isinstance(type_, typing.TypeVar):
-        return _union(type_.__constraints__) if type_.__constraints__ else _target(type_.__bound__ or Any)
+        return _union(type_.__constraints__) if type_.__constraints__ else _compiled(type_.__bound__ or Any)
     if isinstance(type_, typing.NewType):
-        return _target(type_.__supertype__)
+        return _compiled(type_.__supertype__)
     if origin is typing.Annotated:
         return _annotated(type_, arguments[0], type_.__metadata__)
     if isinstance(type_, _ALIASES) or isinstance(origin, _ALIASES):
         return _alias(type_, arguments)
     if origin in _QUALIFIERS:
-        return _target(arguments[0])
+        return _compiled(arguments[0])
     if origin is Literal:
         return _literal(arguments)
     if origin is Union or origin is types.UnionType:
@@ -200,16 +170,16 @@ def _compile(type_: Any) -> _Target:
     class_ = origin or type_
     if isinstance(class_, type):
         return _class(type_, class_, arguments)
-    return _Target(_by_pydantic(type_, None), "")
+    return CompiledType(by_pydantic(type_, None), "")
 
 
-def _of_schema(schema: Schema) -> _Target:
+def _of_schema(schema: Schema) -> CompiledType:
     return _root(schema) if schema.is_root else _schema(schema)
 
 
-def _incomplete(type_: Any, schema: Schema) -> _Target:
+def _incomplete(type_: Any, schema: Schema) -> CompiledType:
     """Compile a model with undefined names, which may be defined when the first event comes."""
-    target: _Target | None = None
+    target: CompiledType | None = None
 
     def converter(value: Any) -> Any:
         nonlocal target
@@ -220,28 +190,28 @@ def _incomplete(type_: Any, schema: Schema) -> _Target:
             target = _of_schema(found)
         return target.convert(value)
 
-    return _Target(converter, "record", schema=schema)
+    return CompiledType(converter, "record", schema=schema)
 
 
-def _class(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
+def _class(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> CompiledType:
     """Compile a class that is no schema."""
     if class_ in SIMPLE:
         convert_it, family = SIMPLE[class_]
-        return _Target(convert_it, family, frozenset({class_}))
+        return CompiledType(convert_it, family, frozenset({class_}))
     if hasattr(class_, "__get_pydantic_core_schema__"):
-        return _Target(_by_pydantic(type_, class_), "")
+        return CompiledType(by_pydantic(type_, class_), "")
     if issubclass(class_, enum.Enum):
-        return _Target(to_enum(class_), "enum", frozenset({class_}))
+        return CompiledType(to_enum(class_), "enum", frozenset({class_}))
     for base in class_.__mro__:
         if base in SIMPLE:
-            return _Target(to_subclass(class_, SIMPLE[base][0]), SIMPLE[base][1], frozenset({class_}))
+            return CompiledType(to_subclass(class_, SIMPLE[base][0]), SIMPLE[base][1], frozenset({class_}))
     if issubclass(class_, Mapping):
         return _mapping(class_, arguments)
     if issubclass(class_, tuple):
         return _tuple(type_, class_, arguments)
     if class_ in _MADE_BY or issubclass(class_, _COLLECTIONS):
         return _collection(class_, arguments)
-    return _Target(_by_pydantic(type_, class_), "")
+    return CompiledType(by_pydantic(type_, class_), "")
 
 
 #: qualifiers around a type in an annotation, kinds of aliases, and annotations that are not resolved
@@ -255,24 +225,24 @@ _ALIASES: Final = (typing_extensions.TypeAliasType, getattr(typing, "TypeAliasTy
 _NAMES: Final = (str, typing.ForwardRef, typing.ParamSpec, typing.TypeVarTuple)
 
 
-def _alias(alias: Any, arguments: tuple[Any, ...]) -> _Target:
+def _alias(alias: Any, arguments: tuple[Any, ...]) -> CompiledType:
     """Compile ``type X = ...``, which may refer to itself."""
 
     def converter(value: Any) -> Any:
         meant = alias.__value__
-        target = _target(meant[arguments] if arguments else meant)
+        target = _compiled(meant[arguments] if arguments else meant)
         return value if type(value) in target.passes else target.convert(value)
 
-    return _Target(converter, "")
+    return CompiledType(converter, "")
 
 
 # --- combinations
 
 
-_ANY: Final = _Target(to_data, "", COMMON)
+_ANY: Final = CompiledType(to_data, "", COMMON)
 
 
-def _literal(values: tuple[Any, ...]) -> _Target:
+def _literal(values: tuple[Any, ...]) -> CompiledType:
     def converter(value: Any) -> Any:
         for each in values:
             if type(each) is type(value) and each == value:
@@ -280,13 +250,13 @@ def _literal(values: tuple[Any, ...]) -> _Target:
         if value is not None:
             for each in values:
                 try:
-                    if _target(type(each)).guarded(value) == each:
+                    if _compiled(type(each)).guarded(value) == each:
                         return each
                 except ConversionError:
                     continue
         raise fail(value, f"one of {', '.join(map(repr, values))}")
 
-    return _Target(converter, "")
+    return CompiledType(converter, "")
 
 
 class _Attempts(threading.local):
@@ -302,14 +272,14 @@ class _Attempts(threading.local):
 _attempts: Final = _Attempts()
 
 
-def _union(members: tuple[Any, ...]) -> _Target:
-    given = [(each, _target(each)) for each in members if each is not None and each is not type(None)]
+def _union(members: tuple[Any, ...]) -> CompiledType:
+    given = [(each, _compiled(each)) for each in members if each is not None and each is not type(None)]
     passes: frozenset[type[Any]] = frozenset().union(*(target.passes for _, target in given))
     if len(given) < len(members):
         passes |= _NONE
     if len(given) == 1:
         only = given[0][1]
-        return _Target(only.convert, only.family, passes, only.schema)
+        return CompiledType(only.convert, only.family, passes, only.schema)
     wanted = " or ".join(each.__name__ if isinstance(each, type) else str(each)[:SHOWN_TYPE] for each, _ in given)
     candidates = [(target, instance_check(each) if isinstance(each, type) else None) for each, target in given]
 
@@ -328,7 +298,7 @@ def _union(members: tuple[Any, ...]) -> _Target:
                     except Exception as error:  # noqa: BLE001  # the next member is tried
                         errors.append((target.family, error))
                 else:
-                    attempt = value, candidates, None, _union_problem(errors, value, wanted)
+                    attempt = value, candidates, None, union_problem(errors, value, wanted)
                 known[id(value), id(candidates)] = attempt
         finally:
             _attempts.known = outer
@@ -336,31 +306,22 @@ def _union(members: tuple[Any, ...]) -> _Target:
             raise attempt[3]
         return attempt[2]
 
-    return _Target(converter, "", passes)
+    return CompiledType(converter, "", passes)
 
 
-def _union_problem(errors: list[tuple[str, Exception]], value: Any, wanted: str) -> ConversionError:
-    """Return the error of a failed union: that of the only member of the value's family, if there is one."""
-    family = _family(value)
-    alike = [error for each, error in errors if each == family]
-    if len(alike) != 1:
-        return fail(value, wanted)
-    return problem_of(alike[0])
-
-
-_Candidate: TypeAlias = tuple[_Target, Callable[[Any], bool] | None]
+_Candidate: TypeAlias = tuple[CompiledType, Callable[[Any], bool] | None]
 
 
 def _sorted(candidates: list[_Candidate], value: Any) -> list[_Candidate]:
     """Return the members of a union in the order in which they are tried."""
-    family = _family(value)
-    names = _record(value, "").keys() if family == "record" else ()
+    family = family_of(value)
+    names = record_of(value, "").keys() if family == "record" else ()
 
     def distance(candidate: _Candidate) -> tuple[int, int]:
         target, is_instance = candidate
         if is_instance is not None and is_instance(value):
             return 0, 0
-        if int in target.passes and family == "number" and _has_fraction(value):
+        if int in target.passes and family == "number" and has_fraction(value):
             return 3, 0
         known = [each for each in target.schema.fields if each.name in names] if target.schema is not None else ()
         return 1 if family == target.family else 2, -len(known)
@@ -368,54 +329,12 @@ def _sorted(candidates: list[_Candidate], value: Any) -> list[_Candidate]:
     return sorted(candidates, key=distance)
 
 
-def _has_fraction(value: Any) -> bool:
-    """Return whether a number would lose a part if it became an ``int``."""
-    try:
-        return is_vast(value) or bool(int(value) != value)
-    except (ValueError, TypeError, ArithmeticError):
-        return True
-
-
-def _family(value: Any) -> str:
-    """Return the kind of a value; see ``_Target``."""
-    value = unwrapped(value)
-    for types_, family in _FAMILIES:
-        if isinstance(value, types_):
-            return family
-    if has_fields(value):
-        return "record"
-    return "collection" if is_collection(value) else ""
-
-
-_FAMILIES: Final[tuple[tuple[Any, str], ...]] = (
-    (bool, "bool"),
-    (enum.Enum, "enum"),
-    (numbers.Number, "number"),
-    (str, "text"),
-    ((bytes, bytearray, memoryview), "bytes"),
-    ((datetime.date, datetime.time, datetime.timedelta), "time"),
-    (Mapping, "record"),
-)
-
-
-def _elements(value: Any) -> Iterable[Any]:
-    """Return the elements that a collection is made of."""
-    if value is None:
-        return ()
-    found: Iterable[Any] = value if is_collection(value) else unwrapped(value)
-    if is_collection(found):
-        return found
-    if isinstance(found, (Sequence, Set)) and not is_simple(found) and not has_fields(found):
-        return found
-    return (found,)
-
-
-def _each(element: _Target, make: Callable[[list[Any]], Any]) -> _Target:
+def _each(element: CompiledType, make: Callable[[list[Any]], Any]) -> CompiledType:
     """Compile a collection that ``make`` makes of a list."""
     passes, convert_one = element.passes, element.convert
 
     def converter(value: Any) -> Any:
-        made = [*_elements(value)]
+        made = [*elements_of(value)]
         if not passes.issuperset(map(type, made)):
             for index, each in enumerate(made):
                 if type(each) in passes:
@@ -433,7 +352,7 @@ def _each(element: _Target, make: Callable[[list[Any]], Any]) -> _Target:
                 raise ConversionError("", "has elements that no set can have") from None
             raise problem_of(error) from None
 
-    return _Target(converter, "collection")
+    return CompiledType(converter, "collection")
 
 
 _COLLECTIONS: Final = (list, set, frozenset, deque, collections.UserList)
@@ -452,24 +371,24 @@ _MADE_BY: Final[dict[type[Any], Callable[[list[Any]], Any]]] = {
 }
 
 
-def _collection(class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
-    return _each(_target(arguments[0] if arguments else Any), _MADE_BY.get(class_, class_))
+def _collection(class_: type[Any], arguments: tuple[Any, ...]) -> CompiledType:
+    return _each(_compiled(arguments[0] if arguments else Any), _MADE_BY.get(class_, class_))
 
 
-def _tuple(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
+def _tuple(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> CompiledType:
     if type_ is class_:
         return _each(_ANY, class_)
     flat = [part for each in arguments for part in _unpacked(each)]
     # At most one of them, an ellipsis, stands for any number of elements.
     at = flat.index(...) - 1 if ... in flat else len(flat)
-    targets = [_target(each) for each in flat if each is not ...]
+    targets = [_compiled(each) for each in flat if each is not ...]
     first, last = targets[:at], targets[at + 1 :]
     more = targets[at : at + 1]
     if more and not first and not last:
         return _each(more[0], class_)
 
     def converter(value: Any) -> Any:
-        values = [*_elements(value)]
+        values = [*elements_of(value)]
         wanted = [*first, *more * (len(values) - len(first) - len(last)), *last]
         if len(values) != len(wanted):
             raise ConversionError("", f"{len(values)} elements where {len(wanted)} are wanted")
@@ -480,7 +399,7 @@ def _tuple(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> _Target
                 raise located(f"[{index}]", error) from None
         return class_(values)
 
-    return _Target(converter, "collection")
+    return CompiledType(converter, "collection")
 
 
 def _unpacked(argument: Any) -> tuple[Any, ...]:
@@ -490,32 +409,18 @@ def _unpacked(argument: Any) -> tuple[Any, ...]:
     return typing.get_args(argument) if getattr(argument, "__unpacked__", False) else (argument,)
 
 
-def _record(value: Any, wanted: str) -> dict[Any, Any]:
-    """Return the keys and values of a mapping, or the names and values of fields."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    schema = None if is_simple(value) else schema_of(type(value))
-    if schema is not None:
-        return _record(value.root, wanted) if schema.is_root else schema.read(value)
-    if is_collection(value):
-        first = next(iter(value), None)
-        if isinstance(first, Mapping) or has_fields(first):
-            return _record(first, wanted)
-    raise fail(value, wanted)
-
-
-def _mapping(class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
+def _mapping(class_: type[Any], arguments: tuple[Any, ...]) -> CompiledType:
     if class_ is collections.Counter:
         arguments = (*arguments[:1], int)
     key_type, value_type = arguments if len(arguments) == 2 else (Any, Any)
-    keys, values = _target(key_type), _target(value_type)
+    keys, values = _compiled(key_type), _compiled(value_type)
     make: Callable[[Any], Any] = dict if class_ in (dict, Mapping, MutableMapping) else class_
     if class_ is collections.defaultdict:
         factory = typing.get_origin(value_type) or value_type
         make = functools.partial(class_, factory if factory in _FACTORIES else None)
 
     def converter(value: Any) -> Any:
-        given = _record(value, "a mapping")
+        given = record_of(value, "a mapping")
         if not (keys.passes.issuperset(map(type, given)) and values.passes.issuperset(map(type, given.values()))):
             found = {}
             for key, each in given.items():
@@ -527,28 +432,28 @@ def _mapping(class_: type[Any], arguments: tuple[Any, ...]) -> _Target:
             given = found
         return given if make is dict else make(given)
 
-    return _Target(converter, "record")
+    return CompiledType(converter, "record")
 
 
 _FACTORIES: Final = (int, float, str, bool, list, dict, set)
 
 
-def _typed_dict(type_: Any) -> _Target:
+def _typed_dict(type_: Any) -> CompiledType:
     """Compile a ``TypedDict`` with its first value: it may refer to classes that are defined later."""
     class_ = typing.get_origin(type_) or type_
     given = dict(zip(getattr(class_, "__parameters__", ()), typing.get_args(type_), strict=False))
-    target: _Target | None = None
+    target: CompiledType | None = None
 
     def converter(value: Any) -> Any:
         nonlocal target
         if target is None:
             keys = class_.__required_keys__
             hints = hints_of(class_).items()
-            fields = (Field(name, bound(each, given), _must_be(each, name in keys), name) for name, each in hints)
+            fields = (SchemaField(name, bound(each, given), _must_be(each, name in keys), name) for name, each in hints)
             target = _schema(Schema(class_, tuple(fields), dict, dict))
         return target.convert(value)
 
-    return _Target(converter, "record")
+    return CompiledType(converter, "record")
 
 
 def _must_be(annotation: Any, is_required: bool) -> bool:
@@ -568,15 +473,15 @@ def _must_be(annotation: Any, is_required: bool) -> bool:
 _FieldPlan: TypeAlias = list[tuple[str, tuple[str, ...], str, frozenset[type[Any]], Converter, bool]]
 
 
-def _planned(fields: Iterable[Field]) -> _FieldPlan:
+def _planned(fields: Iterable[SchemaField]) -> _FieldPlan:
     return [
         (each.name, each.aliases[::-1], each.keyword or each.name, target.passes, target.convert, each.is_required)
         for each in fields
-        for target in (_target(each.annotation),)
+        for target in (_compiled(each.annotation),)
     ]
 
 
-def _schema(schema: Schema) -> _Target:
+def _schema(schema: Schema) -> CompiledType:
     type_, make, validate = schema.type, schema.make, schema.validate
     wanted = with_article(type_)
     names = frozenset(name for each in schema.fields for name in (each.name, *each.aliases))
@@ -593,12 +498,12 @@ def _schema(schema: Schema) -> _Target:
             return value
         else:
             of_value = schema_of(type(value))
-            given = _record(value, wanted) if of_value is None or of_value.is_root else of_value.read(value)
+            given = record_of(value, wanted) if of_value is None or of_value.is_root else of_value.read(value)
         if plan is None:  # compiled late: a class may contain itself
             plan = _planned(schema.fields)
         if validate is not None:
             with contextlib.suppress(Exception):  # refused: the fields are converted first
-                return validate(_bounded(to_data(given)))
+                return validate(bounded(to_data(given)))
         values: dict[str, Any] = {}
         get = given.get
         for name, aliases, keyword, passes, convert_it, is_required in plan:
@@ -636,7 +541,7 @@ def _schema(schema: Schema) -> _Target:
             _set(made, afterwards)
         return made
 
-    return _Target(converter, "record", frozenset({type_}), schema)
+    return CompiledType(converter, "record", frozenset({type_}), schema)
 
 
 def _set(made: Any, values: Mapping[str, Any]) -> None:
@@ -653,7 +558,7 @@ def _set(made: Any, values: Mapping[str, Any]) -> None:
             raise ConversionError(name, f"setting it raised {type(error).__name__}") from None
 
 
-def _root(schema: Schema) -> _Target:
+def _root(schema: Schema) -> CompiledType:
     """Compile a ``RootModel``: it is made of its content."""
     is_instance = instance_check(schema.type)
 
@@ -662,30 +567,19 @@ def _root(schema: Schema) -> _Target:
             return value
         if schema.validate is not None:
             with contextlib.suppress(Exception):  # refused: the content is converted first
-                return schema.validate(_bounded(to_data(value)))
-        return schema.make(root=_target(schema.fields[0].annotation).guarded(value))
+                return schema.validate(bounded(to_data(value)))
+        return schema.make(root=_compiled(schema.fields[0].annotation).guarded(value))
 
-    return _Target(converter, "", frozenset({schema.type}))
+    return CompiledType(converter, "", frozenset({schema.type}))
 
 
 # --- pydantic
 
 
-def _validator(type_: Any) -> Converter | None:
-    """Return pydantic's validation of a type, or ``None`` if it has none."""
-    for config in (None, ConfigDict(arbitrary_types_allowed=True)):
-        with contextlib.suppress(Exception):  # pydantic raises many kinds
-            adapter: TypeAdapter[Any] = TypeAdapter(type_, config=config)
-            if not adapter.pydantic_complete:
-                adapter.rebuild(raise_errors=True)
-            return adapter.validate_python
-    return None
-
-
-def _annotated(type_: Any, plain: Any, metadata: tuple[Any, ...]) -> _Target:
+def _annotated(type_: Any, plain: Any, metadata: tuple[Any, ...]) -> CompiledType:
     """Compile ``Annotated``: values are converted to the plain type, then validated against the metadata."""
-    target = _target(plain)
-    check = None if all(isinstance(each, str) for each in metadata) else _validator(type_)
+    target = _compiled(plain)
+    check = None if all(isinstance(each, str) for each in metadata) else validator_of(type_)
     if check is None:
         return target
     convert_it = target.guarded
@@ -695,30 +589,7 @@ def _annotated(type_: Any, plain: Any, metadata: tuple[Any, ...]) -> _Target:
 
     def after_raw(value: Any) -> Any:
         with contextlib.suppress(Exception):  # refused: the value is converted first
-            return check(_bounded(value))
+            return check(bounded(value))
         return converter(value)
 
-    return _Target(after_raw if sees_value(metadata) else converter, target.family)
-
-
-def _by_pydantic(type_: Any, class_: type[Any] | None) -> Converter:
-    """Return a converter for types that the table does not name."""
-    is_instance = None if class_ is None else instance_check(class_)
-    validate = _validator(type_)
-    wanted = with_article(class_) if class_ is not None else str(type_)[:SHOWN_TYPE]
-
-    def converter(value: Any) -> Any:
-        if is_instance is not None and is_instance(value):
-            return value
-        if validate is None:
-            raise fail(value, wanted)
-        return validate(_bounded(value))
-
-    return converter
-
-
-def _bounded(value: Any) -> Any:
-    """Return ``value`` unless it contains a number that takes pydantic very long to convert."""
-    if holds_vast(value):
-        raise ConversionError("", "has a number in it whose exponent or number of digits is out of bounds")
-    return value
+    return CompiledType(after_raw if sees_value(metadata) else converter, target.family)

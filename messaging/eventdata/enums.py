@@ -33,7 +33,7 @@ _MAX_CACHED_TEXT: Final = 200
 _LONG: Final = range(-(2**63), 2**63)
 
 
-class _State(threading.local):
+class _EnumState(threading.local):
     """What is known of the event that this thread reads or writes."""
 
     #: the number of enums that may still be generated; negative: any number
@@ -45,7 +45,7 @@ class _State(threading.local):
 
 
 #: set by the functions that read and write an event
-state: Final = _State()
+state: Final = _EnumState()
 
 
 def classes_at(paths: Collection[str]) -> dict[str, list[type[enum.Enum]]]:
@@ -103,7 +103,7 @@ def read_member(name: str, member: str, value: Any, is_value: bool, has_value: C
     is_value = is_value and type(value) in (str, int, float)
     is_small = type(value) in (str, bool, type(None), float) or (type(value) is int and value in _LONG)
     if is_small and all(len(each) <= _MAX_CACHED_TEXT for each in (name, member, value) if type(each) is str):
-        return _cached_stand_in(name, member, value, is_value, type(value).__name__)
+        return _cached_stand_in(name, member, value, is_value)
     return _stand_in(name, member, value, is_value)
 
 
@@ -134,12 +134,6 @@ def _member_of(class_: type[enum.Enum], name: str) -> Any:
     return found
 
 
-@lru_cache(_KEPT_ENUMS)
-def _cached_stand_in(name: str, member: str, value: Any, is_value: bool, _: str) -> Any:
-    """Return a cached :func:`_stand_in`. The key has the type of the value, since ``1 == True``."""
-    return _stand_in(name, member, value, is_value)
-
-
 def _stand_in(name: str, member: str, value: Any, is_value: bool) -> Any:
     """Return a member of an enum that is generated for it."""
     if state.left == 0:
@@ -150,3 +144,7 @@ def _stand_in(name: str, member: str, value: Any, is_value: bool) -> Any:
         return make(name, [(member, value)], type=type(value) if is_value else None)[member]
     except (ValueError, TypeError, KeyError):  # not a valid name of a member
         return value
+
+
+#: typed, since ``1 == True``
+_cached_stand_in: Final = lru_cache(_KEPT_ENUMS, typed=True)(_stand_in)

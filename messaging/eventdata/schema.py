@@ -71,7 +71,7 @@ def is_collection(value: Any) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Field:
+class SchemaField:
     """One field of a schema."""
 
     name: str
@@ -101,7 +101,7 @@ class Schema:
     """
 
     type: type[Any]
-    fields: tuple[Field, ...]
+    fields: tuple[SchemaField, ...]
     make: Callable[..., Any]
     read: Callable[[Any], dict[str, Any]]
     takes_more: bool = False
@@ -288,12 +288,12 @@ def _names_of(type_: Any) -> dict[str, Any]:
     return vars(sys.modules.get(str(type_.__module__), typing))
 
 
-def _model_fields(infos: Mapping[str, Any]) -> Iterator[Field]:
+def _model_fields(infos: Mapping[str, Any]) -> Iterator[SchemaField]:
     for name, info in infos.items():
         if _public(name):
             alias = info.validation_alias
             choices = alias.choices if isinstance(alias, AliasChoices) else (alias,)
-            yield Field(
+            yield SchemaField(
                 name,
                 # the model itself checks other metadata
                 info.rebuild_annotation() if sees_value(info.metadata) else info.annotation,
@@ -303,7 +303,7 @@ def _model_fields(infos: Mapping[str, Any]) -> Iterator[Field]:
             )
 
 
-def _by_validator(validate: Callable[..., Any], fields: Iterable[Field]) -> Callable[..., Any]:
+def _by_validator(validate: Callable[..., Any], fields: Iterable[SchemaField]) -> Callable[..., Any]:
     """Return a function that makes instances of a model from its fields by name."""
     options = {"by_name": True, "by_alias": False} if any(each.aliases for each in fields) else {}
 
@@ -352,7 +352,7 @@ def _of_constructor(type_: Any, names: _FieldNames, annotations: Mapping[str, An
     hints = {**(annotations or {}), **_bound_hints(type_)}
     parameters = _parameters(type_)
     fields = tuple(
-        Field(
+        SchemaField(
             name,
             hints.get(name, Any),
             _is_required(parameters.get(keyword)),
@@ -399,7 +399,7 @@ def _of_class(type_: type[Any]) -> Schema | None:
         annotated = hints_of(type_.__new__ if type_.__init__ is object.__init__ else type_.__init__)
         hints = {name: annotated.get(name, Any) for name in parameters} | hints
     fields = [
-        Field(name, annotation, _is_required(parameters.get(name)), name if name in parameters else None)
+        SchemaField(name, annotation, _is_required(parameters.get(name)), name if name in parameters else None)
         for name, annotation in hints.items()
         if _public(name)
     ]
@@ -434,7 +434,7 @@ def _is_required(parameter: inspect.Parameter | None) -> bool:
     return parameter is not None and parameter.default is parameter.empty
 
 
-def _reader(fields: Iterable[Field]) -> Callable[[Any], dict[str, Any]]:
+def _reader(fields: Iterable[SchemaField]) -> Callable[[Any], dict[str, Any]]:
     """Return a function that reads the fields of an instance that are set."""
     names = [each.name for each in fields]
 

@@ -1,13 +1,15 @@
 """Typed Event Service 1.1 (OSGi compendium, chapter 157): an event bus in the process, for typed and untyped events.
 
 ==================  ================================================================================================
-``bus``             TypedEventBus: publishes events, and is the entry to the parts below; TypedEventPublisher
+``bus``             TypedEventBus: publishes events, and is the entry to the parts below
+``topic_publisher``  TypedEventPublisher: publishes to one topic
 ``handlers``        the interfaces of handlers, the names of their properties, and decorators for these
 ``handler_registrar``  from functions to services, and from services to receivers
 ``receivers``       receivers: handlers with their terms; the receivers, observers and history policy of one topic
 ``reify``           the type that a handler wants
 ``monitor``         TypedEventMonitor: observes events, and configures the ``history``
-``network``         BusConnection: the connection to an event network; ``outbound`` queues the events that are sent;
+``bus_connection``  BusConnection: the connection to an event network; ``outbound`` queues the events that are sent;
+                    ``connected_bus`` takes in those of others; ``connection_terms`` says which events cross;
                     ``asking`` asks other processes for past events, ``past`` answers them, and ``late`` publishes
                     them here before live events, to the handlers that ``past_delivery`` finds
 ``durable``         options of the history on the disk; ``store`` writes it, in the form of ``stored``, numbered by
@@ -21,7 +23,8 @@ The data of events, as maps and converted to types, is a room of its own: :mod:`
 from messaging.dispatch import HandlerDTO, Tolerance, TopicPermission, TopicPermissionCollection, TopicPolicy
 from messaging.eventdata import convert, to_map, topic_of
 from messaging.eventnetwork import EventNetwork
-from messaging.typedevent.bus import TypedEventBus, TypedEventBusDTO, TypedEventPublisher
+from messaging.typedevent.bus import TypedEventBus, TypedEventBusDTO
+from messaging.typedevent.bus_connection import BusConnection, BusConnectionDTO
 from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO
 from messaging.typedevent.handlers import (
     EventFilter,
@@ -34,7 +37,7 @@ from messaging.typedevent.handlers import (
 )
 from messaging.typedevent.history import RangePolicy
 from messaging.typedevent.monitor import MonitorEvent, TypedEventMonitor
-from messaging.typedevent.network import BusConnection, BusConnectionDTO
+from messaging.typedevent.topic_publisher import TypedEventPublisher
 
 __all__ = [
     "BusConnection",

@@ -99,7 +99,7 @@ def emit(
                 return
             observer.on_next(each)
     except Exception as raised:
-        logger.exception("the observer of past events failed, its subscription ends")
+        logger.exception("replay observer failed: %s; subscription closed", type(raised).__name__)
         observer.on_error(raised)
         return
     if disposed:

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
 
 from messaging.dispatch import (
     Dispatcher,
@@ -32,31 +31,32 @@ from messaging.dispatch import (
     check_topic,
     registered,
 )
-from messaging.errors import ArgumentError, ClosedError, InvalidEventError, NullEventError, check_instance
-from messaging.eventdata import checked_copy, schema_of, topic_of
+from messaging.errors import ArgumentError, NullEventError, check_instance
+from messaging.eventdata import schema_of, topic_of
+from messaging.eventnetwork import EventNetwork
 from messaging.execution import LoopLane, clock, running_loop
 from messaging.journal import JournalReporter
 from messaging.reporting import PartReporter, Reporter, counter, gauge, part
 from messaging.services import ServiceRegistration, ServiceRegistry, Version
-from messaging.text import tolerant
+from messaging.typedevent.bus_connection import BusConnection
+from messaging.typedevent.connected_bus import ConnectedBus
+from messaging.typedevent.connection_terms import LIMIT, ConnectionTerms
 from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO
-from messaging.typedevent.event import PublishedEvent
+from messaging.typedevent.event import PublishedEvent, copy_of, topic_of_event
 from messaging.typedevent.handler_registrar import HandlerRegistrar, next_bus_id
 from messaging.typedevent.handlers import TypedEventConstants as Names
 from messaging.typedevent.handlers import TypedEventHandler, UnhandledEventHandler, UntypedEventHandler
 from messaging.typedevent.history import History, RangePolicy
 from messaging.typedevent.monitor import TypedEventMonitor
-from messaging.typedevent.network import LIMIT, BusConnection, ConnectedBus
 from messaging.typedevent.past import OwnPast
-from messaging.typedevent.past_delivery import PastDelivery
-from messaging.typedevent.receivers import EventTerms, Receiver, TopicRoute
+from messaging.typedevent.receivers import BusRoute, EventTerms, Receiver
 from messaging.typedevent.store import EventStore
+from messaging.typedevent.topic_publisher import TypedEventPublisher
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from uuid import UUID
 
-    from messaging.eventnetwork import EventNetwork
     from messaging.execution import Lane
     from messaging.instance import Messaging
     from messaging.typedevent.outbound import RelayOverflow
@@ -135,7 +135,7 @@ class TypedEventBus(EventService):
             bus.deliver(Order(id=7))
     """
 
-    dispatcher: Dispatcher[Receiver, TopicRoute]
+    dispatcher: Dispatcher[Receiver, BusRoute]
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class TypedEventBus(EventService):
             "version": Version(Names.TYPED_EVENT_SPECIFICATION_VERSION),
         }
         self._registrar = registrar = HandlerRegistrar(bus_id, announced, self._history, self)
-        self.dispatcher = dispatcher = Dispatcher[Receiver, TopicRoute](
+        self.dispatcher = dispatcher = Dispatcher[Receiver, BusRoute](
             self.title,
             self.services,
             (TypedEventHandler, UntypedEventHandler, UnhandledEventHandler),
@@ -185,18 +185,8 @@ class TypedEventBus(EventService):
             self.monitor.configure_history_storage(topic_filter, policy)
         if durable_history is not None:
             self._store = EventStore(durable_history, self.title, self._history, self._guaranteed)
-        self._network = ConnectedBus(
-            self.title,
-            self.name,
-            wanted=self._wanted,
-            publish=self._publish_remote,
-            publish_past=self._publish_past,
-            flush=self.flush,
-            changed=self._changed,
-            refuse_closed=self.refuse_closed,
-            past=OwnPast(dispatcher, self._history, lambda: self._store),
-            services=self.services,
-        )
+        past = OwnPast(dispatcher, self._history, lambda: self._store)
+        self._network = ConnectedBus(self, self.publish, self.monitor, past, self._record)
         dispatcher.on_change = self._network.refresh
         offered: list[tuple[type, Any]] = [(TypedEventBus, self), (TypedEventMonitor, self.monitor)]
         offered.append((Reporter, PartReporter("typed_event_bus", self.name, self.get_dto, self.problems)))
@@ -225,7 +215,7 @@ class TypedEventBus(EventService):
             ClosedError: the bus is closed.
         """
         if topic is None:
-            topic = _topic_of(event)
+            topic = topic_of_event(event)
         self.publish(topic, event, principal)
 
     def deliver_untyped(self, topic: str, event: Mapping[str, Any], *, principal: Principal = None) -> None:
@@ -283,7 +273,7 @@ class TypedEventBus(EventService):
         if not is_checked and (principal is not None or dispatcher.policy is not None):
             dispatcher.check(principal, TopicPermission.PUBLISH, topic)
         if is_untyped or schema_of(event.__class__) is None:
-            event = _copied(event, is_untyped)
+            event = copy_of(event, is_untyped)
         published = PublishedEvent(topic, event)
         if passed:
             published.passed = passed
@@ -311,7 +301,7 @@ class TypedEventBus(EventService):
 
     def _record(
         self,
-        route: TopicRoute,
+        route: BusRoute,
         event: PublishedEvent,
         lanes_for: Callable[[PublishedEvent], list[Lane]] | None = None,
     ) -> None:
@@ -338,14 +328,14 @@ class TypedEventBus(EventService):
             dispatcher.refuse_closed()
             route = dispatcher.route(event.topic)
 
-    def _make_route(self, topic: str, handlers: list[tuple[Receiver, EventTerms]]) -> TopicRoute:
+    def _make_route(self, topic: str, handlers: list[tuple[Receiver, EventTerms]]) -> BusRoute:
         taps = [each for each in self.monitor.taps if each.may_see(topic)]
         connections = tuple(each for each in self._network.connections if each.sends(topic))
         with self.dispatcher.lock:
             policy = self._history.effective(topic)
             store = self._store
             stored = store if store is not None and store.stores(topic, policy) else None
-            return TopicRoute(handlers, policy, taps, connections, stored)
+            return BusRoute(handlers, policy, taps, connections, stored)
 
     def _guaranteed(self) -> Iterator[PublishedEvent]:
         """Yield the events of the durable history that minima guarantee, the newest first."""
@@ -386,7 +376,7 @@ class TypedEventBus(EventService):
         topic = check_topic(topic)
         self.refuse_closed()
         self.dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        return TypedEventPublisher(self, topic)
+        return TypedEventPublisher(self.publish, topic)
 
     # --- handlers (157.4)
 
@@ -532,13 +522,10 @@ class TypedEventBus(EventService):
             with messaging.connect("mqtt://localhost") as m, bus.connect(m, "orders/*"):
                 bus.deliver(Order(1), "orders/placed")
         """
-        return BusConnection(
-            self._network,
-            instance,
+        terms = ConnectionTerms(
             topics,
             outbound=outbound,
             inbound=inbound,
-            network=network,
             principal=principal,
             outbound_policy=outbound_policy,
             inbound_policy=inbound_policy,
@@ -547,71 +534,7 @@ class TypedEventBus(EventService):
             history=history,
             shares_history=shares_history,
         )
-
-    def _publish_remote(
-        self,
-        topic: str,
-        data: dict[str, Any],
-        principal: Principal,
-        passed: tuple[object, ...],
-        origin: UUID | None,
-        time: float,
-        is_copy: bool,
-    ) -> None:
-        """Publish an event of another process; a copy is recorded as a past event already."""
-        if not is_copy:
-            self.publish(topic, data, principal, True, False, passed, origin, time)
-            return
-        dispatcher = self.dispatcher
-        if principal is not None or dispatcher.policy is not None:
-            dispatcher.check(principal, TopicPermission.PUBLISH, topic)
-        event = PublishedEvent(topic, _copied(data, True))
-        event.passed, event.origin, event.time = passed, origin, time
-        route = dispatcher.route(topic)
-        thread = get_ident()
-        self.publishing.add(thread)
-        try:
-            self.refuse_closed()
-            for connection in route.connections:
-                connection.offer(event)
-            for lane in route.lanes_for_copy(event):
-                if lane.has_room():
-                    lane.put(event)
-        finally:
-            self.publishing.discard(thread)
-
-    def _publish_past(self, events: list[PublishedEvent], principal: Principal) -> None:
-        """Record past events of other processes, and deliver them to handlers that want past events."""
-        dispatcher = self.dispatcher
-        delivery = PastDelivery(dispatcher, events)
-        thread = get_ident()
-        for number, event in enumerate(events):
-            if not dispatcher.may(principal, TopicPermission.PUBLISH, event.topic):
-                continue
-            self.publishing.add(thread)
-            try:
-                self.refuse_closed()
-                self._record(dispatcher.route(event.topic), event, partial(delivery.lanes_for, number))
-            finally:
-                self.publishing.discard(thread)
-
-    def _wanted(self) -> Iterable[tuple[str, str | None]]:
-        """Return the topic filters of handlers, monitors and history, each with its LDAP filter."""
-        found = {
-            (topics.text, None if each.terms.filter is None else str(each.terms.filter)): None
-            for _, each in self.dispatcher.handlers()
-            if each.blocked is None
-            for topics in each.topics
-        }
-        with self.dispatcher.lock:
-            found |= {(text, None): None for text, policy in self._history.configured().items() if policy.maximum}
-        if self.monitor.taps:
-            found["*", None] = None
-        return found
-
-    def _changed(self) -> None:
-        with self.dispatcher.lock:
-            self.dispatcher.forget()
+        return BusConnection(self._network, instance, EventNetwork() if network is None else network, terms)
 
     # --- state
 
@@ -640,89 +563,3 @@ class TypedEventBus(EventService):
     def _is_inside(self) -> bool:
         loop = running_loop()
         return any(isinstance(lane, LoopLane) and lane.loop is loop and lane.task.has_the_turn for lane in self.lanes())
-
-
-class TypedEventPublisher(Generic[T]):
-    """Publishes events to one topic. A context manager that closes it. Thread safe.
-
-    ``TypedEventBus.create_publisher`` makes it, and checks topic and permission. They are not checked again (157.3.4):
-    do not pass it to code without that permission.
-    """
-
-    __slots__ = ("_bus", "_is_open", "_topic")
-
-    def __init__(self, bus: TypedEventBus, topic: str) -> None:
-        self._bus = bus
-        self._topic = topic
-        self._is_open = True
-
-    @property
-    def topic(self) -> str:
-        """The topic of all its events; also after closing (157.9.6.4)."""
-        return self._topic
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether the publisher was not closed (157.9.6.5)."""
-        return self._is_open
-
-    def deliver(self, event: T) -> None:
-        """Publish a typed event; see ``TypedEventBus.deliver`` (157.9.6.2).
-
-        Raises:
-            NullEventError, InvalidEventError: see there.
-            ClosedError: the publisher or the bus is closed.
-        """
-        self._refuse_closed()
-        self._bus.publish(self._topic, event, None, False, True)
-
-    def deliver_untyped(self, event: Mapping[str, Any]) -> None:
-        """Publish an untyped event; see ``TypedEventBus.deliver_untyped`` (157.9.6.3).
-
-        Raises:
-            NullEventError, InvalidEventError: see there.
-            ClosedError: the publisher or the bus is closed.
-        """
-        self._refuse_closed()
-        self._bus.publish(self._topic, event, None, True, True)
-
-    def _refuse_closed(self) -> None:
-        if not self._is_open:
-            raise ClosedError(f"the publisher for {self._topic!r} is closed")
-
-    def close(self) -> None:
-        """Stop publishing; idempotent (157.9.6.1). Events that were published are delivered."""
-        self._is_open = False
-
-    def __enter__(self) -> Self:
-        self._refuse_closed()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @tolerant
-    def __repr__(self) -> str:
-        return f"<TypedEventPublisher for {self._topic!r}, {'open' if self._is_open else 'closed'}>"
-
-
-def _copied(event: Any, is_untyped: bool) -> dict[str, Any]:
-    """Return a copy of an event that is a mapping."""
-    if isinstance(event, Mapping):
-        return checked_copy(event)
-    if is_untyped:
-        raise InvalidEventError(f"an untyped event must be a mapping; this is of type {type(event).__name__}")
-    raise InvalidEventError(
-        f"an event must be an instance of a class with fields, or a mapping; this is of type {type(event).__name__}"
-    )
-
-
-def _topic_of(event: Any) -> str:
-    """Return the topic made of the class of an event."""
-    if event is None:
-        raise NullEventError("the event is None")
-    if isinstance(event, Mapping):
-        raise InvalidEventError("a mapping has no class that a topic can be made of: give one")
-    if schema_of(event.__class__) is None:
-        _copied(event, is_untyped=False)  # raises
-    return topic_of(event.__class__)

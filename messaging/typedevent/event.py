@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.eventdata import EventData, checked_copy, to_map
+from messaging.errors import InvalidEventError, NullEventError
+from messaging.eventdata import EventData, checked_copy, schema_of, to_map, topic_of
 from messaging.eventnetwork import last_hop
 from messaging.execution import clock
 
@@ -120,3 +122,25 @@ class PublishedEvent:
     def publication_time(self) -> datetime:
         """When the event was published, in UTC."""
         return datetime.fromtimestamp(self.time, UTC)
+
+
+def copy_of(event: Any, is_untyped: bool) -> dict[str, Any]:
+    """Return a copy of an event that is a mapping."""
+    if isinstance(event, Mapping):
+        return checked_copy(event)
+    if is_untyped:
+        raise InvalidEventError(f"an untyped event must be a mapping; this is of type {type(event).__name__}")
+    raise InvalidEventError(
+        f"an event must be an instance of a class with fields, or a mapping; this is of type {type(event).__name__}"
+    )
+
+
+def topic_of_event(event: Any) -> str:
+    """Return the topic made of the class of an event."""
+    if event is None:
+        raise NullEventError("the event is None")
+    if isinstance(event, Mapping):
+        raise InvalidEventError("a mapping has no class that a topic can be made of: give one")
+    if schema_of(event.__class__) is None:
+        copy_of(event, is_untyped=False)  # raises
+    return topic_of(event.__class__)

@@ -153,7 +153,7 @@ class Tap:
 
     def _log_lag(self) -> None:
         logger.warning(
-            "%s: a monitor's observer is %d events behind: dropping its oldest pending events",
+            "%s: an observer of the monitor is %d events behind: dropping its oldest pending events",
             self._monitor.dispatcher.name,
             self.limit,
         )
@@ -308,10 +308,21 @@ class TypedEventMonitor:
         check_instance("history_only", history_only, bool)
         principal = check_principal(principal)
 
+        return self._stream(lambda tap: self._start(tap, since, history_only), principal)
+
+    def _stream(
+        self,
+        begin: Callable[[Tap], object],
+        principal: Principal,
+        topics: tuple[TopicFilter, ...] | None = None,
+        limit: int | None = None,
+    ) -> Observable[MonitorEvent]:
+        """Return a stream for which ``begin`` is called with each subscription; see ``Tap`` for the rest."""
+
         def subscribe(observer: rx.ObserverBase[MonitorEvent], _: Any = None) -> rx.DisposableBase:
-            tap = Tap(self, observer, principal)
+            tap = Tap(self, observer, principal, topics, limit)
             try:
-                self._start(tap, since, history_only)
+                begin(tap)
             except BaseException:
                 tap.dispose()
                 raise  # the observable passes it to on_error()
@@ -368,23 +379,11 @@ class TypedEventMonitor:
         filters = tuple(map(parse_filter, topics))
         if not filters:
             raise ArgumentError("topics must have at least one topic filter")
-        principal = check_principal(principal)
-
-        def subscribe(observer: rx.ObserverBase[MonitorEvent], _: Any = None) -> rx.DisposableBase:
-            store = self._store()
-            limit = self.limit + (0 if store is None else store.max_pending + NEAR)
-            tap = Tap(self, observer, principal, filters, limit)
-            try:
-                if store is None:
-                    self._join(tap, start)
-                else:
-                    self._replay(tap, store, start)
-            except BaseException:
-                tap.dispose()
-                raise  # the observable passes it to on_error()
-            return Disposable(tap.dispose)
-
-        return PlainObservable(subscribe)
+        principal, store = check_principal(principal), self._store()
+        if store is None:
+            return self._stream(lambda tap: self._join(tap, start), principal, filters)
+        limit = self.limit + store.max_pending + NEAR
+        return self._stream(lambda tap: self._replay(tap, store, start), principal, filters, limit)
 
     def _join(self, tap: Tap, since: int | datetime) -> None:
         """Emit past events of the history in memory, then live events."""

@@ -25,9 +25,10 @@ from messaging.text import SafeLog
 from messaging.typedevent.replaying import replayed
 
 if TYPE_CHECKING:
-    from messaging.dispatch import Dispatcher, Principal, TopicPolicy
+    from messaging.dispatch import Dispatcher
     from messaging.eventnetwork import Announcement, EventNode
     from messaging.execution import Promise
+    from messaging.typedevent.connection_terms import ConnectionTerms
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import History
     from messaging.typedevent.store import EventStore
@@ -108,35 +109,30 @@ class PastSender:
     Args:
         title: of the bus, for the log.
         past: the events of the bus.
-        node: the member that answers.
-        topics: filters of the topics that may be sent.
-        principal: publishes the events in the network.
-        policy: which topics it may publish to; ``None``: all.
+        terms: which topics may be sent, and who publishes them in the network.
         max_bytes: larger events are left out: the others refuse them.
     """
 
-    def __init__(
-        self,
-        title: str,
-        past: OwnPast,
-        node: EventNode,
-        topics: tuple[TopicFilter, ...],
-        principal: Principal,
-        policy: TopicPolicy | None,
-        max_bytes: int,
-    ) -> None:
+    #: the member that answers; set by :meth:`start`
+    _node: EventNode
+
+    def __init__(self, title: str, past: OwnPast, terms: ConnectionTerms, max_bytes: int) -> None:
         self._title = title
         self._past = past
-        self._node = node
-        self._topics = topics
-        self._principal = principal
-        self._policy = policy
+        self._terms = terms
         self._max_bytes = max_bytes
+        self._is_started = False
         self._is_closed = False
         self._waiting: deque[tuple[Announcement, float]] = deque()
-        self._serial = Serial(self._drain, lambda: self._waiting)
+        self._serial = Serial(self._drain, lambda: self._is_started and self._waiting)
         #: number of answers, and of the events in them
         self.answers = self.events = 0
+
+    def start(self, node: EventNode) -> None:
+        """Answer requests as a member. Some may have come before: the node is a member at once."""
+        self._node = node
+        self._is_started = True
+        self._serial.wake()
 
     def ask(self, request: Announcement) -> None:
         """Queue a request. From any thread; never waits."""
@@ -154,7 +150,7 @@ class PastSender:
         self._waiting.clear()
 
     def _drain(self) -> None:
-        while self._waiting:
+        while self._is_started and self._waiting:
             request, deadline = self._waiting.popleft()
             try:
                 self._answer(request, deadline)
@@ -193,7 +189,7 @@ class PastSender:
     def _payloads(self, request: Announcement, deadline: float) -> list[bytes]:
         """Return the events of an answer, the oldest first: the newest ones that fit into its bounds."""
         asked = [parse_filter(each.topics) for each in request.interests if each.grammar == "typed"]
-        common = [mine.intersection(theirs) for mine in self._topics for theirs in asked]
+        common = [mine.intersection(theirs) for mine in self._terms.outbound_topics for theirs in asked]
         filters = {parse_filter(each) for each in common if each is not None}
         limit = min(request.limit, MAX_PAST)
         if not filters or not limit:
@@ -229,7 +225,7 @@ class PastSender:
         if not is_allowed:
             return None
         hop = last_hop(event.passed)
-        wire = WireEvent(topic, principal=self._principal, correlation_id=token, sequence=number)
+        wire = WireEvent(topic, principal=self._terms.principal, correlation_id=token, sequence=number)
         wire.id = self._past.id_of(event)
         wire.time = int(event.time * _MICROSECONDS)
         wire.path = () if hop is None else hop.path
@@ -246,10 +242,10 @@ class PastSender:
         return payload if len(payload) <= self._max_bytes else None
 
     def _may_send(self, topic: str) -> bool:
-        if self._policy is None:
+        if self._terms.outbound_policy is None:
             return True
         try:
-            self._policy.check(self._principal, TopicPermission(topic, TopicPermission.PUBLISH))
+            self._terms.outbound_policy.check(self._terms.principal, TopicPermission(topic, TopicPermission.PUBLISH))
         except PermissionDeniedError:
             return False
         return True
@@ -264,7 +260,7 @@ class PastSender:
             sender = self._node.sender
             sender.send_to(self._node.names.past(request.member), sender.encode(end)).was_retrieved = True
         except MessagingError as problem:
-            logger.info("%s: a request for past events is not refused: %s", self._title, problem)
+            logger.info("%s: cannot send the refusal of a replay request: %s", self._title, problem)
 
 
 #: topic of the end of an answer, which has none

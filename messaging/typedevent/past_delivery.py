@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from messaging.dispatch import TopicPermission
-from messaging.typedevent.receivers import UNHANDLED, Receiver, TopicRoute
+from messaging.typedevent.receivers import UNHANDLED, BusRoute, Receiver
 
 if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher
@@ -21,7 +21,7 @@ class PastDelivery:
         events: the events, the oldest first.
     """
 
-    def __init__(self, dispatcher: Dispatcher[Receiver, TopicRoute], events: list[PublishedEvent]) -> None:
+    def __init__(self, dispatcher: Dispatcher[Receiver, BusRoute], events: list[PublishedEvent]) -> None:
         self._dispatcher = dispatcher
         #: number of events that a handler may still receive, for the handlers that were there at the beginning
         self._first: dict[Receiver, int] = {}

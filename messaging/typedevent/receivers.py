@@ -279,14 +279,23 @@ class TypedReceiver(Receiver):
         return self.function(event.topic, data)
 
 
-class Outlet(Protocol):
+class EventOutlet(Protocol):
     """A connection to a network, which sends the events of the bus to other processes."""
+
+    def sends(self, topic: str) -> bool:
+        """Return whether events of a topic may have to be sent. From any thread."""
 
     def offer(self, event: PublishedEvent) -> None:
         """Queue an event for the other processes. Never waits."""
 
+    def refresh(self) -> object:
+        """Announce what the bus wants now. From any thread; does not wait."""
 
-class TopicRoute:
+    def close(self) -> None:
+        """End the connection."""
+
+
+class BusRoute:
     """Cached routing of one topic: receivers, history policy, observers. Immutable.
 
     Args:
@@ -316,7 +325,7 @@ class TopicRoute:
         handlers: list[tuple[Receiver, EventTerms]],
         policy: RangePolicy,
         taps: list[Tap],
-        connections: tuple[Outlet, ...] = (),
+        connections: tuple[EventOutlet, ...] = (),
         store: EventStore | None = None,
     ) -> None:
         self.regular = regular = [each for each in handlers if each[0].kind != UNHANDLED and not each[0].is_relay]

@@ -250,7 +250,7 @@ def test_a_request_that_arrives_while_the_bus_connects_is_answered(
         assert held.wait(PATIENCE)
         return node
 
-    monkeypatch.setattr("messaging.typedevent.network.EventNode", held_node)
+    monkeypatch.setattr("messaging.typedevent.bus_connection.EventNode", held_node)
     bus = plant.stack.enter_context(TypedEventBus(ServiceRegistry(), history=KEPT))
     count(bus, range(3))
     instance = plant.instance()

@@ -79,7 +79,7 @@ TYPED_BUS = (
         "typed bus",
         (
             Edit(
-                "messaging/typedevent/network.py",
+                "messaging/typedevent/connected_bus.py",
                 """\
             if (key := hop.key) is not None and not bus.seen.is_new(key):
                 if bus.past_only.pop(key, _ABSENT) is _ABSENT:
@@ -125,7 +125,7 @@ TYPED_BUS = (
         "typed bus",
         (
             Edit(
-                "messaging/typedevent/network.py",
+                "messaging/typedevent/connected_bus.py",
                 """\
             if arrival.notified is not None:
                 arrival.notified()  # no handler of the bus wants it
@@ -156,7 +156,7 @@ TYPED_BUS = (
         "typed bus",
         (
             Edit(
-                "messaging/typedevent/network.py",
+                "messaging/typedevent/connected_bus.py",
                 """\
                 for each in bus.past.newest(self.topics, start, MAX_PAST):
                     if bus.seen.is_new(key := bus.past.key_of(each)):  # others may have recorded it, too

@@ -1,0 +1,84 @@
+"""What an application asks of the connection of a typed event bus to a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from messaging.dispatch import TopicFilter, TopicPolicy, check_count, parse_filter
+from messaging.errors import ArgumentError, check_instance
+from messaging.typedevent.asking import PAST_LIMIT, read_history
+from messaging.typedevent.outbound import RelayOverflow
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
+    from messaging.dispatch import Principal
+
+#: default bound of the queue of outbound events
+LIMIT: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionTerms:
+    """Which events cross a connection, and how: the arguments of ``TypedEventBus.connect``, checked. Immutable.
+
+    Attributes:
+        outbound_topics, inbound_topics: the topic filters of the two directions.
+        reach: the time of the first past event of other processes, and their number; ``None``: none are asked for.
+    """
+
+    topics: str | Iterable[str]
+    _: KW_ONLY
+    outbound: bool | str | Iterable[str]
+    inbound: bool | str | Iterable[str]
+    principal: Principal
+    outbound_policy: TopicPolicy | None
+    inbound_policy: TopicPolicy | None
+    limit: int
+    overflow: RelayOverflow
+    history: int | datetime | timedelta | None
+    shares_history: bool
+    outbound_topics: tuple[TopicFilter, ...] = field(init=False)
+    inbound_topics: tuple[TopicFilter, ...] = field(init=False)
+    reach: tuple[Callable[[], datetime] | None, int] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "reach", None if self.history is None else read_history(self.history, PAST_LIMIT))
+        check_instance("shares_history", self.shares_history, bool)
+        for name in ("outbound_policy", "inbound_policy"):
+            if getattr(self, name) is not None:
+                check_instance(name, getattr(self, name), TopicPolicy)
+        if self.overflow not in get_args(RelayOverflow):
+            choices = ", ".join(get_args(RelayOverflow))
+            raise ArgumentError(f"overflow must be one of {choices}, not {self.overflow!r:.80}")
+        connected = filters_of("topics", self.topics)
+        put(self, "outbound_topics", _direction("outbound", self.outbound, connected))
+        put(self, "inbound_topics", _direction("inbound", self.inbound, connected))
+        if not (self.outbound_topics or self.inbound_topics):
+            raise ArgumentError("a connection needs a direction: outbound, inbound or both")
+        check_count("limit", self.limit, 1)
+
+
+def filters_of(name: str, topics: Any) -> tuple[TopicFilter, ...]:
+    """Return the topic filters of the argument ``name``, at least one. Raises ``ArgumentError``."""
+    several = (topics,) if isinstance(topics, str) else topics
+    if not isinstance(several, Iterable):
+        raise ArgumentError(f"{name} must be topic filters, not {type(topics).__name__}")
+    found = tuple(dict.fromkeys(map(parse_filter, several)))
+    if not found:
+        raise ArgumentError(f"{name} must be at least one topic filter: topics are connected one by one, or by '*'")
+    return found
+
+
+def _direction(name: str, value: Any, connected: tuple[TopicFilter, ...]) -> tuple[TopicFilter, ...]:
+    """Return the filters of one direction: all that are connected, none, or their part in ``value``."""
+    if isinstance(value, bool):
+        return connected if value else ()
+    common = [mine.intersection(theirs) for mine in connected for theirs in filters_of(name, value)]
+    found = tuple(dict.fromkeys(parse_filter(each) for each in common if each is not None))
+    if not found:
+        raise ArgumentError(f"{name}: none of its topics is in topics")
+    return found
