@@ -40,6 +40,7 @@ class DispatchHandler(abc.ABC, Generic[E]):
     lock. Failures are counted by the deliveries, which come one at a time.
 
     Args:
+        title: of its event service, for the log.
         reference: its service.
         terms: what it asks for.
         tolerance: when it is blocked.
@@ -49,7 +50,10 @@ class DispatchHandler(abc.ABC, Generic[E]):
     #: its events wait there
     lane: Lane
 
-    def __init__(self, reference: ServiceReference, terms: Terms, *, tolerance: Tolerance, block: Block) -> None:
+    def __init__(
+        self, title: str, reference: ServiceReference, terms: Terms, *, tolerance: Tolerance, block: Block
+    ) -> None:
+        self.title = title
         self.reference = reference
         self.terms = terms
         self.tolerance = tolerance
@@ -133,7 +137,7 @@ class DispatchHandler(abc.ABC, Generic[E]):
         lane = self.lane
         self.failures += 1
         self.failures_in_a_row += 1
-        logger.error("handler %s failed on %s", self.name, self.describe(event), exc_info=error)
+        logger.error("%s: handler %s failed on %s", self.title, self.name, self.describe(event), exc_info=error)
         allowed = self.tolerance.failures
         if allowed and self.failures_in_a_row >= allowed:
             self.block(lane, f"it failed on {self.failures_in_a_row} events in a row")
@@ -143,7 +147,7 @@ class LaneHandler(DispatchHandler[E]):
     """A handler that receives its events from a lane of its own.
 
     Args:
-        reference, terms, tolerance, block: see :class:`DispatchHandler`.
+        title, reference, terms, tolerance, block: see :class:`DispatchHandler`.
         function: called with events; a coroutine function runs on the event loop of the calling thread, or
             else on one that all of those share.
         pool: its threads deliver.
@@ -151,6 +155,7 @@ class LaneHandler(DispatchHandler[E]):
 
     def __init__(
         self,
+        title: str,
         reference: ServiceReference,
         function: Callable[..., Any],
         terms: Terms,
@@ -159,7 +164,7 @@ class LaneHandler(DispatchHandler[E]):
         tolerance: Tolerance,
         block: Block,
     ) -> None:
-        super().__init__(reference, terms, tolerance=tolerance, block=block)
+        super().__init__(title, reference, terms, tolerance=tolerance, block=block)
         self.function = function
         self._pool = pool
         #: events that its earlier lanes dropped

@@ -263,4 +263,4 @@ class TopicPolicy:
                 try:
                     call()
                 except Exception:
-                    logger.exception("topic policy: a listener failed")
+                    logger.exception("topic policy: a listener failed; the other listeners are called")

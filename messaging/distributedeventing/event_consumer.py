@@ -94,7 +94,7 @@ class ConsumerObject:
                     delay = self._back_pressure(result)
         except BaseException as error:  # no exception of a consumer may keep events from others
             consumer.failures += 1
-            logger.error("%s failed on an event on %r", consumer.name, event.topic, exc_info=error)
+            logger.error("%s: %s failed on an event on %r", consumer.title, consumer.name, event.topic, exc_info=error)
             consumer.discard(self, f"it raised {type(error).__name__}")
         finally:
             if not isinstance(queued, DispatchedEvent):
@@ -115,7 +115,7 @@ class ConsumerObject:
         try:
             return event.push_event(consumer.terms.convert, consumer.is_whole)
         except (ConversionError, InvalidEventError) as error:
-            logger.error("%s: event on %r skipped: %s", consumer.name, event.topic, error)
+            logger.error("%s: %s: event on %r skipped: %s", consumer.title, consumer.name, event.topic, error)
             return None
 
     def _fetch(self) -> Callable[[Any], Any] | None:
@@ -138,8 +138,8 @@ class ConsumerObject:
             return 0.0
         if isinstance(result, bool) or not isinstance(result, (int, float)):
             logger.error(
-                "%s returned a %s: back-pressure is a number of milliseconds, or negative to end; taken as 0",
-                self._consumer.name, type(result).__name__,
+                "%s: %s returned a %s: back-pressure is a number of milliseconds, or negative to end; taken as 0",
+                self._consumer.title, self._consumer.name, type(result).__name__,
             )  # fmt: skip
             return 0.0
         if result < 0:
@@ -255,7 +255,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
         limit: int,
         changed: Callable[[], object],
     ) -> None:
-        super().__init__(reference, terms, tolerance=admin.tolerance, block=lambda *_: None)
+        super().__init__(admin.title, reference, terms, tolerance=admin.tolerance, block=lambda *_: None)
         self.kind = kind
         #: whether it receives whole events
         self.is_whole = kind == WHOLE
@@ -358,7 +358,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
             return False
         if event.kind != "data":
             return terms.is_session_aware and self._offer_lifecycle(event, notification)
-        if terms.filter is not None and not _matches(terms.filter, event, self.name):
+        if terms.filter is not None and not self._accepts(event, terms.filter):
             return False
         found = self._only if event.session is None else None
         if found is None:
@@ -379,6 +379,16 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
         if not queue.has_ended:
             self._overflow(found)
         return True
+
+    def _accepts(self, event: DispatchedEvent, wanted: LdapFilter) -> bool:
+        """Return whether the payload of an event passes a filter."""
+        try:
+            return event.matches(wanted.matches)
+        except Exception as error:  # the payload is the application's
+            logger.error(
+                "%s: %s: event on %r skipped: its filter failed", self.title, self.name, event.topic, exc_info=error
+            )
+            return False
 
     def _offer_lifecycle(self, event: DispatchedEvent, notification: Notification | None) -> bool:
         is_last = self._has_several
@@ -405,7 +415,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
             self._dropped += 1
             if not self._is_refusing:
                 self._is_refusing = True
-                logger.error("%s: events of further sessions are dropped: %s", self.name, error)
+                logger.error("%s: %s: events of further sessions are dropped: %s", self.title, self.name, error)
             return None
         self._is_refusing = False
         if found is not None:
@@ -432,7 +442,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
             return
         if not self._has_several:
             self.blocked = text
-        (logger.error if is_failure else logger.info)("%s", text)
+        (logger.error if is_failure else logger.info)("%s: %s", self.title, text)
         self._dropped += found.queue.close() if last is None else found.queue.end(last, at_once=True)
         if self.blocked is not None:
             self.admin.dispatcher.forget()
@@ -441,12 +451,3 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
     @tolerant
     def __repr__(self) -> str:
         return f"<EventConsumer {self.reference!r}>"
-
-
-def _matches(wanted: LdapFilter, event: DispatchedEvent, name: str) -> bool:
-    """Return whether the payload of an event passes the filter of the consumer ``name``."""
-    try:
-        return event.matches(wanted.matches)
-    except Exception as error:  # the payload is the application's
-        logger.error("%s: filter failed on an event on %r; the event is skipped", name, event.topic, exc_info=error)
-        return False

@@ -253,7 +253,9 @@ class Publishing:
                 notification.promise.message = refused
                 notification.fail(error)
             elif isinstance(error, InvalidEventError):
-                logger.error("an event on %r is not sent to other processes: %s", event.topic, error)
+                logger.error(
+                    "%s: an event on %r is not sent to other processes: %s", self._admin.title, event.topic, error
+                )
             elif not isinstance(error, PermissionDeniedError):
                 raise
             return refused

@@ -186,8 +186,9 @@ class EventSources:
                 self._review(source)
             except BaseException as error:  # a source may raise anything
                 logger.error(
-                    "%s: the source %r on %r failed", self._title, source.reference, source.topic, exc_info=error
-                )
+                    "%s: the source %r on %r failed; it stays registered",
+                    self._title, source.reference, source.topic, exc_info=error,
+                )  # fmt: skip
 
     def _take_retired(self) -> list[_Source]:
         return [self._retired.popleft() for _ in range(len(self._retired))]

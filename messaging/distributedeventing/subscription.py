@@ -128,7 +128,7 @@ class EventSubscription(PlainObservable[T]):
                     observer.on_next(item)
             except Exception as error:
                 self._is_over = True
-                logger.error("subscription to %r: its observer failed, and it ends", self.topic, exc_info=error)
+                logger.error("subscription to %r: its observer failed; subscription closed", self.topic, exc_info=error)
                 self.close()
                 self._tell(observer, error)
 
@@ -136,7 +136,7 @@ class EventSubscription(PlainObservable[T]):
         try:
             observer.on_error(error)
         except Exception:
-            logger.exception("subscription to %r: its observer failed in on_error", self.topic)
+            logger.exception("subscription to %r: its observer failed in on_error; the error is dropped", self.topic)
 
     # --- closing
 

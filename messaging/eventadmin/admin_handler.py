@@ -153,7 +153,8 @@ class AdminHandler(DispatchHandler[Event]):
         queue: PostedQueue,
     ) -> None:
         self._dispatcher = dispatcher = admin.dispatcher
-        super().__init__(reference, read(reference, properties), tolerance=admin.tolerance, block=dispatcher.block)
+        terms = read(reference, properties)
+        super().__init__(admin.title, reference, terms, tolerance=admin.tolerance, block=dispatcher.block)
         self.function = HandlerFunction(reference, admin.services)
         self.inbox = EventInbox(queue, admin.pool, self._receive_posted, self.stalled)
         self._read = read
@@ -231,7 +232,10 @@ class AdminHandler(DispatchHandler[Event]):
         try:
             return event.matches(wanted)
         except Exception:
-            logger.exception("handler %s: filter failed on %s; the event is skipped", self.name, self.describe(event))
+            logger.exception(
+                "%s: handler %s: its filter failed on %s; the event is skipped",
+                self.title, self.name, self.describe(event),
+            )  # fmt: skip
             return False
 
     def receive(

@@ -86,7 +86,7 @@ class Announcer:
             except MessagingError as error:
                 self._note_failure(str(error))
             except Exception:
-                logger.exception("%s: an announcement was not sent", self._own.title)
+                logger.exception("%s: cannot send an announcement; it is dropped", self._own.title)
             if announcement.kind == "leave":
                 self.left.set()
 
@@ -113,7 +113,10 @@ class Announcer:
         now = clock.monotonic()
         if now >= self._next_log:
             self._next_log = now + _LOG_INTERVAL
-            logger.warning("%s: an announcement was not sent (%d so far): %s", self._own.title, self.failed, why)
+            logger.warning(
+                "%s: an announcement was not sent: %s; the next heartbeat shows that one is missing (%d so far)",
+                self._own.title, why, self.failed,
+            )  # fmt: skip
 
     def set_last_will(self) -> None:
         """Have the broker announce the loss of this member, where the instance can. From any thread."""

@@ -80,5 +80,5 @@ class Control:
             try:
                 call()
             except Exception:
-                logger.exception("%s: an announcement, or a change of its interests, was not processed", self._title)
+                logger.exception("%s: cannot process an announcement or a change of interests", self._title)
         self._thread = None

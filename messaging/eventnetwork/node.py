@@ -213,7 +213,10 @@ class EventNode:
                 engine().call(self.ready.reject, error)
                 self.ready.was_retrieved = True
                 if not isinstance(error, ClosedError):
-                    logger.error("%s: no announcements arrive: %s", self.title, error)
+                    logger.error(
+                        "%s: cannot join the event network %r: %s; no announcements arrive",
+                        self.title, self.names.prefix, error,
+                    )  # fmt: skip
                 return
         self._joint.abandon(self.names.is_of_one_run)  # an earlier run may have been killed
         self._joint.on_restored = partial(self._control.post, self._connected)

@@ -176,7 +176,7 @@ class OwnInterests:
 
     def _refuse(self, pattern: str, error: MessagingError) -> None:
         if not isinstance(error, ClosedError):
-            logger.error("%s: the events of %.200r do not arrive: %s", self._title, pattern, error)
+            logger.error("%s: the events of %.200r do not arrive: %s; tried again later", self._title, pattern, error)
         self._refused[pattern] = None
         for waiting, promise in self._waiting:
             if pattern in waiting:

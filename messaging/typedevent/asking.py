@@ -49,7 +49,7 @@ def ask_past(
         disposed: list[None] = []
 
         def done(events: list[Arrival], error: MessagingError | None) -> None:
-            emit(observer, (each for each in map(event_of, events) if each is not None), error, disposed)
+            emit(title, observer, (each for each in map(event_of, events) if each is not None), error, disposed)
 
         start = None if since is None else since()
         request = past_request(title, filters, start, limit, timeout, done)
@@ -87,6 +87,7 @@ def past_request(
 
 
 def emit(
+    title: str,
     observer: rx.ObserverBase[MonitorEvent],
     events: Iterable[MonitorEvent],
     error: MessagingError | None,
@@ -99,7 +100,7 @@ def emit(
                 return
             observer.on_next(each)
     except Exception as raised:
-        logger.exception("replay observer failed: %s; subscription closed", type(raised).__name__)
+        logger.exception("%s: replay observer failed: %s; subscription closed", title, type(raised).__name__)
         observer.on_error(raised)
         return
     if disposed:

@@ -266,7 +266,9 @@ class BusConnection:
                             self._past.close()
                         if not self._queue.wait(timeout) and (lost := self._queue.clear()):
                             logger.error(
-                                "%s: closed before %d events were sent to other processes", self._bus.title, lost
+                                "%s: closed before %d events were sent to other processes; they are dropped",
+                                self._bus.title,
+                                lost,
                             )
                         self._node.close()
                     finally:

@@ -92,6 +92,7 @@ class HandlerRegistrar:
                 raise ArgumentError("its factory returned None")
             return None
         return (TypedReceiver if kind == TYPED else Receiver)(
+            self._bus.title,
             reference,
             kind,
             service,

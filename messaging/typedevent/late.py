@@ -75,7 +75,7 @@ class LateJoin:
     def done(self, arrivals: list[Arrival], error: MessagingError | None) -> None:
         """Publish the past events, then the held ones. On a worker thread."""
         if error is not None and not isinstance(error, ClosedError):
-            logger.error("%s: past events of other processes are missing: %s", self._title, error)
+            logger.error("%s: past events of other processes are missing: %s; live events follow", self._title, error)
         try:
             self._publish_past([event for each in arrivals if (event := self._read(each)) is not None])
         except ClosedError as closed:
@@ -110,4 +110,4 @@ class LateJoin:
                 except MessagingError as error:
                     logger.error("%s: an event on %r is refused: %s", self._title, held.event.topic, error)
                 except Exception:  # the others must be released all the same
-                    logger.exception("%s: an event on %r was not published", self._title, held.event.topic)
+                    logger.exception("%s: cannot publish an event on %r; it is dropped", self._title, held.event.topic)

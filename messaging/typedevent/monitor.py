@@ -153,7 +153,7 @@ class Tap:
 
     def _log_lag(self) -> None:
         logger.warning(
-            "%s: an observer of the monitor is %d events behind: dropping its oldest pending events",
+            "%s: a monitor's observer is %d events behind: dropping its oldest pending events",
             self._monitor.dispatcher.name,
             self.limit,
         )
@@ -220,12 +220,14 @@ class Tap:
     def _fail(self, error: BaseException) -> None:
         self.dispose()
         logger.error(
-            "%s: a monitor's observer failed, its subscription ends", self._monitor.dispatcher.name, exc_info=error
+            "%s: a monitor's observer failed; subscription closed", self._monitor.dispatcher.name, exc_info=error
         )
         try:
             self._observer.on_error(error if isinstance(error, Exception) else RuntimeError(repr(error)))
         except BaseException:
-            logger.exception("%s: a monitor's observer failed in on_error", self._monitor.dispatcher.name)
+            logger.exception(
+                "%s: a monitor's observer failed in on_error; the error is dropped", self._monitor.dispatcher.name
+            )
 
     def dispose(self) -> None:
         """Unsubscribe, and release its pending events."""

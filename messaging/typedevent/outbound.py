@@ -92,7 +92,7 @@ class OutboundQueue:
                     self._log(event.topic, error)
                 except Exception:
                     self.unfit += 1
-                    logger.exception("%s: an event on %r is not sent", self._title, event.topic)
+                    logger.exception("%s: cannot send an event on %r; it is dropped", self._title, event.topic)
                 if self._is_dropping and len(events) <= self._limit // 2:
                     self._is_dropping = False
         finally:

@@ -105,11 +105,9 @@ def read_terms(kind: str, service: Any, properties: Mapping[str, Any]) -> EventT
     elif type_ is not None:
         type_ = None
         logger.warning(
-            "%s is not for an %s: the one of %s is ignored",
-            Names.TYPED_EVENT_TYPE,
-            kind.rpartition(".")[2],
-            name_of(function_of(kind, service)),
-        )
+            "handler %s: %s is not for an %s: it is ignored",
+            name_of(function_of(kind, service)), Names.TYPED_EVENT_TYPE, kind.rpartition(".")[2],
+        )  # fmt: skip
     history = asked(Names.TYPED_EVENT_HISTORY)
     if kind == UNHANDLED and history is not None:
         raise ArgumentError(f"{Names.TYPED_EVENT_HISTORY} is not for an UnhandledEventHandler")
@@ -176,13 +174,14 @@ class Receiver(LaneHandler[PublishedEvent]):
         terms: the terms that its properties set.
         replay: called with the receiver and the lock of the bus, if it wants events of the history. Returns them, the
             newest first, to be iterated without the lock.
-        reference, options: see :class:`LaneHandler`.
+        title, reference, options: see :class:`LaneHandler`.
     """
 
     terms: EventTerms
 
     def __init__(
         self,
+        title: str,
         reference: ServiceReference,
         kind: str,
         service: Any,
@@ -197,7 +196,7 @@ class Receiver(LaneHandler[PublishedEvent]):
         self._replay = replay
         #: number of past events that it received when it was registered
         self.replayed = 0
-        super().__init__(reference, function_of(kind, service), terms, **options)
+        super().__init__(title, reference, function_of(kind, service), terms, **options)
 
     def change(self, properties: Mapping[str, Any]) -> Callable[[], None]:
         """Return a function that sets new properties; see ``Dispatcher``. The history is not replayed again."""
@@ -241,8 +240,8 @@ class Receiver(LaneHandler[PublishedEvent]):
             return wanted.matches(event.as_map())
         except InvalidEventError as error:
             self._log_missed(event, error)
-        except Exception:
-            logger.exception("%s: its filter failed on %s", self.name, self.describe(event))
+        except Exception as error:  # noqa: BLE001  # values may raise anything when they are compared
+            self._log_missed(event, "its filter failed", error)
         return False
 
     def call(self, event: PublishedEvent) -> Any:
@@ -256,8 +255,9 @@ class Receiver(LaneHandler[PublishedEvent]):
             return None
         return self.function(event.topic, data)
 
-    def _log_missed(self, event: PublishedEvent, error: Exception) -> None:
-        logger.error("%s does not get %s: %s", self.name, self.describe(event), error)
+    def _log_missed(self, event: PublishedEvent, why: Exception | str, raised: Exception | None = None) -> None:
+        where = f"event on {event.topic!r}"
+        logger.error("%s: handler %s: %s skipped: %s", self.title, self.name, where, why, exc_info=raised)
 
     def describe(self, event: PublishedEvent) -> str:
         """Return the event in words for the log; see ``LaneHandler``."""

@@ -218,7 +218,7 @@ class EventStore:
                     return
                 self._sequences.note_used(self._last_sequence())
         except Exception:  # a defect: the bus goes on without it
-            logger.exception("%s: failed to store its history; it is not stored any more", self._title)
+            logger.exception("%s: the thread of the durable history failed; no further events are stored", self._title)
             self._is_closing = True
         finally:
             self._finish()
@@ -252,7 +252,12 @@ class EventStore:
                 entry.note_refused(error)
         batch.expect(len(records))
         while not batch.done.wait(_WRITE_TIMEOUT):
-            logger.error("%s: the disk has not stored %d events in %g s", self._title, len(records), _WRITE_TIMEOUT)
+            logger.error(
+                "%s: the disk has not stored %d events in %g s; still waiting",
+                self._title,
+                len(records),
+                _WRITE_TIMEOUT,
+            )
         return batch
 
     def _copy_guaranteed(self) -> None:
@@ -306,7 +311,7 @@ class EventStore:
         try:
             self.journal.close()
         except MessagingError as error:
-            logger.error("%s: closing its durable history: %s", self._title, error)
+            logger.error("%s: cannot close its durable history: %s", self._title, error)
         finally:
             self._ended.set()
 

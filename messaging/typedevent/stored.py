@@ -31,7 +31,7 @@ class StoredEvent:
         try:
             return load(self.payload)
         except DecodeError as error:
-            logger.error("an event of the durable history is left out: %s", error)
+            logger.error("durable history: an event cannot be read: %s; it is left out", error)
             return None
 
 

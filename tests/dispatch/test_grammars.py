@@ -241,7 +241,9 @@ def dispatcher_of(services: ServiceRegistry, **options: Any) -> Dispatcher[Consu
     grammar = options.get("grammar", TYPED_EVENTS)
 
     def make(reference: ServiceReference, _: str, properties: ServiceProperties) -> ConsumerHandler:
-        made = ConsumerHandler(reference, terms_of(properties, grammar), tolerance=Tolerance(), block=lambda *_: None)
+        made = ConsumerHandler(
+            "consumers", reference, terms_of(properties, grammar), tolerance=Tolerance(), block=lambda *_: None
+        )
         made.grammar = grammar
         return made
 

@@ -105,7 +105,7 @@ def test_a_closed_service_knows_no_handlers_and_finds_none(make: Make) -> None:
     before.update({"event.topics": "b"})
     before.unregister()
     assert service.it.get_dto().handlers == ()
-    assert len(service.it._dispatcher._trie) == 0
+    assert len(service.it.dispatcher._trie) == 0
     assert service.services._listeners == ()
     assert received == []
 
@@ -224,7 +224,7 @@ def test_events_published_during_closing_are_delivered_or_refused(make: Make, ca
         in_threads(4, publish)
         for thread in range(3):
             assert [each for each in received if each // 10_000_000 == thread] == published[thread]
-        assert not logged(caplog, "was closed before")
+        assert not logged(caplog, "closed before")
 
 
 @EACH
@@ -267,7 +267,7 @@ def test_handlers_that_come_and_go_while_it_is_closed_do_no_harm(make: Make) -> 
 
         in_threads(4, work)
         assert service.it.get_dto().handlers == ()
-        assert len(service.it._dispatcher._trie) == 0
+        assert len(service.it.dispatcher._trie) == 0
         assert service.services._listeners == ()
 
 

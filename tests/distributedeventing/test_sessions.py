@@ -251,7 +251,7 @@ def test_33_each_session_has_a_consumer_of_its_own(admin: DistributedEventAdmin)
     flush(admin)
     assert [each.values for each in prototype.made] == [[1, 4], [2], [3]]
     assert [each.kinds[-1] for each in prototype.made] == ["close", "error", "data"]
-    ((_, consumer),) = admin._dispatcher.handlers()
+    ((_, consumer),) = admin.dispatcher.handlers()
     eventually(lambda: len(consumer.objects()) == 1)
 
 

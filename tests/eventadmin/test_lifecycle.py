@@ -61,7 +61,7 @@ def test_events_dropped_by_closing_are_counted_in_the_log(hub: Hub) -> None:
     unordered.wait()
     hub.admin.close(MOMENT)
     # the two handlers in order wait for three events each, but for the one that is being handled; the other for two
-    assert len(hub.logged(hub.admin.name, "closed before 7 events were delivered", level=logging.ERROR)) == 1
+    assert len(hub.logged(hub.admin.name, "closed before 7 pending events were delivered", level=logging.ERROR)) == 1
     unordered.opened.set()
     gate.leave()
     assert (gate.numbers, other.numbers) == ([1], [])

@@ -71,7 +71,7 @@ def test_dependencies_must_be_cleaned_up_when_one_side_stops(hub: Hub) -> None:
     hub.admin.send_event(Event("b"))
     assert [topic for topic in recorder.topics if "/" not in topic] == ["a"]
     assert hub.admin.get_dto().handlers == ()
-    assert len(hub.admin._dispatcher._trie) == 0
+    assert len(hub.admin.dispatcher._trie) == 0
     assert len(hub.services._listeners) == 1
     hub.admin.close()
     assert hub.services.find() == []

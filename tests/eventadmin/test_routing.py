@@ -210,7 +210,7 @@ def test_a_filter_counts_for_the_topics_that_it_was_registered_with(hub: Hub) ->
     """The event meets the registration before an update or the one after it, never the topics of one with the other."""
     recorder = Recorder()
     registration = hub.handle(recorder, "a", filter="(n=2)")
-    route = hub.admin._dispatcher.route("a")
+    route = hub.admin.dispatcher.route("a")
     registration.update({"event.topics": "b"})  # by another thread, while this one publishes
     assert route.handlers_for(Event("a", {"n": 0})) == []
     assert len(route.handlers_for(Event("a", {"n": 2}))) == 1

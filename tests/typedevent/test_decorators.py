@@ -316,7 +316,7 @@ def test_handlers_of_higher_ranking_are_preferred(bus: Bus) -> None:
     """OSGi core: their registrations come first. Handlers do not wait for each other all the same."""
     for ranking in (1, 3, 2):
         bus.on("a", handler=lambda event: None, ranking=ranking)
-    route = bus._dispatcher.route("a")
+    route = bus.dispatcher.route("a")
     names = [lane.name for lane in route.lanes]
     rankings = {repr(each): each.ranking for each in bus.services.find(UntypedEventHandler)}
     assert [rankings[each.partition(" (")[0]] for each in names] == [3, 2, 1]

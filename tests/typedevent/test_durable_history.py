@@ -624,7 +624,7 @@ def test_records_that_are_no_events_are_left_out_and_logged(opened: Open, tmp_pa
         bus.send_each([3])
         assert late.of("n") == [3]
         assert numbers(replayed(bus)) == [3]
-        assert bus.logged("an event of the durable history is left out", level=logging.ERROR)
+        assert bus.logged("durable history: an event cannot be read", level=logging.ERROR)
 
 
 # --- closing and forking

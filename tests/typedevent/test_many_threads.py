@@ -123,7 +123,7 @@ def test_events_of_eight_threads_reach_ten_handlers_once_and_in_order(
         bus.untyped(handle, "ticks/odd")
         never = Visitor()
         bus.unhandled(never.notify_untyped)
-        size = len(bus._dispatcher._trie)
+        size = len(bus.dispatcher._trie)
 
         stop = threading.Event()
         visits = itertools.count()
@@ -173,7 +173,7 @@ def test_events_of_eight_threads_reach_ten_handlers_once_and_in_order(
         assert never.count == 0
         assert sum(each.wrong for each in visitors) == 0
         assert any(each.count for each in visitors)
-        assert len(bus._dispatcher._trie) == size
+        assert len(bus.dispatcher._trie) == size
         assert sum(each.dropped for each in bus.get_dto().handlers) == 0
         assert samples[-1] - samples[1] < MEMORY
         with capsys.disabled():

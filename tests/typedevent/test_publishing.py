@@ -280,7 +280,7 @@ def test_topics_are_remembered_up_to_a_bound(bus: Bus, monkeypatch: pytest.Monke
     received = Recorder().untyped(bus, "*")
     for number in range(3_500):
         bus.deliver_untyped(f"a/{number}", {})
-        assert len(bus._dispatcher.routes) <= 1_000
+        assert len(bus.dispatcher.routes) <= 1_000
     bus.drain()
     assert len(received.topics) == 3_500
 

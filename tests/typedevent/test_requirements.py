@@ -173,7 +173,7 @@ def test_an_event_that_cannot_be_adapted_is_missed_and_the_log_says_by_which_han
     assert received.events == []
     assert as_it_is.data[0] is node
     for registration in registrations:
-        assert bus.logged(repr(registration.reference), "does not get", "'a'", level=logging.ERROR)
+        assert bus.logged(repr(registration.reference), "event on 'a' skipped", level=logging.ERROR)
     node.next = None
 
 

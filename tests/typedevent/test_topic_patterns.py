@@ -107,7 +107,7 @@ def test_routing_sees_an_update_completely_or_not_at_all(bus: Bus) -> None:
     """Scenario 45: a handler may have a topic by one pattern before it, and by another one after it."""
     handler = Recorder().untyped(bus, "nothing")
     begun: waiting.Recorder[str] = waiting.Recorder()
-    with bus._dispatcher.lock:  # within an update
+    with bus.dispatcher.lock:  # within an update
         join = in_background(lambda: (begun.append("a/b"), bus.deliver_untyped("a/b", {})))
         begun.wait_for(1)
         handler.registration.update(named("a/*"))
@@ -120,7 +120,7 @@ def test_routing_sees_an_update_completely_or_not_at_all(bus: Bus) -> None:
 def test_a_filter_counts_for_the_topics_that_it_was_registered_with(bus: Bus, kind: str) -> None:
     """As above: an event never meets the topics of one registration with the filter of the other."""
     handler = getattr(Recorder(), kind)(bus, "a", filter="(n=2)")
-    route = bus._dispatcher.route("a")
+    route = bus.dispatcher.route("a")
     handler.registration.update(named("b"))  # by another thread, while this one publishes
     assert [len(route.lanes_for(PublishedEvent("a", {"n": n}))) for n in (0, 2)] == [0, 1]
 
@@ -163,7 +163,7 @@ def test_pending_events_are_delivered_after_an_update(bus: Bus) -> None:
 
 
 def nodes(bus: Bus) -> int:
-    return len(bus._dispatcher._trie)
+    return len(bus.dispatcher._trie)
 
 
 def test_ten_thousand_handlers_that_came_and_went_leave_nothing(bus: Bus) -> None:
@@ -188,7 +188,7 @@ def test_ten_thousand_handlers_that_came_and_went_leave_nothing(bus: Bus) -> Non
     bus.drain()
     assert nodes(bus) == size
     assert len(bus.get_dto().handlers) == 1
-    assert bus._dispatcher.routes == {}
+    assert bus.dispatcher.routes == {}
     assert threading.active_count() <= threads + 3
     bus.send("stays/a/b", {})
     assert other.topics == ["stays/a/b"]

@@ -287,7 +287,7 @@ def test_pending_events_of_an_unregistered_handler_are_not_delivered(bus: Bus) -
     other = Recorder().untyped(bus, "a")
     bus.count(range(100))
     gate.wait()
-    lane = bus._dispatcher.handlers()[0][1].lane
+    lane = bus.dispatcher.handlers()[0][1].lane
     gate.registration.unregister()
     bus.deliver_untyped("a", {"n": 100})
     gate.opened.set()
