@@ -23,7 +23,7 @@ from messaging.text import did_you_mean, visible
 
 if TYPE_CHECKING:
     from messaging.dispatch import TopicGrammar
-    from messaging.eventnetwork import Arrival
+    from messaging.eventnetwork import ArrivedEvent
     from messaging.journal import JournalView, Record
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class EventLine:
     sender: str | None = None
     sender_name: str | None = None
     sequence: int | None = None
-    arrival: Arrival | None = None
+    arrival: ArrivedEvent | None = None
 
 
 Form = Callable[[EventLine], bytes]

@@ -30,7 +30,7 @@ from messaging.errors import DeadlineError, MessagingError, PartialNotificationE
 from messaging.eventdata import WireError, WireEvent
 from messaging.eventnetwork import (
     PREFIX,
-    Arrival,
+    ArrivedEvent,
     EventNetwork,
     EventNode,
     Interest,
@@ -127,7 +127,7 @@ class MemberObserver(NodeService):
         """See ``NodeService``."""
         return frozenset(), frozenset()
 
-    def receive(self, arrival: Arrival) -> None:
+    def receive(self, arrival: ArrivedEvent) -> None:
         """See ``NodeService``: no events are subscribed to."""
 
     def interest_changed(self) -> None:
@@ -189,7 +189,7 @@ class Watcher(NodeService):
         """See ``NodeService``."""
         return self._interests, frozenset()
 
-    def receive(self, arrival: Arrival) -> None:
+    def receive(self, arrival: ArrivedEvent) -> None:
         """See ``NodeService``: queue an event."""
         event, hop = arrival.event, arrival.hop
         # the channel pattern of a filter may match more

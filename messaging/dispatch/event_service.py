@@ -100,9 +100,9 @@ class EventService:
         """Return all lanes that events may wait in: by default the lanes of the handlers."""
         return [each.lane for _, each in self.dispatcher.handlers()]
 
-    def _is_inside(self) -> bool:
-        """Return whether the calling code is a handler, if the delivery threads cannot tell."""
-        return False
+    def _is_in_handler(self) -> bool:
+        """Return whether the calling code is a handler, which must not wait for handlers."""
+        return self.pool.is_inside()
 
     def _stop_accepting(self) -> None:
         """Note that closing begins, before the published events are delivered. Called again after an interrupt."""
@@ -180,10 +180,6 @@ class EventService:
         if not self._is_in_handler():
             await closing
 
-    def _is_in_handler(self) -> bool:
-        """Return whether this is called in a handler, which must not wait for handlers."""
-        return self.pool.is_inside() or self._is_inside()
-
     def _begin_closing(self) -> Promise[None]:
         """Accept no more events; return the promise that resolves when the service is closed."""
         with self.dispatcher.lock:
@@ -222,7 +218,10 @@ class EventService:
                 registration.unregister()
             self._stop_accepting()
             self.publishing.discard(get_ident())  # this thread may be in a signal handler that interrupted publishing
-            while (self.publishing or self._is_sending()) and clock.monotonic() < deadline:
+            here = get_ident()
+            while clock.monotonic() < deadline and (
+                self.publishing or any(thread != here for thread in self.sending.copy().values())
+            ):
                 clock.pause(_CHECK_INTERVAL)
             with contextlib.suppress(DeadlineError):
                 self.flush().result(max(0.0, deadline - clock.monotonic()))
@@ -236,11 +235,6 @@ class EventService:
             self._finisher = None
             _open.discard(self)
             workers().release(self)
-
-    def _is_sending(self) -> bool:
-        """Return whether another thread waits for a delivery; this one may be in a signal handler."""
-        here = get_ident()
-        return any(thread != here for thread in self.sending.copy().values())
 
     def after_fork(self) -> None:
         """See ``Forkable``: forget the threads of the parent process."""

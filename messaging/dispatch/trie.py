@@ -22,11 +22,11 @@ class TokenFilter(Protocol):
         """Its tokens and wildcards."""
 
 
-class _Node(Generic[T]):
+class _TrieNode(Generic[T]):
     __slots__ = ("below", "children", "here")
 
     def __init__(self) -> None:
-        self.children: dict[str, _Node[T]] = {}
+        self.children: dict[str, _TrieNode[T]] = {}
         #: values of filters that end here, and of filters that continue with ``/*``; in the order they were added
         self.here: dict[T, None] = {}
         self.below: dict[T, None] = {}
@@ -40,7 +40,7 @@ class TopicTrie(TopicIndex[TokenFilter, T]):
     """Values by topic filter, found by topic; see :class:`~messaging.dispatch.grammar.TopicIndex`."""
 
     def __init__(self) -> None:
-        self._root: _Node[T] = _Node()
+        self._root: _TrieNode[T] = _TrieNode()
 
     def add(self, topic_filter: TokenFilter, value: T) -> None:
         """Add a value; adding it again does nothing."""
@@ -57,14 +57,14 @@ class TopicTrie(TopicIndex[TokenFilter, T]):
             del parent.children[token]
 
     @staticmethod
-    def _place(node: _Node[T], topic_filter: TokenFilter) -> dict[T, None]:
+    def _place(node: _TrieNode[T], topic_filter: TokenFilter) -> dict[T, None]:
         return node.below if topic_filter.tokens[-1] == MULTI_LEVEL else node.here
 
-    def _path(self, topic_filter: TokenFilter) -> list[_Node[T]]:
+    def _path(self, topic_filter: TokenFilter) -> list[_TrieNode[T]]:
         tokens = topic_filter.tokens
         path = [self._root]
         for token in tokens[:-1] if tokens[-1] == MULTI_LEVEL else tokens:
-            path.append(path[-1].children.setdefault(token, _Node()))
+            path.append(path[-1].children.setdefault(token, _TrieNode()))
         return path
 
     def match(self, topic: str) -> list[T]:
@@ -92,7 +92,7 @@ class TopicTrie(TopicIndex[TokenFilter, T]):
         """Return a value of the most specific filter that matches, by the precedence of 157.6.2.1."""
         tokens = topic.split("/")
         # a stack: the last choice is pushed first; True stands for the ``/*`` filters of a node, its last choice
-        waiting: list[tuple[_Node[T], int, bool]] = [(self._root, 0, False)]
+        waiting: list[tuple[_TrieNode[T], int, bool]] = [(self._root, 0, False)]
         while waiting:
             node, level, is_last_choice = waiting.pop()
             if is_last_choice or level == len(tokens):

@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 from uuid import uuid4
 
 from messaging.dispatch import (
@@ -29,12 +29,11 @@ from messaging.dispatch import (
     registered,
 )
 from messaging.distributedeventing.admin_network import AdminNetwork
-from messaging.distributedeventing.consumer_registrar import ConsumerRegistrar
+from messaging.distributedeventing.consumer_registrar import ConsumerOptions, ConsumerRegistrar
 from messaging.distributedeventing.event_consumer import EventConsumer
-from messaging.distributedeventing.events import DistributableEvent
 from messaging.distributedeventing.listed_topics import DistributedEventAdminDTO, Offers, TopicDTO, topics_of
 from messaging.distributedeventing.policies import NetworkPolicy
-from messaging.distributedeventing.publishing import Publishing, Route
+from messaging.distributedeventing.publishing import Publishing, Route, given_event, payload_of
 from messaging.distributedeventing.qos import QosReader, several, supported_by
 from messaging.distributedeventing.session import EventPublisherSession, OpenSessions
 from messaging.distributedeventing.sources import EventSources
@@ -48,6 +47,7 @@ from messaging.instance import Messaging
 from messaging.reporting import PartReporter, Reporter
 
 if TYPE_CHECKING:
+    from messaging.distributedeventing.events import DistributableEvent
     from messaging.services import ServiceRegistration, ServiceRegistry
 
 T = TypeVar("T")
@@ -65,18 +65,6 @@ _LEAVE_TIMEOUT: Final = 1.0
 #: property of an admin, unique in the process; names of admins need not be unique
 _ADMIN_ID: Final = "event.admin.id"
 _ids: Final = itertools.count(1)
-
-
-class ConsumerOptions(TypedDict, total=False):
-    """Options of ``DistributedEventAdmin.on``; see there."""
-
-    type: Any
-    is_whole: bool
-    is_session_aware: bool
-    is_advertised: bool
-    filter: str | None
-    principal: Principal
-    timeout: float | None
 
 
 #: the promise that consumers are announced where there is no network
@@ -193,7 +181,7 @@ class DistributedEventAdmin(EventService):
         )
         self._sessions = OpenSessions()
         self._lock = threading.RLock()  # guards the following; reentrant for signal handlers
-        self._subscriptions: dict[EventSubscription[Any], None] = {}
+        self._subscriptions: dict[EventSubscription[Any], ServiceRegistration] = {}
         self._sources = EventSources(
             self.title,
             self.services,
@@ -280,8 +268,9 @@ class DistributedEventAdmin(EventService):
             OutboxFullError: the outbox of the instance has no room; consumers of this process received the event.
             ClosedError: the admin is closed.
         """
-        correlation_id, payload = _payload_of((payload, *rest), correlation_id)
-        return self._publishing.publish(topic, payload, correlation_id, qos, principal=principal)
+        correlation_id, payload = payload_of((payload, *rest), correlation_id)
+        event = self._publishing.own_event(topic, payload, correlation_id)
+        return self._publishing.publish(event, qos, principal=principal)
 
     def publish(
         self, event: DistributableEvent[Any], *, qos: str | Iterable[str] | None = None, principal: Principal = None
@@ -294,7 +283,7 @@ class DistributedEventAdmin(EventService):
         Raises:
             ArgumentError, NullEventError and others: see :meth:`publish_event`.
         """
-        return self._publishing.publish_whole(event, qos, principal=principal)
+        return self._publishing.publish(given_event(event), qos, principal=principal)
 
     @overload
     def publish_event_with_notification(
@@ -342,9 +331,10 @@ class DistributedEventAdmin(EventService):
             TooManyRequestsError: too many notifications are pending.
             Others: see :meth:`publish_event`.
         """
-        correlation_id, payload = _payload_of((payload, *rest), correlation_id)
+        correlation_id, payload = payload_of((payload, *rest), correlation_id)
         notification = self._publishing.notification(topic, timeout)
-        self._publishing.publish(topic, payload, correlation_id, qos, notification, principal=principal)
+        event = self._publishing.own_event(topic, payload, correlation_id)
+        self._publishing.publish(event, qos, notification, principal)
         return notification.promise
 
     def publish_with_notification(
@@ -356,9 +346,9 @@ class DistributedEventAdmin(EventService):
         principal: Principal = None,
     ) -> Promise[None]:
         """Publish as :meth:`publish`, with the promise of :meth:`publish_event_with_notification`."""
-        check_instance("event", event, DistributableEvent)
-        notification = self._publishing.notification(event.topic, timeout)
-        self._publishing.publish_whole(event, qos, notification, principal=principal)
+        given = given_event(event)
+        notification = self._publishing.notification(given.topic, timeout)
+        self._publishing.publish(given, qos, notification, principal)
         return notification.promise
 
     # --- sessions and private topics (5.1.2, 5.1.3)
@@ -451,21 +441,19 @@ class DistributedEventAdmin(EventService):
             ClosedError: the admin is closed.
         """
         limit = self._limit if limit is None else check_count("limit", limit, 1)
-        unregister: list[ServiceRegistration] = []
 
         def unsubscribe() -> None:
             with self._lock:
-                self._subscriptions.pop(subscription, None)
-            for each in unregister:
-                each.unregister()
+                registration = self._subscriptions.pop(subscription, None)
+            if registration is not None:
+                registration.unregister()
 
         subscription: EventSubscription[Any] = EventSubscription(topic, limit, unsubscribe)
         registration = self._registrar.register(
             subscription, (topic,), type, is_advertised=is_advertised, principal=principal
         )
-        unregister.append(registration)
         with self._lock:
-            self._subscriptions[subscription] = None
+            self._subscriptions[subscription] = registration
         if not self.is_open:  # it was closed meanwhile, and may have missed this subscription
             subscription.close()
             self.refuse_closed()
@@ -605,12 +593,3 @@ class DistributedEventAdmin(EventService):
             if may_block():  # the instance may be closed next: the others should learn that this member leaves
                 with contextlib.suppress(MessagingError):
                     left.result(_LEAVE_TIMEOUT)
-
-
-def _payload_of(arguments: tuple[Any, ...], correlation_id: str | None) -> tuple[str | None, Any]:
-    """Return correlation id and payload of the two forms of publishing."""
-    if len(arguments) == 1:
-        return correlation_id, arguments[0]
-    if len(arguments) == 2 and correlation_id is None:  # the form of RFC 214
-        return arguments[0], arguments[1]
-    raise ArgumentError("publish takes topic and payload, or topic, correlation id and payload")

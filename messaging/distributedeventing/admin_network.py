@@ -12,7 +12,7 @@ from messaging.bounded import BoundedCache
 from messaging.distributedeventing.dispatched import DispatchedEvent
 from messaging.distributedeventing.events import check_reply_topic
 from messaging.errors import EventSessionLostError, RemoteEventError
-from messaging.eventnetwork import DISPATCH, Arrival, Interest, NodeService, Notification, SeenEvents, framework_of
+from messaging.eventnetwork import DISPATCH, ArrivedEvent, Interest, NodeService, Notification, SeenEvents, framework_of
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class AdminNetwork(NodeService):
         """See ``NodeService``."""
         self._on_interest()
 
-    def receive(self, arrival: Arrival) -> None:
+    def receive(self, arrival: ArrivedEvent) -> None:
         """Deliver an event of another member to the consumers of this process."""
         wire, key = arrival.event, arrival.hop.key
         topic = wire.topic
@@ -171,7 +171,7 @@ class AdminNetwork(NodeService):
                 queue.deliver(events)
 
     @staticmethod
-    def _confirming(arrival: Arrival, topic: str) -> Notification | None:
+    def _confirming(arrival: ArrivedEvent, topic: str) -> Notification | None:
         """Return the notification of the consumers here, which confirms the event to its sender."""
         confirm = arrival.notified
         if confirm is None:
@@ -180,7 +180,7 @@ class AdminNetwork(NodeService):
         notification.promise.listen(confirm)
         return notification
 
-    def _answer_copy(self, arrival: Arrival, topic: str) -> None:
+    def _answer_copy(self, arrival: ArrivedEvent, topic: str) -> None:
         """Answer an event that came before, or by another way, when the consumers here have processed it."""
         notification = self._confirming(arrival, topic)
         if notification is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from messaging.distributedeventing.event_consumer import PLAIN, WHOLE, EventConsumer
 from messaging.distributedeventing.terms import is_prototype, read_terms
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 
 #: see ``ConsumerRegistrar``
 _PRUNE_AT: Final = 64
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """Options of ``DistributedEventAdmin.on``; see there."""
+
+    type: Any
+    is_whole: bool
+    is_session_aware: bool
+    is_advertised: bool
+    filter: str | None
+    principal: Principal
+    timeout: float | None
 
 
 class ConsumerRegistrar:

@@ -111,23 +111,20 @@ class Publishing:
 
     # --- events
 
-    def publish(
+    def own_event(
         self,
         topic: str,
         payload: Any,
-        correlation_id: str | None,
-        qos: Any,
-        notification: Notification | None = None,
+        correlation_id: str | None = None,
         *,
         session: str | None = None,
         reply_to: str | None = None,
-        principal: Principal = None,
-    ) -> Promise[None]:
-        """Publish a payload with this process as its sender; return the promise of its message."""
+    ) -> DispatchedEvent:
+        """Return a data event of this process; see ``DistributedEventAdmin.publish_event`` for errors."""
         payload = _data_of(payload)
         if correlation_id is not None:
             check_instance("correlation_id", correlation_id, str)
-        event = DispatchedEvent(
+        return DispatchedEvent(
             topic,
             "data",
             payload,
@@ -137,43 +134,10 @@ class Publishing:
             reply_to=reply_to,
             correlation_id=correlation_id,
         )
-        return self._publish(event, self._qos.read(qos), notification, principal)
 
-    def publish_whole(
-        self,
-        given: DistributableEvent[Any],
-        qos: Any,
-        notification: Notification | None = None,
-        *,
-        session: str | None = None,
-        reply_to: str | None = None,
-        principal: Principal = None,
-    ) -> Promise[None]:
-        """Publish an event that the caller prepared: topic, sender and data as given; return as :meth:`publish`."""
-        check_instance("event", given, DistributableEvent)
-        event = DispatchedEvent(
-            given.topic,
-            "data",
-            _data_of(given.data),
-            session=None if session is None else ("", session),
-            bundle=given.originating_bundle,
-            framework=given.originating_framework,
-            reply_to=reply_to if given.reply_to is None else given.reply_to,
-            correlation_id=given.correlation_id,
-        )
-        return self._publish(event, self._qos.read(qos), notification, principal)
-
-    def publish_end(
-        self,
-        topic: str,
-        session: str,
-        end: PushEvent[Any],
-        notification: Notification | None = None,
-        *,
-        principal: Principal = None,
-    ) -> None:
-        """Publish the end of a session."""
-        event = DispatchedEvent(
+    def end_of(self, topic: str, session: str, end: PushEvent[Any]) -> DispatchedEvent:
+        """Return the end of a session."""
+        return DispatchedEvent(
             topic,
             end.kind,
             None,
@@ -182,17 +146,12 @@ class Publishing:
             framework=_OWN,
             failure=end.failure,
         )
-        self._publish(event, self._qos.read(None), notification, principal, is_end=True)
 
-    def _publish(
-        self,
-        event: DispatchedEvent,
-        qos: DeliveryQos,
-        notification: Notification | None,
-        principal: Principal,
-        *,
-        is_end: bool = False,
+    def publish(
+        self, event: DispatchedEvent, qos: Any, notification: Notification | None = None, principal: Principal = None
     ) -> Promise[None]:
+        """Publish an event; return the promise of its message. The end of a session is published when all is closed."""
+        is_end, delivery = event.kind != "data", self._qos.read(qos)
         topic = event.topic
         dispatcher, admin = self._dispatcher, self._admin
         route = dispatcher.routes.get(topic) if topic.__class__ is str else None
@@ -211,8 +170,8 @@ class Publishing:
                 consumer.offer(event, terms, notification)
             self._on_published(topic)
             node, sent = self.node, None
-            if node is not None and (qos.is_persistent or node.sender.may_send(topic)):
-                sent = self._send(node, event, qos, notification, principal)
+            if node is not None and (delivery.is_persistent or node.sender.may_send(topic)):
+                sent = self._send(node, event, delivery, notification, principal)
         finally:
             if is_outer:
                 publishing.discard(thread)
@@ -265,6 +224,23 @@ class Publishing:
         return sent
 
 
+def given_event(
+    given: DistributableEvent[Any], *, session: str | None = None, reply_to: str | None = None
+) -> DispatchedEvent:
+    """Return an event that the caller prepared: topic, sender and data as given. ``reply_to`` is its default."""
+    check_instance("event", given, DistributableEvent)
+    return DispatchedEvent(
+        given.topic,
+        "data",
+        _data_of(given.data),
+        session=None if session is None else ("", session),
+        bundle=given.originating_bundle,
+        framework=given.originating_framework,
+        reply_to=reply_to if given.reply_to is None else given.reply_to,
+        correlation_id=given.correlation_id,
+    )
+
+
 def _data_of(payload: Any) -> Any:
     """Return the data of a payload, which may be a data event.
 
@@ -308,3 +284,12 @@ def wire_event(event: DispatchedEvent, principal: Principal = None) -> WireEvent
     found.correlation_id = event.correlation_id
     found.principal = principal
     return found
+
+
+def payload_of(arguments: tuple[Any, ...], correlation_id: str | None) -> tuple[str | None, Any]:
+    """Return correlation id and payload of the two forms of publishing."""
+    if len(arguments) == 1:
+        return correlation_id, arguments[0]
+    if len(arguments) == 2 and correlation_id is None:  # the form of RFC 214
+        return arguments[0], arguments[1]
+    raise ArgumentError("publish takes topic and payload, or topic, correlation id and payload")

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from messaging.distributedeventing.events import DistributableEvent, PushEvent
+from messaging.distributedeventing.publishing import given_event
 from messaging.errors import ArgumentError, ClosedError, check_instance
 from messaging.text import tolerant
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from messaging.dispatch import Principal
+    from messaging.distributedeventing.dispatched import DispatchedEvent
     from messaging.distributedeventing.publishing import Publishing
     from messaging.eventnetwork import Notification
     from messaging.execution import Promise
@@ -25,7 +27,7 @@ T = TypeVar("T")
 _End = tuple[PushEvent[Any], "Notification | None"]
 
 
-class _Gate:
+class _SessionGate:
     """Has the end of a session follow its data: the last call that publishes data publishes the end. Thread safe.
 
     Its lock is not held while an event is published: that calls filters, payloads and logging handlers.
@@ -93,7 +95,7 @@ class EventPublisherSession(Generic[T]):
         self.ready = ready
         self._ended = ended
         self._principal = principal
-        self._gate = _Gate()
+        self._gate = _SessionGate()
 
     @property
     def topic(self) -> str:
@@ -120,7 +122,7 @@ class EventPublisherSession(Generic[T]):
         Raises:
             ClosedError: the session has ended.
         """
-        return self._publish(payload, correlation_id, qos)
+        return self._publish(lambda: self._event(payload, correlation_id), qos)
 
     def publish(self, event: DistributableEvent[T], *, qos: str | Iterable[str] | None = None) -> Promise[None]:
         """Publish an event, with its sender as given; its topic must be that of the session. Return the same promise.
@@ -129,7 +131,7 @@ class EventPublisherSession(Generic[T]):
             ArgumentError: the topic is another one.
             ClosedError: the session has ended.
         """
-        return self._publish_whole(event, qos)
+        return self._publish(lambda: self._given(event), qos)
 
     def publish_event_with_notification(
         self,
@@ -141,7 +143,7 @@ class EventPublisherSession(Generic[T]):
     ) -> Promise[None]:
         """Publish a payload; see ``DistributedEventAdmin.publish_event_with_notification`` for the promise."""
         notification = self._publishing.notification(self._topic, timeout)
-        self._publish(payload, correlation_id, qos, notification)
+        self._publish(lambda: self._event(payload, correlation_id), qos, notification)
         return notification.promise
 
     def publish_with_notification(
@@ -155,52 +157,33 @@ class EventPublisherSession(Generic[T]):
         """Publish an event, or a payload with its correlation id, with notification (7.1 has both)."""
         notification = self._publishing.notification(self._topic, timeout)
         if isinstance(event, DistributableEvent):
-            self._publish_whole(event, qos, notification)
+            self._publish(lambda: self._given(event), qos, notification)
         else:
-            self._publish(event, correlation_id, qos, notification)
+            self._publish(lambda: self._event(event, correlation_id), qos, notification)
         return notification.promise
 
-    def _publish_whole(
-        self, event: DistributableEvent[T], qos: Any, notification: Notification | None = None
-    ) -> Promise[None]:
+    def _event(self, payload: Any, correlation_id: str | None) -> DispatchedEvent:
+        return self._publishing.own_event(
+            self._topic, payload, correlation_id, session=self._session, reply_to=self._reply_to
+        )
+
+    def _given(self, event: DistributableEvent[Any]) -> DispatchedEvent:
         check_instance("event", event, DistributableEvent)
         if event.topic != self._topic:
             raise ArgumentError(f"the session publishes to {self._topic!r}, and the event is for {event.topic!r}")
-        _refuse_ended(self._gate.enter(), self._topic)
-        try:
-            return self._publishing.publish_whole(
-                event,
-                qos,
-                notification,
-                session=self._session,
-                reply_to=event.reply_to or self._reply_to,
-                principal=self._principal,
-            )
-        finally:
-            self._leave()
+        return given_event(event, session=self._session, reply_to=self._reply_to)
 
     def _publish(
-        self, payload: Any, correlation_id: str | None, qos: Any, notification: Notification | None = None
+        self, make: Callable[[], DispatchedEvent], qos: Any, notification: Notification | None = None
     ) -> Promise[None]:
+        """Publish the event that ``make`` returns, unless the session has ended."""
         _refuse_ended(self._gate.enter(), self._topic)
         try:
-            return self._publishing.publish(
-                self._topic,
-                payload,
-                correlation_id,
-                qos,
-                notification,
-                session=self._session,
-                reply_to=self._reply_to,
-                principal=self._principal,
-            )
+            return self._publishing.publish(make(), qos, notification, self._principal)
         finally:
-            self._leave()
-
-    def _leave(self) -> None:
-        due = self._gate.leave()
-        if due is not None:
-            self._publish_end(*due)
+            due = self._gate.leave()
+            if due is not None:
+                self._publish_end(*due)
 
     # --- the end
 
@@ -252,7 +235,8 @@ class EventPublisherSession(Generic[T]):
 
     def _publish_end(self, event: PushEvent[Any], notification: Notification | None) -> None:
         try:
-            self._publishing.publish_end(self._topic, self._session, event, notification, principal=self._principal)
+            end = self._publishing.end_of(self._topic, self._session, event)
+            self._publishing.publish(end, None, notification, self._principal)
         finally:
             self._ended(self)
 

@@ -31,7 +31,7 @@ logger = SafeLog(__name__)
 SOURCE: Final = interface_name(PushEventSource)
 
 
-class _Channel(PushEventConsumer[Any]):
+class _SourceOutlet(PushEventConsumer[Any]):
     """What an opened source is given: it publishes its events in a session of their own."""
 
     def __init__(
@@ -67,7 +67,7 @@ class _Channel(PushEventConsumer[Any]):
         return ABORT
 
 
-class _Source:
+class _RegisteredSource:
     """A registered source. Used by one thread at a time."""
 
     def __init__(self, reference: ServiceReference, topic: str, is_hidden: bool) -> None:
@@ -110,9 +110,9 @@ class EventSources:
         self._has_consumer = has_consumer
         self._create_session = create_session
         self._changed = changed
-        self._sources: dict[ServiceReference, _Source] = {}
+        self._sources: dict[ServiceReference, _RegisteredSource] = {}
         #: sources that are no longer registered, or have another topic now, and are still to be closed
-        self._retired: deque[_Source] = deque()
+        self._retired: deque[_RegisteredSource] = deque()
         self._is_closed = False
         self._is_due = False
         self._serial = Serial(self._review_all, lambda: self._is_due)
@@ -165,7 +165,7 @@ class EventSources:
             topic = properties.get(Names.EVENT_TOPIC)
             if topic is None:
                 raise ArgumentError(f"a source needs the property {Names.EVENT_TOPIC}: its topic")
-            source = _Source(reference, DISTRIBUTED_EVENTS.check_topic(topic), is_hidden(properties))
+            source = _RegisteredSource(reference, DISTRIBUTED_EVENTS.check_topic(topic), is_hidden(properties))
         except MessagingError as error:
             logger.error("%s: the source %r is ignored: %s", self._title, reference, error)
             return
@@ -190,10 +190,10 @@ class EventSources:
                     self._title, source.reference, source.topic, exc_info=error,
                 )  # fmt: skip
 
-    def _take_retired(self) -> list[_Source]:
+    def _take_retired(self) -> list[_RegisteredSource]:
         return [self._retired.popleft() for _ in range(len(self._retired))]
 
-    def _review(self, source: _Source) -> None:
+    def _review(self, source: _RegisteredSource) -> None:
         is_served = source.is_registered and not self._is_closed
         is_wanted = is_served and self._has_consumer(source.topic)
         if not is_wanted:
@@ -204,7 +204,7 @@ class EventSources:
         elif source.session is None:
             self._start(source)
 
-    def _start(self, source: _Source) -> None:
+    def _start(self, source: _RegisteredSource) -> None:
         service = self._services.get(source.reference)
         if service is None:
             return
@@ -218,7 +218,7 @@ class EventSources:
                 source.has_ended = True
                 self.review()
 
-        channel = _Channel(session, ended, lambda: self._has_consumer(source.topic))
+        channel = _SourceOutlet(session, ended, lambda: self._has_consumer(source.topic))
         try:
             source.handle = check_result(getattr(service, "open", service)(channel), "an event source")
         except BaseException as error:
@@ -228,7 +228,7 @@ class EventSources:
             raise
 
     @staticmethod
-    def _end(source: _Source) -> None:
+    def _end(source: _RegisteredSource) -> None:
         session, source.session = source.session, None
         handle, source.handle = source.handle, None
         try:

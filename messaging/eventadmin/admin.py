@@ -330,8 +330,8 @@ class EventAdmin(EventService):
         """See ``EventService``. The queue comes first: post_event takes the closed queue for the end of all lanes."""
         return [self._queue, *(lane for _, each in self.dispatcher.handlers() for lane in each.inbox.lanes)]
 
-    def _is_inside(self) -> bool:
-        return is_inside(self)
+    def _is_in_handler(self) -> bool:
+        return is_inside(self) or super()._is_in_handler()
 
     def _release(self) -> None:
         self._queue.close()

@@ -18,7 +18,7 @@ from messaging.eventdata import checked_copy, is_simple
 from messaging.services import escaped
 from messaging.text import SafeLog
 from messaging.typedevent import TypedEventBus, TypedEventConstants, UntypedEventHandler
-from messaging.typedevent.receivers import Relay
+from messaging.typedevent.receivers import EventRelay
 
 if TYPE_CHECKING:
     from messaging.dispatch import Principal
@@ -95,7 +95,7 @@ class EventBridge:
             self._registrations.append(
                 bus.services.register(
                     UntypedEventHandler,
-                    Relay(self._from_bus),
+                    EventRelay(self._from_bus),
                     {
                         TypedEventConstants.TYPED_EVENT_TOPICS: [each.text for each in self._topics],
                         TypedEventConstants.TYPED_EVENT_TARGET: (

@@ -29,7 +29,7 @@ from messaging.eventnetwork.announcements import Interest as Interest
 from messaging.eventnetwork.channels import PREFIX as PREFIX
 from messaging.eventnetwork.channels import is_private as is_private
 from messaging.eventnetwork.channels import new_reply_topic as new_reply_topic
-from messaging.eventnetwork.hops import Arrival as Arrival
+from messaging.eventnetwork.hops import ArrivedEvent as ArrivedEvent
 from messaging.eventnetwork.hops import Hop as Hop
 from messaging.eventnetwork.hops import SeenEvents as SeenEvents
 from messaging.eventnetwork.hops import framework_of as framework_of

@@ -1,8 +1,8 @@
 """The events that arrive: decoded, checked, and handed to the event service, in the order of their arrival.
 
-**Threads.** :meth:`EventIntake.put` runs on the engine loop and only queues. The rest runs on a worker thread, on one
-at a time. The event service may wait there for room in the queues of its consumers: then the broker's credit is used
-up, and it sends no more. Events are acknowledged after the event service has taken them.
+**Threads.** :meth:`NetworkEventIntake.put` runs on the engine loop and only queues. The rest runs on a worker thread,
+on one at a time. The event service may wait there for room in the queues of its consumers: then the broker's credit is
+used up, and it sends no more. Events are acknowledged after the event service has taken them.
 
 **Answers.** Every event whose sender waits is answered, also an event that is refused, or that came before: its sender
 waits for no consumer here. Without an answer are only events that do not tell their sender, events in CBOR that are too
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.errors import DecodeError, EventQueueOverflowError, MessagingError, SignatureError
 from messaging.eventdata import decode, sender_that_waits
-from messaging.eventnetwork.hops import Arrival
+from messaging.eventnetwork.hops import ArrivedEvent
 from messaging.execution import Serial, clock
 from messaging.text import SafeLog
 
@@ -142,7 +142,7 @@ class Unacknowledged:
             self._taken_bytes += len(incoming.payload)
 
 
-class EventIntake:
+class NetworkEventIntake:
     """Takes in the events of the other members.
 
     Args:
@@ -272,7 +272,7 @@ class EventIntake:
             arrived.notified = _Once(partial(self._confirm, event_id, sender))
         if own.id not in event.path:  # otherwise its consumers have it already
             self.received += 1
-            own.service.receive(Arrival(event, event_id, own.node, arrived.notified))
+            own.service.receive(ArrivedEvent(event, event_id, own.node, arrived.notified))
             arrived.is_taken = True
 
     def _answer(self, arrived: _EventInHand) -> None:

@@ -58,7 +58,7 @@ class Hop:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Arrival:
+class ArrivedEvent:
     """An event that arrived.
 
     Attributes:

@@ -34,7 +34,7 @@ from messaging.eventnetwork.announcer import Announcer
 from messaging.eventnetwork.channels import ChannelNames
 from messaging.eventnetwork.contexts import EventContexts
 from messaging.eventnetwork.control import Control
-from messaging.eventnetwork.event_intake import EventIntake
+from messaging.eventnetwork.event_intake import NetworkEventIntake
 from messaging.eventnetwork.interests import Interests
 from messaging.eventnetwork.membership import ANSWER_DELAY, Membership
 from messaging.eventnetwork.node_views import NodeDTO, view_of
@@ -123,7 +123,12 @@ class EventNode:
         own = OwnMember(
             title, self.member, self, service, instance, settings, self.names, contexts, self._control, seals
         )
-        self._announcer = Announcer(own, self._inbox_of)
+
+        def inbox_of(member: str) -> str:
+            found = self._membership.members.get(member)
+            return member if found is None else found.inbox
+
+        self._announcer = Announcer(own, inbox_of)
         interests = Interests()
         self._notifications = Notifications()
         changes = MemberChanges(
@@ -145,7 +150,7 @@ class EventNode:
         def settle(batch: Sequence[Incoming]) -> None:
             self._joint.settle(batch)
 
-        self._events = EventIntake(own, settle=settle, confirm=self._announcer.confirm)
+        self._events = NetworkEventIntake(own, settle=settle, confirm=self._announcer.confirm)
         self._announcements = AnnouncementIntake(own, others, settle)
         #: asks other members for past events
         self.replays = Replays(own, others, lambda: self._joint.add(self.names.past(self.member)), settle)
@@ -172,10 +177,6 @@ class EventNode:
         self._wants.request()
         self._control.post_later(self._membership.interval, self._tick)
         _nodes.add(self)
-
-    def _inbox_of(self, member: str) -> str:
-        found = self._membership.members.get(member)
-        return member if found is None else found.inbox
 
     # --- what arrives
 

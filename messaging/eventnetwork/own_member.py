@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from messaging.eventnetwork.channels import ChannelNames
     from messaging.eventnetwork.contexts import EventContexts
     from messaging.eventnetwork.control import Control
-    from messaging.eventnetwork.hops import Arrival
+    from messaging.eventnetwork.hops import ArrivedEvent
     from messaging.eventnetwork.seals import Seals
     from messaging.eventnetwork.settings import EventNetwork
     from messaging.instance import Messaging
@@ -34,8 +34,8 @@ class NodeService(abc.ABC):
         """Return the events that are wanted, each once, and the topics that are offered. On a worker thread."""
 
     @abc.abstractmethod
-    def receive(self, arrival: Arrival) -> None:
-        """Take an event of another member, and see to ``Arrival.notified``.
+    def receive(self, arrival: ArrivedEvent) -> None:
+        """Take an event of another member, and see to ``ArrivedEvent.notified``.
 
         On a worker thread, one at a time; may wait for room. A ``MessagingError`` refuses the event; then its sender is
         answered by the caller.

@@ -31,7 +31,7 @@ from uuid import uuid4
 from messaging.errors import DecodeError, MessagingError, PartialNotificationError, TooManyRequestsError
 from messaging.eventdata import decode
 from messaging.eventnetwork.event_intake import RefusalLog
-from messaging.eventnetwork.hops import Arrival
+from messaging.eventnetwork.hops import ArrivedEvent
 from messaging.eventnetwork.notifications import DISPATCH, Notification
 from messaging.execution import Serial, workers
 from messaging.text import SafeLog, printable
@@ -57,7 +57,7 @@ MAX_REQUESTS: Final = 16
 #: messages that are acknowledged together
 _BATCH: Final = 64
 
-Done = Callable[[list[Arrival], MessagingError | None], object]
+Done = Callable[[list[ArrivedEvent], MessagingError | None], object]
 
 
 class _PastAnswer:
@@ -66,7 +66,7 @@ class _PastAnswer:
     __slots__ = ("events", "is_over", "numbers", "total")
 
     def __init__(self) -> None:
-        self.events: list[Arrival] = []
+        self.events: list[ArrivedEvent] = []
         #: of the events; a message may come twice, and overtake another one
         self.numbers: set[int] = set()
         self.total: int | None = None
@@ -104,9 +104,9 @@ class PastRequest:
     def __post_init__(self, timeout: float) -> None:
         self.notification = Notification(self.what, timeout)
 
-    def events(self) -> list[Arrival]:
+    def events(self) -> list[ArrivedEvent]:
         """Return the newest events of all answers, each once, in the order of their publication times."""
-        by_id: dict[str | None, Arrival] = {}
+        by_id: dict[str | None, ArrivedEvent] = {}
         for answer in self.answers.values():
             for each in answer.events:
                 by_id.setdefault(each.hop.key, each)
@@ -307,7 +307,7 @@ class Replays:
                 return f"exceeds {MAX_RESULT_BYTES} bytes in total"
             answer.numbers.add(number)
             event_id = event.id or f"{sender}-{request.token}-{number}"
-            answer.events.append(Arrival(event, event_id, self._own.node, None))
+            answer.events.append(ArrivedEvent(event, event_id, self._own.node, None))
             self.received += 1
         if answer.total is not None and len(answer.numbers) > answer.total:
             return f"has more events than the {answer.total} of its end"

@@ -12,8 +12,8 @@
                     ``connected_bus`` takes in those of others; ``connection_terms`` says which events cross;
                     ``asking`` asks other processes for past events, ``past`` answers them, and ``late`` publishes
                     them here before live events, to the handlers that ``past_delivery`` finds
-``durable``         options of the history on the disk; ``store`` writes it, in the form of ``stored``, numbered by
-                    ``sequences``, in ``batches``, with copies for ``guarantees``; ``replaying`` reads it
+``durable``         options of the history on the disk; ``store`` writes it, in the form of ``stored_event``, with
+                    numbers of ``sequences`` and copies for ``guarantees``; ``replaying`` reads it
 ``event``           a published event, converted once to each type
 ==================  ================================================================================================
 

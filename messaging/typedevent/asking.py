@@ -11,7 +11,7 @@ from reactivex.disposable import Disposable
 from messaging.dispatch import PlainObservable, TopicFilter, TopicPermission, check_count, is_topic
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.eventdata import microseconds, time_of
-from messaging.eventnetwork import MAX_PAST, TYPED, Arrival, Interest, PastRequest
+from messaging.eventnetwork import MAX_PAST, TYPED, ArrivedEvent, Interest, PastRequest
 from messaging.execution import clock
 from messaging.text import SafeLog
 from messaging.typedevent.monitor import MonitorEvent
@@ -48,7 +48,7 @@ def ask_past(
     def subscribe(observer: rx.ObserverBase[MonitorEvent], _: Any = None) -> rx.DisposableBase:
         disposed: list[None] = []
 
-        def done(events: list[Arrival], error: MessagingError | None) -> None:
+        def done(events: list[ArrivedEvent], error: MessagingError | None) -> None:
             emit(title, observer, (each for each in map(event_of, events) if each is not None), error, disposed)
 
         start = None if since is None else since()
@@ -56,7 +56,7 @@ def ask_past(
         node.replays.ask(request)
         return Disposable(lambda: disposed.append(None))
 
-    def event_of(arrival: Arrival) -> MonitorEvent | None:
+    def event_of(arrival: ArrivedEvent) -> MonitorEvent | None:
         try:
             return read_past(arrival, policy)
         except MessagingError as error:
@@ -142,7 +142,7 @@ def _before(back: timedelta) -> datetime:
         return datetime.min.replace(tzinfo=UTC)
 
 
-def read_past(arrival: Arrival, policy: TopicPolicy | None) -> MonitorEvent:
+def read_past(arrival: ArrivedEvent, policy: TopicPolicy | None) -> MonitorEvent:
     """Return a past event of another process.
 
     Raises:

@@ -46,10 +46,10 @@ from messaging.typedevent.event import PublishedEvent, copy_of, topic_of_event
 from messaging.typedevent.handler_registrar import HandlerRegistrar, next_bus_id
 from messaging.typedevent.handlers import TypedEventConstants as Names
 from messaging.typedevent.handlers import TypedEventHandler, UnhandledEventHandler, UntypedEventHandler
-from messaging.typedevent.history import History, RangePolicy
+from messaging.typedevent.history import EventHistory, RangePolicy
 from messaging.typedevent.monitor import TypedEventMonitor
 from messaging.typedevent.past import OwnPast
-from messaging.typedevent.receivers import BusRoute, EventTerms, Receiver
+from messaging.typedevent.receivers import BusRoute, EventReceiver, EventTerms
 from messaging.typedevent.store import EventStore
 from messaging.typedevent.topic_publisher import TypedEventPublisher
 
@@ -135,7 +135,7 @@ class TypedEventBus(EventService):
             bus.deliver(Order(id=7))
     """
 
-    dispatcher: Dispatcher[Receiver, BusRoute]
+    dispatcher: Dispatcher[EventReceiver, BusRoute]
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class TypedEventBus(EventService):
             raise ArgumentError(f"history must be a mapping of topic filters, not {type(history).__name__}")
         if durable_history is not None:
             check_instance("durable_history", durable_history, DurableHistory)
-        self._history = History(history_capacity)
+        self._history = EventHistory(history_capacity)
         self._store: EventStore | None = None
         announced = {
             Names.TYPED_EVENT_BUS_NAME: self.name,
@@ -170,7 +170,7 @@ class TypedEventBus(EventService):
             "version": Version(Names.TYPED_EVENT_SPECIFICATION_VERSION),
         }
         self._registrar = registrar = HandlerRegistrar(bus_id, announced, self._history, self)
-        self.dispatcher = dispatcher = Dispatcher[Receiver, BusRoute](
+        self.dispatcher = dispatcher = Dispatcher[EventReceiver, BusRoute](
             self.title,
             self.services,
             (TypedEventHandler, UntypedEventHandler, UnhandledEventHandler),
@@ -328,7 +328,7 @@ class TypedEventBus(EventService):
             dispatcher.refuse_closed()
             route = dispatcher.route(event.topic)
 
-    def _make_route(self, topic: str, handlers: list[tuple[Receiver, EventTerms]]) -> BusRoute:
+    def _make_route(self, topic: str, handlers: list[tuple[EventReceiver, EventTerms]]) -> BusRoute:
         taps = [each for each in self.monitor.taps if each.may_see(topic)]
         connections = tuple(each for each in self._network.connections if each.sends(topic))
         with self.dispatcher.lock:
@@ -560,6 +560,8 @@ class TypedEventBus(EventService):
             self._store.close()
         self.monitor.close()
 
-    def _is_inside(self) -> bool:
+    def _is_in_handler(self) -> bool:
         loop = running_loop()
-        return any(isinstance(lane, LoopLane) and lane.loop is loop and lane.task.has_the_turn for lane in self.lanes())
+        return super()._is_in_handler() or any(
+            isinstance(lane, LoopLane) and lane.loop is loop and lane.task.has_the_turn for lane in self.lanes()
+        )

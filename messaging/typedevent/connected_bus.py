@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from messaging.dispatch import Principal, TopicFilter, TopicPolicy
-    from messaging.eventnetwork import Announcement, Arrival, EventNode
+    from messaging.eventnetwork import Announcement, ArrivedEvent, EventNode
     from messaging.execution import Lane
     from messaging.typedevent.monitor import TypedEventMonitor
     from messaging.typedevent.past import OwnPast, PastSender
@@ -207,7 +207,7 @@ class InboundEvents(NodeService):
         if self._past is not None:
             self._past.ask(request)
 
-    def receive(self, arrival: Arrival) -> None:
+    def receive(self, arrival: ArrivedEvent) -> None:
         """See ``NodeService``: publish an event, or hold it."""
         wire = arrival.event
         topic = wire.topic
@@ -221,7 +221,7 @@ class InboundEvents(NodeService):
         if late is None or not late.hold(arrival):
             self._publish(arrival)
 
-    def _publish(self, arrival: Arrival) -> None:
+    def _publish(self, arrival: ArrivedEvent) -> None:
         """Publish an event that passed the checks, unless it arrived before. Its sender is answered in any case."""
         wire, hop = arrival.event, arrival.hop
         bus = self._bus
@@ -263,7 +263,7 @@ class InboundEvents(NodeService):
                 error = raised
         late.done([], error)
 
-    def _past_event(self, arrival: Arrival) -> PublishedEvent | None:
+    def _past_event(self, arrival: ArrivedEvent) -> PublishedEvent | None:
         """Return the past event that arrived, ``None`` if the bus has it."""
         hop = arrival.hop
         read = read_past(arrival, self.policy)

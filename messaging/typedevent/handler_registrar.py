@@ -12,14 +12,14 @@ from messaging.eventdata import is_untyped, load_type, topic_of
 from messaging.services import interface_name
 from messaging.typedevent.handlers import TypedEventConstants as Names
 from messaging.typedevent.handlers import TypedEventHandler, UntypedEventHandler, declared_properties
-from messaging.typedevent.receivers import TYPED, Receiver, TypedReceiver, function_of, read_terms
+from messaging.typedevent.receivers import TYPED, EventReceiver, TypedReceiver, function_of, read_terms
 from messaging.typedevent.reify import reified_type
 
 if TYPE_CHECKING:
     from messaging.dispatch import EventService
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration
     from messaging.typedevent.event import PublishedEvent
-    from messaging.typedevent.history import History
+    from messaging.typedevent.history import EventHistory
 
 #: property of a bus, unique in the process; names of buses need not be unique
 _BUS_ID: Final = "event.bus.id"
@@ -41,7 +41,7 @@ class HandlerRegistrar:
         bus: whether it is open, its delivery threads, and when a handler is blocked.
     """
 
-    def __init__(self, bus_id: int, announced: Mapping[str, Any], history: History, bus: EventService) -> None:
+    def __init__(self, bus_id: int, announced: Mapping[str, Any], history: EventHistory, bus: EventService) -> None:
         self.properties = {**announced, _BUS_ID: bus_id}
         self._history = history
         self._bus = bus
@@ -83,7 +83,7 @@ class HandlerRegistrar:
 
     # --- from services to receivers
 
-    def make(self, reference: ServiceReference, kind: str, properties: ServiceProperties) -> Receiver | None:
+    def make(self, reference: ServiceReference, kind: str, properties: ServiceProperties) -> EventReceiver | None:
         """Return the receiver of a service, or ``None`` if the service is gone; see ``Dispatcher``."""
         services = self._bus.services
         service = services.get(reference)
@@ -91,7 +91,7 @@ class HandlerRegistrar:
             if services.is_registered(reference):
                 raise ArgumentError("its factory returned None")
             return None
-        return (TypedReceiver if kind == TYPED else Receiver)(
+        return (TypedReceiver if kind == TYPED else EventReceiver)(
             self._bus.title,
             reference,
             kind,
@@ -103,7 +103,7 @@ class HandlerRegistrar:
             block=self._bus.dispatcher.block,
         )
 
-    def _replay(self, receiver: Receiver) -> Iterator[PublishedEvent]:
+    def _replay(self, receiver: EventReceiver) -> Iterator[PublishedEvent]:
         """Yield the past events of a receiver's topics, the newest first. Called with the lock, iterated without."""
         past = self._history.of(receiver.topics)
         principal = receiver.terms.principal

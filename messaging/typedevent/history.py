@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from messaging.dispatch import AbstractTopicFilter, TopicFilter, TopicTrie, check_count
 from messaging.errors import ArgumentError, HistoryFullError
 from messaging.typedevent.event import PublishedEvent
-from messaging.typedevent.stored import StoredEvent
+from messaging.typedevent.stored_event import StoredEvent
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -102,7 +102,7 @@ class _TopicHistory:
         self.is_listed = False
 
 
-class History:
+class EventHistory:
     """The kept events of a bus. Not thread safe: guarded by the lock of the bus.
 
     Args:

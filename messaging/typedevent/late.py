@@ -21,7 +21,7 @@ from messaging.execution import Promise, engine
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.eventnetwork import Arrival
+    from messaging.eventnetwork import ArrivedEvent
     from messaging.typedevent.event import PublishedEvent
 
 logger = SafeLog(__name__)
@@ -45,9 +45,9 @@ class LateJoin:
         self,
         title: str,
         *,
-        past_event: Callable[[Arrival], PublishedEvent | None],
+        past_event: Callable[[ArrivedEvent], PublishedEvent | None],
         publish_past: Callable[[list[PublishedEvent]], object],
-        publish: Callable[[Arrival], object],
+        publish: Callable[[ArrivedEvent], object],
     ) -> None:
         self._title = title
         self._past_event = past_event
@@ -58,10 +58,10 @@ class LateJoin:
         self.promise.was_retrieved = True
         self._releasing = threading.Lock()  # one thread at a time publishes held events: their order is kept
         self._lock = threading.Lock()  # guards the following
-        self._held: deque[Arrival] = deque()
+        self._held: deque[ArrivedEvent] = deque()
         self._is_holding = True
 
-    def hold(self, arrival: Arrival) -> bool:
+    def hold(self, arrival: ArrivedEvent) -> bool:
         """Hold a live event; return whether it is held. A full queue ends the holding of further ones."""
         with self._lock:
             if not self._is_holding:
@@ -72,7 +72,7 @@ class LateJoin:
         self._release()
         return False
 
-    def done(self, arrivals: list[Arrival], error: MessagingError | None) -> None:
+    def done(self, arrivals: list[ArrivedEvent], error: MessagingError | None) -> None:
         """Publish the past events, then the held ones. On a worker thread."""
         if error is not None and not isinstance(error, ClosedError):
             logger.error("%s: past events of other processes are missing: %s; live events follow", self._title, error)
@@ -87,7 +87,7 @@ class LateJoin:
             else:
                 engine().call(self.promise.reject, error)
 
-    def _read(self, arrival: Arrival) -> PublishedEvent | None:
+    def _read(self, arrival: ArrivedEvent) -> PublishedEvent | None:
         try:
             return self._past_event(arrival)
         except MessagingError as error:

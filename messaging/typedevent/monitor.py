@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher, Principal, TopicFilter
     from messaging.execution import Promise
     from messaging.typedevent.event import PublishedEvent
-    from messaging.typedevent.history import History
+    from messaging.typedevent.history import EventHistory
     from messaging.typedevent.store import EventStore
 
 logger = SafeLog(__name__)
@@ -250,7 +250,7 @@ class TypedEventMonitor:
     def __init__(
         self,
         dispatcher: Dispatcher[Any, Any],
-        history: History,
+        history: EventHistory,
         store: Callable[[], EventStore | None] = lambda: None,
         limit: int = LIMIT,
     ) -> None:

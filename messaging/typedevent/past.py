@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from messaging.execution import Promise
     from messaging.typedevent.connection_terms import ConnectionTerms
     from messaging.typedevent.event import PublishedEvent
-    from messaging.typedevent.history import History
+    from messaging.typedevent.history import EventHistory
     from messaging.typedevent.store import EventStore
 
 logger = SafeLog(__name__)
@@ -55,7 +55,7 @@ class OwnPast:
     """
 
     def __init__(
-        self, dispatcher: Dispatcher[Any, Any], history: History, store: Callable[[], EventStore | None]
+        self, dispatcher: Dispatcher[Any, Any], history: EventHistory, store: Callable[[], EventStore | None]
     ) -> None:
         self._dispatcher = dispatcher
         self._history = history

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from messaging.dispatch import TopicPermission
-from messaging.typedevent.receivers import UNHANDLED, BusRoute, Receiver
+from messaging.typedevent.receivers import UNHANDLED, BusRoute, EventReceiver
 
 if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher
@@ -21,10 +21,10 @@ class PastDelivery:
         events: the events, the oldest first.
     """
 
-    def __init__(self, dispatcher: Dispatcher[Receiver, BusRoute], events: list[PublishedEvent]) -> None:
+    def __init__(self, dispatcher: Dispatcher[EventReceiver, BusRoute], events: list[PublishedEvent]) -> None:
         self._dispatcher = dispatcher
         #: number of events that a handler may still receive, for the handlers that were there at the beginning
-        self._first: dict[Receiver, int] = {}
+        self._first: dict[EventReceiver, int] = {}
         for receiver in self._receivers():
             left = receiver.terms.history - receiver.replayed
             first = len(events)
@@ -33,14 +33,14 @@ class PastDelivery:
                 left -= self._is_for(receiver, events[first])
             self._first[receiver] = first
 
-    def _receivers(self) -> list[Receiver]:
+    def _receivers(self) -> list[EventReceiver]:
         return [
             each
             for _, each in self._dispatcher.handlers()
             if each.terms.history and each.kind != UNHANDLED and each.blocked is None
         ]
 
-    def _is_for(self, receiver: Receiver, event: PublishedEvent) -> bool:
+    def _is_for(self, receiver: EventReceiver, event: PublishedEvent) -> bool:
         topic = event.topic
         return (
             any(each.matches(topic) for each in receiver.topics)

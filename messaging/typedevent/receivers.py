@@ -54,7 +54,7 @@ UNHANDLED: Final = interface_name(UnhandledEventHandler)
 _METHODS: Final = {TYPED: "notify", UNTYPED: "notify_untyped", UNHANDLED: "notify_unhandled"}
 
 
-class Relay:
+class EventRelay:
     """A handler that forwards events to another event service; registered as an ``UntypedEventHandler``.
 
     It receives events as they were published. It does not count as a handler: an event that only relays receive is
@@ -143,7 +143,7 @@ def function_of(kind: str, service: Any) -> Callable[..., Any]:
 
     Raise ``ArgumentError`` if the service has neither, or does not take these arguments.
     """
-    if isinstance(service, Relay):
+    if isinstance(service, EventRelay):
         return service.receive
     method = getattr(service, _METHODS[kind], None)
     function = service if method is None else method
@@ -165,7 +165,7 @@ def _without_topic(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-class Receiver(LaneHandler[PublishedEvent]):
+class EventReceiver(LaneHandler[PublishedEvent]):
     """A handler of any kind. This class passes on data in map form.
 
     Args:
@@ -187,12 +187,12 @@ class Receiver(LaneHandler[PublishedEvent]):
         service: Any,
         terms: EventTerms,
         *,
-        replay: Callable[[Receiver], Iterator[PublishedEvent]],
+        replay: Callable[[EventReceiver], Iterator[PublishedEvent]],
         **options: Any,
     ) -> None:
         self.kind = kind
         self.service = service
-        self.is_relay = isinstance(service, Relay)
+        self.is_relay = isinstance(service, EventRelay)
         self._replay = replay
         #: number of past events that it received when it was registered
         self.replayed = 0
@@ -264,7 +264,7 @@ class Receiver(LaneHandler[PublishedEvent]):
         return f"an event on {event.topic!r}"
 
 
-class TypedReceiver(Receiver):
+class TypedReceiver(EventReceiver):
     """A handler that receives instances of a type."""
 
     def call(self, event: PublishedEvent) -> Any:
@@ -322,7 +322,7 @@ class BusRoute:
 
     def __init__(
         self,
-        handlers: list[tuple[Receiver, EventTerms]],
+        handlers: list[tuple[EventReceiver, EventTerms]],
         policy: RangePolicy,
         taps: list[Tap],
         connections: tuple[EventOutlet, ...] = (),

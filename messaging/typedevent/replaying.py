@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from messaging.typedevent.store import position_of, sequence_of
-from messaging.typedevent.stored import StoredEvent
+from messaging.typedevent.stored_event import StoredEvent
 
 if TYPE_CHECKING:
     from messaging.journal import Record

@@ -20,16 +20,15 @@ from messaging.execution import Flag, clock, start_thread, workers
 from messaging.forking import LiveObjects
 from messaging.journal import Journal, encode_record
 from messaging.text import SafeLog
-from messaging.typedevent.batches import Batch, BatchEntry
 from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.guarantees import Guarantees
 from messaging.typedevent.sequences import Sequences
-from messaging.typedevent.stored import StoredEvent, dump
+from messaging.typedevent.stored_event import StoredEvent, dump
 
 if TYPE_CHECKING:
     from messaging.journal import Record
-    from messaging.typedevent.history import History, RangePolicy
+    from messaging.typedevent.history import EventHistory, RangePolicy
 
 logger = SafeLog(__name__)
 
@@ -45,6 +44,73 @@ _CLOSE_TIMEOUT: Final = 10.0
 _SKEW: Final = 3600.0
 #: digits of the greatest sequence
 _DIGITS: Final = 20
+
+
+class StoreBatch:
+    """The outcomes of some records, which the thread of the journal tells, or the writing thread itself."""
+
+    __slots__ = ("_count", "_errors", "_outcomes", "done", "first")
+
+    def __init__(self) -> None:
+        #: whether each record is stored
+        self._outcomes: list[bool] = []
+        self._errors: list[MessagingError] = []
+        #: the number of records, once all were put
+        self._count = -1
+        #: offset of the first record that is stored
+        self.first = -1
+        self.done = Flag()
+
+    def add(self, error: MessagingError | None) -> None:
+        """Add an outcome."""
+        if error is not None:
+            self._errors.append(error)
+        self._outcomes.append(error is None)
+        if len(self._outcomes) == self._count:
+            self.done.set()
+
+    def expect(self, count: int) -> None:
+        """Set the flag with the last of ``count`` outcomes."""
+        self._count = count  # before the length is read: `add` looks the other way round
+        if len(self._outcomes) == count:
+            self.done.set()
+
+    @property
+    def stored(self) -> int:
+        """The number of stored records."""
+        return sum(self._outcomes)
+
+    @property
+    def error(self) -> MessagingError | None:
+        """Why a record is not stored."""
+        return self._errors[0] if self._errors else None
+
+
+class BatchEntry:
+    """One record of a batch; see ``messaging.journal.Append``.
+
+    Args:
+        record, deadline: see there.
+        batch: is told the outcome.
+    """
+
+    __slots__ = ("_batch", "deadline", "record")
+    count = 1
+
+    def __init__(self, record: bytes, deadline: float, batch: StoreBatch) -> None:
+        self.record = record
+        self.deadline = deadline
+        self._batch = batch
+
+    def note_stored(self, offset: int) -> None:
+        """See ``Append``."""
+        if self._batch.first < 0:
+            self._batch.first = offset
+        self._batch.add(None)
+
+    def note_refused(self, error: MessagingError) -> None:
+        """See ``Append``."""
+        self._batch.add(error)
 
 
 class EventStore:
@@ -68,7 +134,7 @@ class EventStore:
         self,
         options: DurableHistory,
         title: str,
-        history: History,
+        history: EventHistory,
         guaranteed: Callable[[], Iterable[PublishedEvent]],
     ) -> None:
         self.max_pending = options.max_pending
@@ -123,7 +189,7 @@ class EventStore:
             raise
         _stores.add(self)
 
-    def _refill(self, history: History) -> int:
+    def _refill(self, history: EventHistory) -> int:
         """Return the greatest sequence of the newest events."""
         last = 0
         policies: dict[str, RangePolicy] = {}
@@ -241,9 +307,9 @@ class EventStore:
             self._guarantees.begin()
             self._copy_guaranteed()
 
-    def _store(self, records: list[bytes]) -> Batch:
+    def _store(self, records: list[bytes]) -> StoreBatch:
         """Write records, and wait for their outcomes."""
-        batch = Batch()
+        batch = StoreBatch()
         for record in records:
             entry = BatchEntry(record, clock.monotonic() + _WRITE_TIMEOUT, batch)
             try:
@@ -296,7 +362,7 @@ class EventStore:
             logger.error("%s: an event on %r is not stored: %s", self._title, event.topic, error)
             return None
 
-    def _note_failure(self, batch: Batch) -> None:
+    def _note_failure(self, batch: StoreBatch) -> None:
         if batch.error is not None and not self._is_failing:
             logger.error("%s: cannot store events: %s; the next ones are tried", self._title, batch.error)
             self._is_failing = True

@@ -17,7 +17,7 @@ from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork import (
     DISPATCH,
-    Arrival,
+    ArrivedEvent,
     EventNetwork,
     EventNode,
     Interest,
@@ -40,16 +40,16 @@ class Service(NodeService):
     def __init__(self, *topics: str) -> None:
         #: topic filters, and interests with further fields
         self.topics: set[str | Interest] = {*topics}
-        self.arrived: Recorder[Arrival] = Recorder()
+        self.arrived: Recorder[ArrivedEvent] = Recorder()
         self.lost: Recorder[str] = Recorder()
         self.changes = 0
         #: called with each arrival; may raise or wait
-        self.act: Callable[[Arrival], object] = lambda arrival: arrival.notified and arrival.notified()
+        self.act: Callable[[ArrivedEvent], object] = lambda arrival: arrival.notified and arrival.notified()
 
     def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
         return frozenset(Interest(each) if isinstance(each, str) else each for each in self.topics), frozenset()
 
-    def receive(self, arrival: Arrival) -> None:
+    def receive(self, arrival: ArrivedEvent) -> None:
         self.arrived.append(arrival)
         self.act(arrival)
 

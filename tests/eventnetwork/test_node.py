@@ -320,7 +320,7 @@ def test_messages_without_acknowledgement_are_bounded_while_the_service_waits(
     service = Service()
     service.act = receive
     own = OwnMember("x", str(uuid4()), None, service, None, EventNetwork(), names, None, None)  # type: ignore[arg-type]
-    waiting = event_intake.EventIntake(own, settle=settled.extend, confirm=lambda *_: None)
+    waiting = event_intake.NetworkEventIntake(own, settle=settled.extend, confirm=lambda *_: None)
     acknowledged = [Incoming(event(n), "topics/a", token=n) for n in range(200)]
     on_loop(waiting.put, [Incoming(event("loose"), "topics/a") for n in range(1_000)] + acknowledged)
     assert waiting.waiting <= 300

@@ -11,7 +11,7 @@ import pytest
 import messaging
 from messaging.errors import DecodeError
 from messaging.eventdata import WireEvent, encode
-from messaging.eventnetwork import Arrival, Notification
+from messaging.eventnetwork import ArrivedEvent, Notification
 from messaging.eventnetwork.event_intake import RefusalLog
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
@@ -70,7 +70,7 @@ def test_an_event_that_the_service_refuses_is_answered_once(
     network = f"{memory}-{uuid4()}"
     one, two = join(network), join(network, "a/x")
 
-    def refuse(arrival: Arrival) -> None:
+    def refuse(arrival: ArrivedEvent) -> None:
         if arrival.event.value() == 2 and arrival.notified is not None:
             arrival.notified()
         raise error

@@ -106,8 +106,8 @@ def test_buses_have_names(services: ServiceRegistry) -> None:
     ):
         assert first.name != second.name
         assert (third.name, third.get_dto().name) == ("x", "x")
-        assert repr(third) == "<TypedEventBus 'x'>"
-    assert repr(third) == "<TypedEventBus 'x', closed>"
+        assert repr(third) == "<Bus 'x'>"
+    assert repr(third) == "<Bus 'x', closed>"
 
 
 def test_the_dto_shows_handlers_threads_and_monitors(bus: Bus) -> None:
@@ -200,11 +200,11 @@ def test_published_events_are_delivered_even_if_the_program_ends_right_after_tha
 def test_a_handler_that_hangs_does_not_keep_the_program_from_ending() -> None:
     out = run("""
         import logging, threading
-        from messaging.dispatch import Lifecycle
+        from messaging.dispatch import EventService
         from messaging.typedevent import TypedEventBus
 
         logging.disable()
-        Lifecycle.close.__defaults__ = (0.5,)  # seconds that the end of the program waits, five by default
+        EventService.close.__defaults__ = (0.5,)  # seconds that the end of the program waits, five by default
         bus = TypedEventBus()
         entered = threading.Event()
 

@@ -21,7 +21,7 @@ import messaging
 from messaging.dispatch import TopicPermission, TopicPolicy, parse_filter
 from messaging.errors import ArgumentError, ClosedError, InvalidTopicError
 from messaging.eventdata import WireEvent
-from messaging.eventnetwork import Arrival
+from messaging.eventnetwork import ArrivedEvent
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
@@ -424,14 +424,14 @@ def test_a_sender_is_answered_for_an_event_that_a_connection_does_not_publish(
 def test_a_held_event_that_fails_keeps_no_other_one_from_handlers() -> None:
     published: list[int] = []
 
-    def publish(arrival: Arrival) -> None:
+    def publish(arrival: ArrivedEvent) -> None:
         if arrival.event.data == 1:
             raise ValueError("a defect")
         published.append(arrival.event.data)
 
     late = LateJoin("t", past_event=lambda _: None, publish_past=lambda _: None, publish=publish)
     for number in (1, 2):
-        assert late.hold(Arrival(WireEvent("a", number), None, None, None))
+        assert late.hold(ArrivedEvent(WireEvent("a", number), None, None, None))
     late.done([], None)
     assert published == [2]
-    assert not late.hold(Arrival(WireEvent("a", 3), None, None, None))
+    assert not late.hold(ArrivedEvent(WireEvent("a", 3), None, None, None))

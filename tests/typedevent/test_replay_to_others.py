@@ -20,7 +20,7 @@ import pytest
 import messaging
 from messaging.errors import ArgumentError, MessagingError, PartialNotificationError
 from messaging.eventdata import WireEvent, decode, encode
-from messaging.eventnetwork import Arrival, EventNetwork, EventNode
+from messaging.eventnetwork import ArrivedEvent, EventNetwork, EventNode
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
@@ -355,7 +355,7 @@ def test_an_event_that_comes_live_and_as_a_past_one_reaches_each_handler_once(pl
     late.on("a", handler=filtered, filter="(n=1)")
     joined = late.connect(plant.instance(), "*", network=NETWORK)
     joined.announced().result(PATIENCE)
-    arrival = Arrival(WireEvent("a", {"n": 1}), str(uuid4()), None, None)
+    arrival = ArrivedEvent(WireEvent("a", {"n": 1}), str(uuid4()), None, None)
     inbound = joined._inbound
     past = inbound.begin_with_past()
     inbound.receive(arrival)  # is held
@@ -572,7 +572,7 @@ def test_a_request_of_a_stranger_is_answered_within_its_bounds(plant: Plant) -> 
 
 ANSWERING = """
 import os, signal, sys, messaging
-from messaging.eventnetwork import Arrival, EventNetwork, EventNode
+from messaging.eventnetwork import ArrivedEvent, EventNetwork, EventNode
 from messaging.services import ServiceRegistry
 from messaging.typedevent import RangePolicy, TypedEventBus
 
