@@ -5,8 +5,7 @@ below. Applications do not import from it: the event services export what applic
 
 ======================  ================================================================================================
 ``grammar``             the contract of a grammar: topics, topic filters, and the index that finds values by topic
-``topics``              the grammars of OSGi Typed Event and of Event Admin
-``trie``                their index: a trie of tokens
+``topics``              the grammars of OSGi Typed Event and of Event Admin, and their index: a trie of tokens
 ``distributed_topics``  the grammar of RFC 214 Distributed Eventing, and its index by prefix
 ``permission``          permissions of principals to publish and to subscribe
 ``terms``               the terms of a handler, read from its service properties
@@ -51,10 +50,10 @@ from messaging.dispatch.topics import EVENT_ADMIN as EVENT_ADMIN
 from messaging.dispatch.topics import MULTI_LEVEL as MULTI_LEVEL
 from messaging.dispatch.topics import TYPED_EVENTS as TYPED_EVENTS
 from messaging.dispatch.topics import TopicFilter as TopicFilter
+from messaging.dispatch.topics import TopicTrie as TopicTrie
 from messaging.dispatch.topics import check_topic as check_topic
 from messaging.dispatch.topics import is_topic as is_topic
 from messaging.dispatch.topics import parse_filter as parse_filter
-from messaging.dispatch.trie import TopicTrie as TopicTrie
 
 __all__ = [
     "DISTRIBUTED_EVENTS",

@@ -575,7 +575,7 @@ class DistributedEventAdmin(EventService):
 
     def lanes(self) -> list[Any]:
         """Return the queues of all consumers; they act as lanes."""
-        return [each.queue for _, consumer in self.dispatcher.handlers() for each in consumer.objects()]
+        return [each.queue for _, consumer in self.dispatcher.handlers() for each in consumer.objects.all()]
 
     def _stop_accepting(self) -> None:
         self._sessions.close()

@@ -185,7 +185,7 @@ class AdminNetwork(NodeService):
         notification = self._confirming(arrival, topic)
         if notification is not None:
             for consumer, _ in self._dispatcher.route(topic):
-                for each in consumer.objects():
+                for each in consumer.objects.all():
                     each.queue.when_done(notification.expect_part(consumer.name))
             notification.release(DISPATCH)
 

@@ -106,7 +106,7 @@ class ConsumerObject:
         queued.end()
         if queued.is_last:
             self.queue.close()
-            self._consumer.released(self)
+            self._consumer.objects.released(self)
         elif event.kind != "data":
             self._session_over(event.session)
 
@@ -265,12 +265,11 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
         self.loop = running_loop() or handlers_loop()
         self._changed = changed
         self._is_prototype = is_prototype(reference)
-        self._objects = ConsumerObjects()
+        #: its objects, by session
+        self.objects = ConsumerObjects()
         #: the object of the default session, or of all sessions, once it was made; what it is given after its queue has
         #: ended is dropped there
         self._only: ConsumerObject | None = None
-        #: called with an object that received its last event
-        self.released: Callable[[ConsumerObject], None] = self._objects.released
         self._dropped = 0
         #: a further session was refused since the last one was accepted
         self._is_refusing = False
@@ -283,16 +282,12 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
     @property
     def waiting(self) -> int:
         """Number of events that wait for it."""
-        return sum(len(each.queue) for each in self.objects())
+        return sum(len(each.queue) for each in self.objects.all())
 
     @property
     def dropped(self) -> int:
         """Number of events that it did not receive: its queue was full, it was discarded, or their session was over."""
         return self._dropped
-
-    def objects(self) -> list[ConsumerObject]:
-        """Return its objects."""
-        return self._objects.all()
 
     @property
     def _has_several(self) -> bool:
@@ -332,7 +327,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
         return f"an event on {event.topic!r}"
 
     def _close(self) -> int:
-        lost = self._objects.close()
+        lost = self.objects.close()
         self._dropped += lost
         return lost
 
@@ -392,7 +387,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
 
     def _offer_lifecycle(self, event: DispatchedEvent, notification: Notification | None) -> bool:
         is_last = self._has_several
-        found = self._objects.take(event.session) if is_last else self._objects.find(None)
+        found = self.objects.take(event.session) if is_last else self.objects.find(None)
         if found is None:  # it has no data of this session: nothing is made merely to be closed
             return False
         over = None if notification is None else notification.expect_part(self.name)
@@ -408,7 +403,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
 
     def _object_for(self, event: DispatchedEvent) -> ConsumerObject | None:
         try:
-            found = self._objects.get(
+            found = self.objects.get(
                 event.session if self._has_several else None, lambda session: ConsumerObject(self, session)
             )
         except TooManyRequestsError as error:
@@ -438,7 +433,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
     def _forget(
         self, found: ConsumerObject, text: str, *, last: QueuedEvent | None = None, is_failure: bool = True
     ) -> None:
-        if not self._objects.discard(found, has_last=last is not None):
+        if not self.objects.discard(found, has_last=last is not None):
             return
         if not self._has_several:
             self.blocked = text

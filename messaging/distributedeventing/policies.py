@@ -62,25 +62,18 @@ class NetworkPolicy:
         """Number of events that :meth:`withhold` counted."""
         return self._withheld
 
-    def refusal(self, principal: Principal, topic: str) -> PermissionDeniedError | None:
-        """Return the error for an event that may not pass, or ``None`` for one that may."""
-        policy = self._policy
-        if policy is None or is_private(topic):
-            return None
-        if policy.permits(principal, TopicPermission(topic, TopicPermission.PUBLISH, DISTRIBUTED_EVENTS)):
-            return None
-        subject = "a sender without a principal" if principal is None else f"the principal {principal!r:.200}"
-        return PermissionDeniedError(f"{self._title}: {self._direction}: {subject} may not publish {topic!r:.200}")
-
     def check(self, principal: Principal, topic: str) -> None:
         """Refuse an event that may not pass.
 
         Raises:
             PermissionDeniedError: ``principal`` may not publish to ``topic``.
         """
-        error = self.refusal(principal, topic)
-        if error is not None:
-            raise error
+        policy = self._policy
+        if policy is None or is_private(topic):
+            return
+        if not policy.permits(principal, TopicPermission(topic, TopicPermission.PUBLISH, DISTRIBUTED_EVENTS)):
+            subject = "a sender without a principal" if principal is None else f"the principal {principal!r:.200}"
+            raise PermissionDeniedError(f"{self._title}: {self._direction}: {subject} may not publish {topic!r:.200}")
 
     def withhold(self, principal: Principal, topic: str, error: PermissionDeniedError) -> None:
         """Count an event that is not sent, and log the first one of its principal and topic."""

@@ -194,9 +194,7 @@ class Publishing:
         Consumers of this process have it already: a refusal is no exception, but fails the promise.
         """
         try:
-            refusal = self._outbound.refusal(principal, event.topic)
-            if refusal is not None:
-                raise refusal
+            self._outbound.check(principal, event.topic)
             sent = node.sender.send(
                 wire_event(event, principal),
                 event.as_map,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,21 +21,20 @@ if TYPE_CHECKING:
 _TOKEN: Final = object()
 
 
+@dataclass(slots=True, eq=False)
 class QueuedEvent:
     """One event in one queue.
 
     Attributes:
         event: the event; ``None`` for a barrier.
         over: called once, when the event was delivered or dropped.
+        is_last: whether the consumer object is released after it.
     """
 
-    __slots__ = ("event", "is_last", "over")
-
-    def __init__(self, event: Any, over: Callable[[], object] | None = None, *, is_last: bool = False) -> None:
-        self.event = event
-        self.over = over
-        #: whether the consumer object is released after it
-        self.is_last = is_last
+    event: Any
+    over: Callable[[], object] | None = None
+    _: KW_ONLY
+    is_last: bool = False
 
     def end(self) -> None:
         """Call ``over``, unless that was done."""

@@ -7,6 +7,7 @@ consumer on threads of their own.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import DISTRIBUTED_EVENTS
@@ -67,19 +68,19 @@ class _SourceOutlet(PushEventConsumer[Any]):
         return ABORT
 
 
+@dataclass(slots=True, eq=False)
 class _RegisteredSource:
     """A registered source. Used by one thread at a time."""
 
-    def __init__(self, reference: ServiceReference, topic: str, is_hidden: bool) -> None:
-        self.reference = reference
-        self.topic = topic
-        self.is_hidden = is_hidden
-        self.is_registered = True
-        #: the session of the opened source, and what its ``open`` returned
-        self.session: EventPublisherSession[Any] | None = None
-        self.handle: Any = None
-        #: whether the source ended its session itself: it is opened again after a time without consumers
-        self.has_ended = False
+    reference: ServiceReference
+    topic: str
+    is_hidden: bool
+    is_registered: bool = True
+    #: the session of the opened source, and what its ``open`` returned
+    session: EventPublisherSession[Any] | None = None
+    handle: Any = None
+    #: whether the source ended its session itself: it is opened again after a time without consumers
+    has_ended: bool = False
 
 
 class EventSources:

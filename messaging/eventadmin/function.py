@@ -22,21 +22,17 @@ if TYPE_CHECKING:
 class _Making:
     """A call that makes the service, on one thread; other threads wait for it."""
 
-    __slots__ = ("_done", "_thread")
+    __slots__ = ("_thread", "done")
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._done = Flag()
+        self.done = Flag()
 
     def wait(self) -> None:
         """Wait until the service is made, or the call has failed."""
         if self._thread == threading.get_ident():
             raise ArgumentError("it is not made yet: its own factory caused an event for it")
-        self._done.wait()
-
-    def end(self) -> None:
-        """Release the waiting threads."""
-        self._done.set()
+        self.done.wait()
 
 
 class HandlerFunction:
@@ -91,7 +87,7 @@ class HandlerFunction:
                 self.current = function
             finally:
                 del self._making[process]
-                mine.end()
+                mine.done.set()
             if function is None or self.is_released:
                 self.current = None
                 return None

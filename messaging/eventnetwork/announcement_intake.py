@@ -34,23 +34,20 @@ class AnnouncementIntake:
         self._settle = settle
         #: counts the messages that are refused
         self.refusals = RefusalLog(own.title)
-        self._unacknowledged = Unacknowledged()
+        #: bounds the announcements that wait for :meth:`take`
+        self.unacknowledged = Unacknowledged()
         self._is_closed = False
 
     @property
     def refused(self) -> int:
         """Number of messages that were refused, or dropped because too many wait."""
-        return self.refusals.refused + self._unacknowledged.dropped
-
-    def admit(self, batch: Sequence[Incoming]) -> Sequence[Incoming]:
-        """Return the announcements for which there is room; :meth:`take` follows. On the loop."""
-        return self._unacknowledged.admit(batch)
+        return self.refusals.refused + self.unacknowledged.dropped
 
     def take(self, batch: Sequence[Incoming], now: float) -> None:
         """Read announcements that arrived at ``now``, monotonic seconds. On the control thread."""
         try:
             for each in batch:
-                self._unacknowledged.took(each)
+                self.unacknowledged.took(each)
                 try:
                     self._read(each, now)
                 except Exception:  # the others must be read all the same

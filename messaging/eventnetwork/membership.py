@@ -229,9 +229,15 @@ class OwnAnnouncements:
         """Return when the own announcement with this token was sent; ``None`` if it is not awaited."""
         return None if token is None else self._probes.pop(token, None)
 
-    def forget_probes(self) -> None:
-        """Await no own announcement: the connection that they were sent on is lost."""
+    def connected(self) -> None:
+        """Await no earlier own announcement, as the connection is new, and send all changes from now on."""
+        self.is_connected = True
         self._probes.clear()
+
+    def pong(self, announcement: Announcement) -> None:
+        """Answer an announcement of another member if it is a ping."""
+        if announcement.kind == "ping" and announcement.token is not None:
+            self.send("pong", to=announcement.member, token=announcement.token)
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send an announcement."""
@@ -284,12 +290,15 @@ class Membership:
 
     def connected(self, now: float) -> None:
         """Announce this member, and query the others: for the first time, or after the connection was lost."""
-        self.own.is_connected = True
         self.is_deaf = False
         self.is_settled = False
         self._settles_at = math.inf  # until the query comes back
         self._listen_anew(now)
-        self.own.forget_probes()
+        self.own.connected()
+        self._query_all(now)
+
+    def _query_all(self, now: float) -> None:
+        """Announce this member, and query the others."""
         self.own.update()
         self.own.probe("query", now)
         self._beats_at = now + self.own.heartbeat / _BEATS
@@ -334,10 +343,7 @@ class Membership:
             if member.is_watched and gap > min(member.heartbeat, self.own.heartbeat):
                 member.heard = now
         if gap > self.own.heartbeat:
-            # the others may have lost this member
-            self.own.update()
-            self.own.probe("query", now)
-            self._beats_at = now + self.own.heartbeat / _BEATS
+            self._query_all(now)  # the others may have lost this member
         if now >= self._beats_at:  # first: the rest calls the listener
             self._answers = 0
             self._beats_at = now + self.own.heartbeat / _BEATS
@@ -419,7 +425,7 @@ class Membership:
                 return  # overtaken by the end of the member
             member = self._admit(announcement, now)
             if member is None:
-                self._pong(announcement)
+                self.own.pong(announcement)
                 return
         member.heard = now
         if not member.answers and (announcement.answers or announcement.kind in ("ping", "pong")):
@@ -441,12 +447,7 @@ class Membership:
             self._query(member, announcement, now)
         if announcement.kind == "query":
             self._answer(announcement.member)
-        self._pong(announcement)
-
-    def _pong(self, announcement: Announcement) -> None:
-        """Answer a ping."""
-        if announcement.kind == "ping" and announcement.token is not None:
-            self.own.send("pong", to=announcement.member, token=announcement.token)
+        self.own.pong(announcement)
 
     def _came_back(self, announcement: Announcement, now: float) -> None:
         """Note that this member received everything that was sent before this own announcement."""

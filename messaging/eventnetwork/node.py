@@ -195,7 +195,7 @@ class EventNode:
             return
         if len(announcements) < len(batch):  # first: see MemberChanges
             self._events.put([each for each in batch if not is_announcement(each.channel)])
-        admitted = self._announcements.admit(announcements)
+        admitted = self._announcements.unacknowledged.admit(announcements)
         self._control.post(self._take_announcements, admitted, clock.monotonic())
 
     def _take_announcements(self, batch: Sequence[Incoming], now: float) -> None:

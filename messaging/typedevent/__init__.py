@@ -11,9 +11,9 @@
 ``bus_connection``  BusConnection: the connection to an event network; ``outbound`` queues the events that are sent;
                     ``connected_bus`` takes in those of others; ``connection_terms`` says which events cross;
                     ``asking`` asks other processes for past events, ``past`` answers them, and ``late`` publishes
-                    them here before live events, to the handlers that ``past_delivery`` finds
+                    them here before live events, to handlers with a history
 ``durable``         options of the history on the disk; ``store`` writes it, in the form of ``stored_event``, with
-                    numbers of ``sequences`` and copies for ``guarantees``; ``replaying`` reads it
+                    its ``history_files``; ``replaying`` reads it
 ``event``           a published event, converted once to each type
 ==================  ================================================================================================
 

@@ -24,8 +24,7 @@ from messaging.eventdata import checked_copy
 from messaging.eventnetwork import MAX_PAST, TYPED, Interest, NodeService, SeenEvents
 from messaging.typedevent.asking import PAST_TIMEOUT, past_request, read_past
 from messaging.typedevent.event import PublishedEvent
-from messaging.typedevent.late import LateJoin
-from messaging.typedevent.past_delivery import PastDelivery
+from messaging.typedevent.late import LateJoin, PastDelivery
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -158,10 +158,6 @@ class EventHistory:
         """Return the policies by filter. The first filter that matches a topic is its effective one."""
         return {each.text: self._policies[each] for each in sorted(self._policies, key=lambda each: each.order)}
 
-    def policy(self, topic_filter: TopicFilter) -> RangePolicy | None:
-        """Return the policy of exactly this filter."""
-        return self._policies.get(topic_filter)
-
     def effective(self, topic: str) -> RangePolicy:
         """Return the policy of a topic: that of the most specific filter."""
         found = self._trie.preferred(topic)

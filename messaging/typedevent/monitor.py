@@ -527,7 +527,7 @@ class TypedEventMonitor:
                 return self._history.configured()
         parsed = parse_filter(topic_filter)
         with self.dispatcher.lock:
-            return self._history.policy(parsed)
+            return self._history.configured().get(parsed.text)
 
     def get_effective_history_storage(self, topic_name: str) -> RangePolicy:
         """Return the effective policy of a topic, by default ``RangePolicy.none()`` (157.11.4.4).

@@ -22,8 +22,7 @@ from messaging.journal import Journal, encode_record
 from messaging.text import SafeLog
 from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO
 from messaging.typedevent.event import PublishedEvent
-from messaging.typedevent.guarantees import Guarantees
-from messaging.typedevent.sequences import Sequences
+from messaging.typedevent.history_files import Guarantees, Sequences
 from messaging.typedevent.stored_event import StoredEvent, dump
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.dispatch import PrefixFilter, PrefixIndex, TopicFilter, TopicIndex
-from messaging.dispatch.trie import TopicTrie
+from messaging.dispatch.topics import TopicTrie
 from messaging.testing.tables import table
 from tests.dispatch import test_distributed_topics, test_topics
 from tests.dispatch.helpers import look_while_it_changes
