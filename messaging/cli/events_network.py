@@ -33,10 +33,10 @@ from messaging.eventnetwork import (
     ArrivedEvent,
     EventNetwork,
     EventNode,
-    Interest,
     MemberProfile,
     NodeService,
     SeenEvents,
+    TopicInterest,
 )
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def grammar_of(network: NetworkOptions) -> TopicGrammar[Any]:
     return TYPED_EVENTS if network.grammar is Grammar.TYPED else DISTRIBUTED_EVENTS
 
 
-def interest_in(topics: str, network: NetworkOptions) -> Interest:
+def interest_in(topics: str, network: NetworkOptions) -> TopicInterest:
     """Return the interest in the events of a topic filter."""
-    return Interest(topics, grammar=network.grammar.value)
+    return TopicInterest(topics, grammar=network.grammar.value)
 
 
 def settings_of(network: NetworkOptions) -> EventNetwork:
@@ -123,7 +123,7 @@ class MemberObserver(NodeService):
     def __init__(self) -> None:
         self._has_news = threading.Event()
 
-    def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
+    def wanted(self) -> tuple[frozenset[TopicInterest], frozenset[str]]:
         """See ``NodeService``."""
         return frozenset(), frozenset()
 
@@ -185,7 +185,7 @@ class Watcher(NodeService):
 
     # --- on worker threads
 
-    def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
+    def wanted(self) -> tuple[frozenset[TopicInterest], frozenset[str]]:
         """See ``NodeService``."""
         return self._interests, frozenset()
 

@@ -15,12 +15,12 @@ from messaging.cli.output import ExitCode, report
 from messaging.distributedeventing.qos import STANDARD, QosReader, supported_by
 from messaging.errors import ArgumentError, DecodeError, NullEventError, PartialNotificationError, PayloadTooLargeError
 from messaging.eventdata import WireEvent, from_portable, read_json
-from messaging.eventnetwork import DISPATCH, Notification, framework_uuid
+from messaging.eventnetwork import DISPATCH, DeliveryNotification, framework_uuid
 from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
     from messaging.cli.connecting import BrokerOptions
-    from messaging.eventnetwork.membership import Member
+    from messaging.eventnetwork.membership import OtherMember
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ NOTIFYING: Final = 30.0
 _JSON: Final = ("{", "[", '"')
 
 
-class CountedNotification(Notification):
+class CountedNotification(DeliveryNotification):
     """A notification that knows the members it waited for. Thread safe."""
 
     __slots__ = ("members",)
@@ -42,8 +42,8 @@ class CountedNotification(Notification):
         #: the members that were waited for, by id
         self.members: dict[str, str] = {}
 
-    def expect(self, members: Iterable[Member]) -> None:
-        """See ``Notification``."""
+    def expect(self, members: Iterable[OtherMember]) -> None:
+        """See ``DeliveryNotification``."""
         found = [*members]
         self.members |= {each.id: str(each) for each in found}
         super().expect(found)

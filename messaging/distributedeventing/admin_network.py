@@ -12,7 +12,15 @@ from messaging.bounded import BoundedCache
 from messaging.distributedeventing.dispatched import DispatchedEvent
 from messaging.distributedeventing.events import check_reply_topic
 from messaging.errors import EventSessionLostError, RemoteEventError
-from messaging.eventnetwork import DISPATCH, ArrivedEvent, Interest, NodeService, Notification, SeenEvents, framework_of
+from messaging.eventnetwork import (
+    DISPATCH,
+    ArrivedEvent,
+    DeliveryNotification,
+    NodeService,
+    SeenEvents,
+    TopicInterest,
+    framework_of,
+)
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
@@ -107,7 +115,7 @@ class AdminNetwork(NodeService):
         """
         self._is_open = True
 
-    def wanted(self) -> tuple[Iterable[Interest], Iterable[str]]:
+    def wanted(self) -> tuple[Iterable[TopicInterest], Iterable[str]]:
         """Return the interests of all consumers, and the topics to list."""
         if not self._is_open:
             return (), ()
@@ -171,12 +179,12 @@ class AdminNetwork(NodeService):
                 queue.deliver(events)
 
     @staticmethod
-    def _confirming(arrival: ArrivedEvent, topic: str) -> Notification | None:
+    def _confirming(arrival: ArrivedEvent, topic: str) -> DeliveryNotification | None:
         """Return the notification of the consumers here, which confirms the event to its sender."""
         confirm = arrival.notified
         if confirm is None:
             return None
-        notification = Notification(f"an event on {topic!r}", math.inf)  # the sender has the deadline
+        notification = DeliveryNotification(f"an event on {topic!r}", math.inf)  # the sender has the deadline
         notification.promise.listen(confirm)
         return notification
 
@@ -197,7 +205,7 @@ class AdminNetwork(NodeService):
                 consumer.offer(DispatchedEvent(topic, "error", None, session=session, failure=error), terms)
 
 
-def _interests_of(consumer: EventConsumer) -> list[Interest]:
+def _interests_of(consumer: EventConsumer) -> list[TopicInterest]:
     terms = consumer.terms
     text = None if terms.filter is None else str(terms.filter)
-    return [Interest(each.text, text, terms.is_hidden) for each in consumer.topics]
+    return [TopicInterest(each.text, text, terms.is_hidden) for each in consumer.topics]

@@ -31,7 +31,7 @@ from messaging.text import SafeLog, tolerant
 if TYPE_CHECKING:
     from messaging.dispatch import EventService
     from messaging.distributedeventing.dispatched import SessionKey
-    from messaging.eventnetwork import Notification
+    from messaging.eventnetwork import DeliveryNotification
     from messaging.execution import Lane
     from messaging.services import LdapFilter, ServiceReference
 
@@ -337,7 +337,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
         self,
         event: DispatchedEvent,
         terms: ConsumerTerms,
-        notification: Notification | None = None,
+        notification: DeliveryNotification | None = None,
         later: dict[ConsumerQueue, int] | None = None,
     ) -> bool:
         """Queue an event if it is for this consumer; return whether it is. From any thread; never waits.
@@ -385,7 +385,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
             )
             return False
 
-    def _offer_lifecycle(self, event: DispatchedEvent, notification: Notification | None) -> bool:
+    def _offer_lifecycle(self, event: DispatchedEvent, notification: DeliveryNotification | None) -> bool:
         is_last = self._has_several
         found = self.objects.take(event.session) if is_last else self.objects.find(None)
         if found is None:  # it has no data of this session: nothing is made merely to be closed

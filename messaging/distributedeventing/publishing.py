@@ -23,7 +23,7 @@ from messaging.errors import (
     check_instance,
 )
 from messaging.eventdata import WireError, WireEvent
-from messaging.eventnetwork import DISPATCH, Notification, framework_uuid
+from messaging.eventnetwork import DISPATCH, DeliveryNotification, framework_uuid
 from messaging.execution import Promise, clock, seconds
 from messaging.text import SafeLog
 
@@ -104,10 +104,10 @@ class Publishing:
             route = self._dispatcher.route(topic)
         return bool(route) or (self.node is not None and self.node.sender.has_consumer(topic))
 
-    def notification(self, topic: str, timeout: float | None) -> Notification:
+    def notification(self, topic: str, timeout: float | None) -> DeliveryNotification:
         """Return the notification of an event that is about to be published."""
         limit = self._timeout if timeout is None else seconds(timeout)
-        return Notification(f"publishing to {topic!r} with notification", limit)
+        return DeliveryNotification(f"publishing to {topic!r} with notification", limit)
 
     # --- events
 
@@ -148,7 +148,11 @@ class Publishing:
         )
 
     def publish(
-        self, event: DispatchedEvent, qos: Any, notification: Notification | None = None, principal: Principal = None
+        self,
+        event: DispatchedEvent,
+        qos: Any,
+        notification: DeliveryNotification | None = None,
+        principal: Principal = None,
     ) -> Promise[None]:
         """Publish an event; return the promise of its message. The end of a session is published when all is closed."""
         is_end, delivery = event.kind != "data", self._qos.read(qos)
@@ -186,7 +190,7 @@ class Publishing:
         node: EventNode,
         event: DispatchedEvent,
         qos: DeliveryQos,
-        notification: Notification | None,
+        notification: DeliveryNotification | None,
         principal: Principal,
     ) -> Promise[None] | None:
         """Send an event to other processes; return the promise of its message, ``None`` if it is not sent.
@@ -258,7 +262,7 @@ def _data_of(payload: Any) -> Any:
     return payload
 
 
-def _check_sent(sent: Promise[None], notification: Notification) -> None:
+def _check_sent(sent: Promise[None], notification: DeliveryNotification) -> None:
     error = sent.exception()
     if error is not None:
         notification.fail(error)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from messaging.dispatch import Principal
     from messaging.distributedeventing.dispatched import DispatchedEvent
     from messaging.distributedeventing.publishing import Publishing
-    from messaging.eventnetwork import Notification
+    from messaging.eventnetwork import DeliveryNotification
     from messaging.execution import Promise
     from messaging.services import ServiceRegistration
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 #: the end of a session, and its notification
-_End = tuple[PushEvent[Any], "Notification | None"]
+_End = tuple[PushEvent[Any], "DeliveryNotification | None"]
 
 
 class _SessionGate:
@@ -40,7 +40,7 @@ class _SessionGate:
         self._inside = 0
         self._due: _End | None = None
         #: notification of the end
-        self.ended: Notification | None = None
+        self.ended: DeliveryNotification | None = None
 
     def enter(self) -> bool:
         """Return whether data may be published; if so, :meth:`leave` must follow."""
@@ -57,7 +57,7 @@ class _SessionGate:
             due, self._due = self._due, None
             return due
 
-    def end(self, event: PushEvent[Any], notification: Notification | None) -> tuple[bool, bool]:
+    def end(self, event: PushEvent[Any], notification: DeliveryNotification | None) -> tuple[bool, bool]:
         """Return whether the gate was open, and whether the caller has to publish the end."""
         with self._lock:
             was_open, self.is_open = self.is_open, False
@@ -174,7 +174,7 @@ class EventPublisherSession(Generic[T]):
         return given_event(event, session=self._session, reply_to=self._reply_to)
 
     def _publish(
-        self, make: Callable[[], DispatchedEvent], qos: Any, notification: Notification | None = None
+        self, make: Callable[[], DispatchedEvent], qos: Any, notification: DeliveryNotification | None = None
     ) -> Promise[None]:
         """Publish the event that ``make`` returns, unless the session has ended."""
         _refuse_ended(self._gate.enter(), self._topic)
@@ -226,14 +226,14 @@ class EventPublisherSession(Generic[T]):
         self._end(event, notification)
         return notification.promise
 
-    def _end(self, event: PushEvent[Any], notification: Notification | None = None) -> None:
+    def _end(self, event: PushEvent[Any], notification: DeliveryNotification | None = None) -> None:
         was_open, is_due = self._gate.end(event, notification)
         if is_due:
             self._publish_end(event, notification)
         elif not was_open and notification is not None:
             notification.follow(self._gate.ended)
 
-    def _publish_end(self, event: PushEvent[Any], notification: Notification | None) -> None:
+    def _publish_end(self, event: PushEvent[Any], notification: DeliveryNotification | None) -> None:
         try:
             end = self._publishing.end_of(self._topic, self._session, event)
             self._publishing.publish(end, None, notification, self._principal)

@@ -25,7 +25,7 @@ grammar, and events as their layout. Applications do not import from it.
 from messaging.eventnetwork.announcements import DISTRIBUTED as DISTRIBUTED
 from messaging.eventnetwork.announcements import TYPED as TYPED
 from messaging.eventnetwork.announcements import Announcement as Announcement
-from messaging.eventnetwork.announcements import Interest as Interest
+from messaging.eventnetwork.announcements import TopicInterest as TopicInterest
 from messaging.eventnetwork.channels import PREFIX as PREFIX
 from messaging.eventnetwork.channels import is_private as is_private
 from messaging.eventnetwork.channels import new_reply_topic as new_reply_topic
@@ -40,7 +40,7 @@ from messaging.eventnetwork.node import framework_uuid as framework_uuid
 from messaging.eventnetwork.node_views import MemberDTO as MemberDTO
 from messaging.eventnetwork.node_views import NodeDTO as NodeDTO
 from messaging.eventnetwork.notifications import DISPATCH as DISPATCH
-from messaging.eventnetwork.notifications import Notification as Notification
+from messaging.eventnetwork.notifications import DeliveryNotification as DeliveryNotification
 from messaging.eventnetwork.own_member import MemberProfile as MemberProfile
 from messaging.eventnetwork.own_member import NodeService as NodeService
 from messaging.eventnetwork.replays import MAX_ANSWER_BYTES as MAX_ANSWER_BYTES

@@ -105,7 +105,7 @@ _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separator
 
 
 @dataclass(frozen=True, slots=True)
-class Interest:
+class TopicInterest:
     """Events that a member wants: a topic filter, and an LDAP filter over their data. Immutable."""
 
     topics: str
@@ -125,7 +125,7 @@ class Announcement:
     version: int = 0
     heartbeat: float = 0.0
     linger: float = 0.0
-    interests: tuple[Interest, ...] = ()
+    interests: tuple[TopicInterest, ...] = ()
     offers: tuple[str, ...] = ()
     framework: str | None = None
     name: str | None = None
@@ -177,7 +177,7 @@ def dump_announcement(announcement: Announcement) -> bytes:
     return _encode(found).encode()
 
 
-def _dumped(interest: Interest) -> dict[str, Any]:
+def _dumped(interest: TopicInterest) -> dict[str, Any]:
     found: dict[str, Any] = {"topics": interest.topics}
     if interest.filter is not None:
         found["filter"] = interest.filter
@@ -329,7 +329,7 @@ def _optional_text(found: dict[str, Any], field: str) -> str | None:
     return None if value is None else _text(value, field)
 
 
-def _interest(value: Any) -> Interest:
+def _interest(value: Any) -> TopicInterest:
     if not isinstance(value, dict):
         raise _wrong("interests", "must have objects with a topic filter in 'topics'")
     ldap = value.get("filter")
@@ -339,7 +339,7 @@ def _interest(value: Any) -> Interest:
             "interests",
             f"must have {DISTRIBUTED!r} or {TYPED!r} as their grammar, not {printable(str(grammar))[:80]!r}",
         )
-    return Interest(
+    return TopicInterest(
         _text(value.get("topics"), "interests"),
         None if ldap is None else _text(ldap, "interests"),
         value.get("hidden") is True,

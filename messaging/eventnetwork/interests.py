@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from messaging.dispatch import TopicIndex
-    from messaging.eventnetwork.announcements import Interest
+    from messaging.eventnetwork.announcements import TopicInterest
 
 logger = SafeLog(__name__)
 
@@ -78,7 +78,7 @@ class Interests:
         return sum(map(len, self._indexes.values()))
 
     @staticmethod
-    def check(interest: Interest) -> None:
+    def check(interest: TopicInterest) -> None:
         """Refuse an interest that does not parse, with ``DecodeError``."""
         try:
             GRAMMARS[interest.grammar].parse(interest.topics)
@@ -87,7 +87,7 @@ class Interests:
         except (InvalidTopicError, InvalidFilterError) as error:
             raise DecodeError(f"an announcement with an invalid interest: {error}") from None
 
-    def change(self, member: str, added: Iterable[Interest], removed: Iterable[Interest]) -> None:
+    def change(self, member: str, added: Iterable[TopicInterest], removed: Iterable[TopicInterest]) -> None:
         """Apply the change of one member's interests."""
         for each in removed:
             self._indexes[each.grammar].remove(GRAMMARS[each.grammar].parse(each.topics), (member, each.filter))

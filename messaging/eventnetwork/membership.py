@@ -30,7 +30,7 @@ from messaging.eventnetwork.announcements import (
     MAX_BYTES,
     MAX_ENTRIES,
     Announcement,
-    Interest,
+    TopicInterest,
     is_announceable,
 )
 from messaging.text import SafeLog, printable
@@ -62,7 +62,7 @@ ANSWER_DELAY: Final = 0.1
 _OTHER_FIELDS: Final = 8_192
 
 
-class Member:
+class OtherMember:
     """Another member. Read from any thread, written by the thread of its :class:`Membership`.
 
     Attributes:
@@ -97,7 +97,7 @@ class Member:
         self.is_known = self.is_refused = False
         self.is_lost = self.is_heard_late = False
         self.lost_at = 0.0
-        self.interests: frozenset[Interest] = frozenset()
+        self.interests: frozenset[TopicInterest] = frozenset()
         self.offers: frozenset[str] = frozenset()
         self.heard = now
         #: when it was last queried; ``None``: never
@@ -131,22 +131,22 @@ class MembershipListener(abc.ABC):
     """Is told of changes, on the thread of the membership."""
 
     @abc.abstractmethod
-    def joined(self, member: Member) -> None:
+    def joined(self, member: OtherMember) -> None:
         """Note that ``member`` is there, for the first time or again."""
 
     @abc.abstractmethod
-    def changed(self, member: Member, added: frozenset[Interest], removed: frozenset[Interest]) -> None:
+    def changed(self, member: OtherMember, added: frozenset[TopicInterest], removed: frozenset[TopicInterest]) -> None:
         """Note that the interests of ``member`` in force changed: also when it joins or is forgotten."""
 
     @abc.abstractmethod
-    def lost(self, member: Member) -> None:
+    def lost(self, member: OtherMember) -> None:
         """Note that ``member`` is lost: its process may have crashed."""
 
-    def silent_again(self, member: Member) -> None:  # noqa: B027  # a service may have no use for late events
+    def silent_again(self, member: OtherMember) -> None:  # noqa: B027  # a service may have no use for late events
         """Note that ``member`` is still lost, and that no more of the events arrive that its broker kept."""
 
     @abc.abstractmethod
-    def left(self, member: Member) -> None:
+    def left(self, member: OtherMember) -> None:
         """Note that ``member`` left in good order, or is forgotten after it was lost."""
 
     @abc.abstractmethod
@@ -163,14 +163,14 @@ class OwnAnnouncements:
         send: sends an announcement; never blocks for long and never raises.
     """
 
-    def __init__(self, own: Announcement, everything: Interest, send: Callable[[Announcement], object]) -> None:
+    def __init__(self, own: Announcement, everything: TopicInterest, send: Callable[[Announcement], object]) -> None:
         self.member = own.member
         self.heartbeat = own.heartbeat
         self.is_connected = False
         self._own = own
         self._everything = everything
         self._send = send
-        self._interests: frozenset[Interest] = frozenset()
+        self._interests: frozenset[TopicInterest] = frozenset()
         self._offers: frozenset[str] = frozenset()
         #: number of changes
         self._version = 0
@@ -180,7 +180,7 @@ class OwnAnnouncements:
         #: when the latest one was sent
         self.probed_at = 0.0
 
-    def set(self, wanted: Iterable[Interest], offered: Iterable[str]) -> None:
+    def set(self, wanted: Iterable[TopicInterest], offered: Iterable[str]) -> None:
         """Set what this member wants and offers; announce the changes if it is connected."""
         interests, offers = self._bounded(frozenset(wanted), frozenset(offered))
         added, removed = interests - self._interests, self._interests - interests
@@ -192,8 +192,8 @@ class OwnAnnouncements:
             self._change("remove", removed, old)
 
     def _bounded(
-        self, interests: frozenset[Interest], offers: frozenset[str]
-    ) -> tuple[frozenset[Interest], frozenset[str]]:
+        self, interests: frozenset[TopicInterest], offers: frozenset[str]
+    ) -> tuple[frozenset[TopicInterest], frozenset[str]]:
         """Return the interests and offers to announce, as far as the other members read them."""
         if not all(is_announceable(each.topics) for each in interests):
             interests = frozenset((self._everything,))
@@ -208,7 +208,7 @@ class OwnAnnouncements:
             offers = frozenset()  # offers are for lists only
         return interests, offers
 
-    def _change(self, kind: str, interests: frozenset[Interest], offers: frozenset[str]) -> None:
+    def _change(self, kind: str, interests: frozenset[TopicInterest], offers: frozenset[str]) -> None:
         self._version += 1
         if self.is_connected:
             self.send(kind, interests=_in_order(interests), offers=tuple(sorted(offers)))
@@ -259,12 +259,12 @@ class Membership:
     def __init__(
         self,
         own: Announcement,
-        everything: Interest,
+        everything: TopicInterest,
         listener: MembershipListener,
         send: Callable[[Announcement], object],
-        check: Callable[[Interest], object],
+        check: Callable[[TopicInterest], object],
     ) -> None:
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, OtherMember] = {}
         self.is_settled = False
         #: whether the broker ended a subscription to announcements, which is not made again yet
         self.is_deaf = False
@@ -361,7 +361,7 @@ class Membership:
             self.is_settled = True
             self._listener.settled()
 
-    def _suspect(self, member: Member, now: float) -> None:
+    def _suspect(self, member: OtherMember, now: float) -> None:
         """Lose a silent member, if its silence is not that of this member's own subscription."""
         silent = now - member.heard
         if not member.heartbeat or silent < _SUSPICIOUS * member.heartbeat:
@@ -372,7 +372,7 @@ class Membership:
         elif silent >= _SILENT * member.heartbeat and self._received_until >= since:
             self._lose(member, now)
 
-    def _lose(self, member: Member, now: float) -> None:
+    def _lose(self, member: OtherMember, now: float) -> None:
         if member.is_lost:
             member.is_heard_late = False
             self._listener.silent_again(member)
@@ -381,7 +381,7 @@ class Membership:
         logger.info("event network: member %s is lost: no announcement for %g s", member, now - member.heard)
         self._listener.lost(member)
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, member: OtherMember) -> None:
         del self.members[member.id]
         self._set(member, frozenset(), frozenset())
         self._listener.left(member)
@@ -466,7 +466,7 @@ class Membership:
         else:
             self.is_answer_due = True
 
-    def _admit(self, announcement: Announcement, now: float) -> Member | None:
+    def _admit(self, announcement: Announcement, now: float) -> OtherMember | None:
         if len(self.members) >= MAX_MEMBERS:
             if not self._is_full:
                 self._is_full = True
@@ -475,19 +475,19 @@ class Membership:
                 )
             return None
         self._is_full = False
-        member = self.members[announcement.member] = Member(announcement.member, now)
+        member = self.members[announcement.member] = OtherMember(announcement.member, now)
         member.heartbeat = announcement.heartbeat or self.own.heartbeat
         member.describe(announcement)
         self._listener.joined(member)
         return member
 
-    def _update(self, member: Member, announcement: Announcement, now: float) -> None:
+    def _update(self, member: OtherMember, announcement: Announcement, now: float) -> None:
         if member.is_known and announcement.version < member.version:
             return  # overtaken by a later change
         member.describe(announcement)
         self._take(member, announcement, frozenset(announcement.interests), frozenset(announcement.offers), now)
 
-    def _apply(self, member: Member, announcement: Announcement, now: float) -> None:
+    def _apply(self, member: OtherMember, announcement: Announcement, now: float) -> None:
         if announcement.version <= member.version and member.is_known:
             return
         if announcement.version != member.version + 1 or not member.is_known:
@@ -501,9 +501,9 @@ class Membership:
 
     def _take(
         self,
-        member: Member,
+        member: OtherMember,
         announcement: Announcement,
-        interests: frozenset[Interest],
+        interests: frozenset[TopicInterest],
         offers: frozenset[str],
         now: float,
     ) -> None:
@@ -521,14 +521,14 @@ class Membership:
             )
         self._set(member, interests, offers)
 
-    def _set(self, member: Member, interests: frozenset[Interest], offers: frozenset[str]) -> None:
+    def _set(self, member: OtherMember, interests: frozenset[TopicInterest], offers: frozenset[str]) -> None:
         before = member.interests
         self._total += len(interests) + len(offers) - len(before) - len(member.offers)
         member.interests, member.offers = interests, offers
         if interests != before:
             self._listener.changed(member, interests - before, before - interests)
 
-    def _query(self, member: Member, announcement: Announcement, now: float) -> None:
+    def _query(self, member: OtherMember, announcement: Announcement, now: float) -> None:
         """Ask for an update: at most once in a heartbeat of this member, and rarely for one that was refused."""
         pause = self.own.heartbeat / _BEATS
         if member.is_refused and announcement.version == member.version:
@@ -551,7 +551,7 @@ class Membership:
             self._lose(member, now)
 
 
-def _readable(announcement: Announcement, check: Callable[[Interest], object]) -> Announcement:
+def _readable(announcement: Announcement, check: Callable[[TopicInterest], object]) -> Announcement:
     """Return an announcement without the interests that ``check`` refuses; they are problems of it."""
     problems = [*announcement.problems]
     interests = []
@@ -566,11 +566,11 @@ def _readable(announcement: Announcement, check: Callable[[Interest], object]) -
     return replace(announcement, interests=tuple(interests), problems=tuple(problems))
 
 
-def _in_order(interests: Iterable[Interest]) -> tuple[Interest, ...]:
+def _in_order(interests: Iterable[TopicInterest]) -> tuple[TopicInterest, ...]:
     """Return interests in an order that is the same in each run."""
     return tuple(sorted(interests, key=lambda each: (each.topics, each.filter or "", each.grammar, each.is_hidden)))
 
 
-def _size(interests: Iterable[Interest]) -> int:
+def _size(interests: Iterable[TopicInterest]) -> int:
     """Return at least the bytes of ``interests`` in an announcement."""
     return sum(64 + 6 * (len(each.topics) + len(each.filter or "")) for each in interests)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from messaging.reporting import counter, gauge, identity, label, part
 
 if TYPE_CHECKING:
-    from messaging.eventnetwork.membership import Member
+    from messaging.eventnetwork.membership import OtherMember
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class NodeDTO:
     )
 
 
-def view_of(member: Member, now: float) -> MemberDTO:
+def view_of(member: OtherMember, now: float) -> MemberDTO:
     """Return a snapshot of another member; ``now`` is in monotonic seconds."""
     return MemberDTO(
         id=member.id,

@@ -15,7 +15,7 @@ from messaging.errors import ConnectionLostError, MessagingError, PartialNotific
 from messaging.execution import Promise, clock, engine
 
 if TYPE_CHECKING:
-    from messaging.eventnetwork.membership import Member
+    from messaging.eventnetwork.membership import OtherMember
 
 #: reasons to wait that are no consumer: the event is being dispatched; members that are not known yet may want it
 DISPATCH: Final = "dispatch"
@@ -39,7 +39,7 @@ class NotificationPromise(Promise[None]):
         return super().stored if self.message is None else self.message.stored
 
 
-class Notification:
+class DeliveryNotification:
     """The notification of one event. Thread safe.
 
     Args:
@@ -69,9 +69,9 @@ class Notification:
         "what",
     )
 
-    def __init__(self, what: str, timeout: float, joined: Callable[[Member], object] = lambda _: None) -> None:
+    def __init__(self, what: str, timeout: float, joined: Callable[[OtherMember], object] = lambda _: None) -> None:
         self.joined = joined
-        self.is_for: Callable[[Member], bool] = lambda _: True
+        self.is_for: Callable[[OtherMember], bool] = lambda _: True
         #: whether its deadline has passed before its promise was settled
         self.is_expired = False
         #: whether the loss of the connection leaves it pending as long as it is held for ``DISPATCH``
@@ -136,7 +136,7 @@ class Notification:
 
         return over
 
-    def expect(self, members: Iterable[Member]) -> None:
+    def expect(self, members: Iterable[OtherMember]) -> None:
         """Wait for other members."""
         with self._lock:
             for each in members:
@@ -152,7 +152,7 @@ class Notification:
                 return
         self._settle()
 
-    def is_missing(self, member: Member) -> bool:
+    def is_missing(self, member: OtherMember) -> bool:
         """Return whether a member has not confirmed it yet, which was lost and came back or is waited for."""
         with self._lock:
             return member.id in self._members or (member.id in self._lost and not member.is_lost)
@@ -183,7 +183,7 @@ class Notification:
         else:
             engine().call(self.promise.resolve, None)
 
-    def follow(self, other: Notification | None) -> None:
+    def follow(self, other: DeliveryNotification | None) -> None:
         """Have the outcome of another one, of the same event; at once without one."""
         if other is None:
             self.release(DISPATCH)
@@ -231,9 +231,9 @@ class Notifications:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the following
-        self._pending: dict[str, Notification] = {}
+        self._pending: dict[str, DeliveryNotification] = {}
 
-    def add(self, key: str, notification: Notification) -> None:
+    def add(self, key: str, notification: DeliveryNotification) -> None:
         """Watch a notification until its promise is settled.
 
         Raises:
@@ -257,7 +257,7 @@ class Notifications:
             self._pending[new] = found
         found.promise.listen(lambda: self._remove(new, found))
 
-    def _remove(self, key: str, notification: Notification) -> None:
+    def _remove(self, key: str, notification: DeliveryNotification) -> None:
         with self._lock:
             if self._pending.get(key) is notification:
                 del self._pending[key]
@@ -267,7 +267,7 @@ class Notifications:
         self._lock = threading.Lock()
         self._pending = {}
 
-    def all(self) -> list[Notification]:
+    def all(self) -> list[DeliveryNotification]:
         """Return the pending notifications."""
         with self._lock:
             return [*self._pending.values()]

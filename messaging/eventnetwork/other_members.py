@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from messaging.eventnetwork.membership import Member, Membership, MembershipListener
-from messaging.eventnetwork.notifications import MEMBERS, Notification, Notifications
+from messaging.eventnetwork.membership import Membership, MembershipListener, OtherMember
+from messaging.eventnetwork.notifications import MEMBERS, DeliveryNotification, Notifications
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.eventnetwork.announcements import Interest
+    from messaging.eventnetwork.announcements import TopicInterest
     from messaging.eventnetwork.interests import Interests
     from messaging.eventnetwork.own_member import NodeService
 
@@ -48,7 +48,7 @@ class MemberChanges(MembershipListener):
         self._notifications = notifications
         self._service = service
 
-    def joined(self, member: Member) -> None:
+    def joined(self, member: OtherMember) -> None:
         """See ``MembershipListener``."""
         for each in self._notifications.all():
             if each.waits_for(MEMBERS) and self._is_for(each, member):
@@ -56,7 +56,7 @@ class MemberChanges(MembershipListener):
                 each.joined(member)
 
     @staticmethod
-    def _is_for(notification: Notification, member: Member) -> bool:
+    def _is_for(notification: DeliveryNotification, member: OtherMember) -> bool:
         try:
             return notification.is_for(member)
         except Exception:
@@ -66,7 +66,7 @@ class MemberChanges(MembershipListener):
             )  # fmt: skip
             return False
 
-    def changed(self, member: Member, added: frozenset[Interest], removed: frozenset[Interest]) -> None:
+    def changed(self, member: OtherMember, added: frozenset[TopicInterest], removed: frozenset[TopicInterest]) -> None:
         """See ``MembershipListener``."""
         self._interests.change(member.id, added, removed)
         if removed:
@@ -76,17 +76,17 @@ class MemberChanges(MembershipListener):
         self.joined(member)
         self._interest_changed()
 
-    def lost(self, member: Member) -> None:
+    def lost(self, member: OtherMember) -> None:
         """See ``MembershipListener``."""
         for each in self._notifications.all():
             each.lost(member.id)
         self.silent_again(member)
 
-    def silent_again(self, member: Member) -> None:
+    def silent_again(self, member: OtherMember) -> None:
         """See ``MembershipListener``."""
         self._in_order(partial(self._service.member_lost, member.id))
 
-    def left(self, member: Member) -> None:
+    def left(self, member: OtherMember) -> None:
         """See ``MembershipListener``."""
         if not member.is_lost:  # a lost one did not confirm: notifications still name it
             for each in self._notifications.all():

@@ -18,7 +18,7 @@ from messaging.model import overlap
 from messaging.text import SafeLog
 
 if TYPE_CHECKING:
-    from messaging.eventnetwork.announcements import Interest
+    from messaging.eventnetwork.announcements import TopicInterest
     from messaging.eventnetwork.control import Control
     from messaging.receiving import JointSubscription
 
@@ -45,9 +45,9 @@ class OwnInterests:
         title: str,
         control: Control,
         joint: JointSubscription,
-        wanted: Callable[[], tuple[Iterable[Interest], Iterable[str]]],
+        wanted: Callable[[], tuple[Iterable[TopicInterest], Iterable[str]]],
         pattern_of: Callable[[str], str],
-        announce: Callable[[Iterable[Interest], Iterable[str]], object],
+        announce: Callable[[Iterable[TopicInterest], Iterable[str]], object],
     ) -> None:
         self._title = title
         self._control = control
@@ -60,9 +60,9 @@ class OwnInterests:
         self._is_posted = False
         # --- used by the control thread
         #: the interests with the patterns of their channels
-        self._interests: dict[Interest, str] = {}
+        self._interests: dict[TopicInterest, str] = {}
         #: interests that stay until others take their place
-        self._ending: dict[Interest, str] = {}
+        self._ending: dict[TopicInterest, str] = {}
         self._offers: Iterable[str] = ()
         #: patterns of both
         self._patterns: frozenset[str] = frozenset()

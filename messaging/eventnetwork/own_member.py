@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import DISTRIBUTED_EVENTS, TYPED_EVENTS, TopicGrammar
-from messaging.eventnetwork.announcements import TYPED, Announcement, Interest
+from messaging.eventnetwork.announcements import TYPED, Announcement, TopicInterest
 
 if TYPE_CHECKING:
     from messaging.eventnetwork.channels import ChannelNames
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from messaging.instance import Messaging
 
 #: the interest in every event, by the grammar of the topics
-EVERYTHING: Final[dict[TopicGrammar[Any], Interest]] = {
-    DISTRIBUTED_EVENTS: Interest("**"),
-    TYPED_EVENTS: Interest("*", grammar=TYPED),
+EVERYTHING: Final[dict[TopicGrammar[Any], TopicInterest]] = {
+    DISTRIBUTED_EVENTS: TopicInterest("**"),
+    TYPED_EVENTS: TopicInterest("*", grammar=TYPED),
 }
 
 
@@ -30,7 +30,7 @@ class NodeService(abc.ABC):
     """The event service of a node."""
 
     @abc.abstractmethod
-    def wanted(self) -> tuple[Iterable[Interest], Iterable[str]]:
+    def wanted(self) -> tuple[Iterable[TopicInterest], Iterable[str]]:
         """Return the events that are wanted, each once, and the topics that are offered. On a worker thread."""
 
     @abc.abstractmethod

@@ -9,10 +9,10 @@ from uuid import uuid4
 
 from messaging.errors import ClosedError
 from messaging.eventnetwork.announcements import Announcement
-from messaging.eventnetwork.notifications import DISPATCH, MEMBERS, Notification
+from messaging.eventnetwork.notifications import DISPATCH, MEMBERS, DeliveryNotification
 
 if TYPE_CHECKING:
-    from messaging.eventnetwork.membership import Member
+    from messaging.eventnetwork.membership import OtherMember
     from messaging.eventnetwork.other_members import OtherMembers
     from messaging.eventnetwork.own_member import OwnMember
     from messaging.execution import Promise
@@ -44,20 +44,20 @@ class Pings:
         self._is_connected = is_connected
         # --- used by the control thread
         #: pings that wait until this member is connected and hears announcements, by token; and pings that were sent
-        self._unasked: dict[str, Notification] = {}
-        self._asked: dict[str, Notification] = {}
+        self._unasked: dict[str, DeliveryNotification] = {}
+        self._asked: dict[str, DeliveryNotification] = {}
 
     def ask(self, timeout: float) -> Promise[None]:
         """Return the promise that every live member has read the announcements so far; see ``EventNode.announced``."""
         token = str(uuid4())
-        asking = Notification(f"announcing the interests of {self._own.title}", timeout)
+        asking = DeliveryNotification(f"announcing the interests of {self._own.title}", timeout)
         asking.is_for = lambda member: member.answers
         asking.waits_for_connection = True
         self._others.notifications.add(token, asking)
         self._refresh_first(token, asking)
         return asking.promise
 
-    def _refresh_first(self, token: str, asking: Notification) -> None:
+    def _refresh_first(self, token: str, asking: DeliveryNotification) -> None:
         """Announce the interests of now, and then send a ping."""
         announced = self._refresh()
 
@@ -90,7 +90,7 @@ class Pings:
             self._others.notifications.renew(token, renewed)
             self._unasked[renewed] = asking
 
-    def _ping(self, token: str, asking: Notification) -> None:
+    def _ping(self, token: str, asking: DeliveryNotification) -> None:
         if asking.promise.done():
             return
         membership = self._others.membership
@@ -106,6 +106,6 @@ class Pings:
         self._announce(Announcement(kind="ping", member=self._own.id, token=token))
         asking.release(DISPATCH)
 
-    def _ping_one(self, token: str, member: Member) -> None:
+    def _ping_one(self, token: str, member: OtherMember) -> None:
         """Ping a member that joined after the ping to all."""
         self._announce(Announcement(kind="ping", member=self._own.id, to=member.id, token=token))

@@ -32,14 +32,14 @@ from messaging.errors import DecodeError, MessagingError, PartialNotificationErr
 from messaging.eventdata import decode
 from messaging.eventnetwork.event_intake import RefusalLog
 from messaging.eventnetwork.hops import ArrivedEvent
-from messaging.eventnetwork.notifications import DISPATCH, Notification
+from messaging.eventnetwork.notifications import DISPATCH, DeliveryNotification
 from messaging.execution import Serial, workers
 from messaging.text import SafeLog, printable
 
 if TYPE_CHECKING:
     from messaging.eventdata import WireEvent
-    from messaging.eventnetwork.announcements import Interest
-    from messaging.eventnetwork.membership import Member
+    from messaging.eventnetwork.announcements import TopicInterest
+    from messaging.eventnetwork.membership import OtherMember
     from messaging.eventnetwork.other_members import OtherMembers
     from messaging.eventnetwork.own_member import OwnMember
     from messaging.execution import Promise
@@ -89,20 +89,20 @@ class PastRequest:
     """
 
     what: str
-    interests: tuple[Interest, ...]
+    interests: tuple[TopicInterest, ...]
     accepts: Callable[[str], bool]
     since: int | None
     limit: int
     timeout: InitVar[float]
     done: Done
     token: str = field(init=False, default_factory=lambda: str(uuid4()))
-    notification: Notification = field(init=False)
+    notification: DeliveryNotification = field(init=False)
     # --- guarded by the lock of ``Replays``
     answers: dict[str, _PastAnswer] = field(init=False, default_factory=dict)
     bytes: int = field(init=False, default=0)
 
     def __post_init__(self, timeout: float) -> None:
-        self.notification = Notification(self.what, timeout)
+        self.notification = DeliveryNotification(self.what, timeout)
 
     def events(self) -> list[ArrivedEvent]:
         """Return the newest events of all answers, each once, in the order of their publication times."""
@@ -209,7 +209,7 @@ class Replays:
 
     def _send(self, request: PastRequest) -> None:
         membership = self._others.membership
-        members: list[Member] = [each for each in membership.members.values() if each.replays and not each.is_lost]
+        members: list[OtherMember] = [each for each in membership.members.values() if each.replays and not each.is_lost]
         with self._lock:
             request.answers = {each.id: _PastAnswer() for each in members}
         request.notification.expect(members)

@@ -17,7 +17,7 @@ from messaging.model import Message
 
 if TYPE_CHECKING:
     from messaging.eventdata import WireEvent
-    from messaging.eventnetwork.notifications import Notification
+    from messaging.eventnetwork.notifications import DeliveryNotification
     from messaging.eventnetwork.other_members import OtherMembers
     from messaging.eventnetwork.own_member import OwnMember
     from messaging.execution import Promise
@@ -68,7 +68,7 @@ class EventSender:
         *,
         qos: str,
         is_stored: bool = False,
-        notification: Notification | None = None,
+        notification: DeliveryNotification | None = None,
     ) -> Promise[None] | None:
         """Send an event to the members that want it; may wait for room in the outbox of the instance.
 
@@ -120,7 +120,7 @@ class EventSender:
         return self._publish(Message(payload, self._contexts.of_event(channel, "1")))
 
     def _expect(
-        self, event: WireEvent, members: frozenset[str], data: Callable[[], Any], notification: Notification
+        self, event: WireEvent, members: frozenset[str], data: Callable[[], Any], notification: DeliveryNotification
     ) -> None:
         event.notify = True
         if event.id is None:

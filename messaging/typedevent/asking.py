@@ -11,7 +11,7 @@ from reactivex.disposable import Disposable
 from messaging.dispatch import PlainObservable, TopicFilter, TopicPermission, check_count, is_topic
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.eventdata import microseconds, time_of
-from messaging.eventnetwork import MAX_PAST, TYPED, ArrivedEvent, Interest, PastRequest
+from messaging.eventnetwork import MAX_PAST, TYPED, ArrivedEvent, PastRequest, TopicInterest
 from messaging.execution import clock
 from messaging.text import SafeLog
 from messaging.typedevent.monitor import MonitorEvent
@@ -77,7 +77,7 @@ def past_request(
 
     return PastRequest(
         f"replaying the past events for {title}",
-        tuple(Interest(each.text, grammar=TYPED) for each in filters),
+        tuple(TopicInterest(each.text, grammar=TYPED) for each in filters),
         accepts,
         None if since is None else microseconds(since),
         limit,

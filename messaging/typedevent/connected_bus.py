@@ -21,7 +21,7 @@ from messaging.bounded import BoundedCache
 from messaging.dispatch import EventService, TopicPermission, parse_filter
 from messaging.errors import DecodeError, MessagingError
 from messaging.eventdata import checked_copy
-from messaging.eventnetwork import MAX_PAST, TYPED, Interest, NodeService, SeenEvents
+from messaging.eventnetwork import MAX_PAST, TYPED, NodeService, SeenEvents, TopicInterest
 from messaging.typedevent.asking import PAST_TIMEOUT, past_request, read_past
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.late import LateJoin, PastDelivery
@@ -184,14 +184,14 @@ class InboundEvents(NodeService):
         )
         return late
 
-    def wanted(self) -> tuple[Iterable[Interest], Iterable[str]]:
+    def wanted(self) -> tuple[Iterable[TopicInterest], Iterable[str]]:
         """See ``NodeService``: what handlers, monitors and history of the bus want, as far as it is connected."""
-        found: dict[Interest, None] = {}
+        found: dict[TopicInterest, None] = {}
         for text, ldap in self._bus.wanted():
             for mine in self.topics:
                 common = mine.intersection(parse_filter(text))
                 if common is not None:
-                    found[Interest(common, ldap, grammar=TYPED)] = None
+                    found[TopicInterest(common, ldap, grammar=TYPED)] = None
         return found, ()
 
     def interest_changed(self) -> None:

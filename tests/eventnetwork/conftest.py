@@ -18,14 +18,14 @@ from messaging.eventdata import WireEvent, encode
 from messaging.eventnetwork import (
     DISPATCH,
     ArrivedEvent,
+    DeliveryNotification,
     EventNetwork,
     EventNode,
-    Interest,
     MemberProfile,
     NodeService,
-    Notification,
+    TopicInterest,
 )
-from messaging.eventnetwork.membership import Member, MembershipListener
+from messaging.eventnetwork.membership import MembershipListener, OtherMember
 from messaging.services import ServiceRegistry
 from messaging.testing.waiting import PATIENCE, Recorder
 
@@ -39,15 +39,15 @@ class Service(NodeService):
 
     def __init__(self, *topics: str) -> None:
         #: topic filters, and interests with further fields
-        self.topics: set[str | Interest] = {*topics}
+        self.topics: set[str | TopicInterest] = {*topics}
         self.arrived: Recorder[ArrivedEvent] = Recorder()
         self.lost: Recorder[str] = Recorder()
         self.changes = 0
         #: called with each arrival; may raise or wait
         self.act: Callable[[ArrivedEvent], object] = lambda arrival: arrival.notified and arrival.notified()
 
-    def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
-        return frozenset(Interest(each) if isinstance(each, str) else each for each in self.topics), frozenset()
+    def wanted(self) -> tuple[frozenset[TopicInterest], frozenset[str]]:
+        return frozenset(TopicInterest(each) if isinstance(each, str) else each for each in self.topics), frozenset()
 
     def receive(self, arrival: ArrivedEvent) -> None:
         self.arrived.append(arrival)
@@ -90,11 +90,11 @@ class Participant:
     def live(self) -> set[str]:
         return {each.id for each in self.node.get_dto().members if not each.is_lost}
 
-    def want(self, *topics: str | Interest) -> None:
+    def want(self, *topics: str | TopicInterest) -> None:
         self.service.topics = {*topics}
         self.node.refresh().result(PATIENCE)
 
-    def send(self, topic: str, value: Any, notification: Notification | None = None) -> Any:
+    def send(self, topic: str, value: Any, notification: DeliveryNotification | None = None) -> Any:
         found = self.node.sender.send(WireEvent.of(topic, value), lambda: value, qos="1", notification=notification)
         if notification is not None:
             notification.release(DISPATCH)
@@ -140,10 +140,12 @@ def resident() -> int:
 class Silent(MembershipListener):
     """Hears of changes of the members, and does nothing."""
 
-    def joined(self, member: Member) -> None: ...
-    def changed(self, member: Member, added: frozenset[Interest], removed: frozenset[Interest]) -> None: ...
-    def lost(self, member: Member) -> None: ...
-    def left(self, member: Member) -> None: ...
+    def joined(self, member: OtherMember) -> None: ...
+    def changed(
+        self, member: OtherMember, added: frozenset[TopicInterest], removed: frozenset[TopicInterest]
+    ) -> None: ...
+    def lost(self, member: OtherMember) -> None: ...
+    def left(self, member: OtherMember) -> None: ...
     def settled(self) -> None: ...
 
 

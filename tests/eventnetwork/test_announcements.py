@@ -22,7 +22,7 @@ from messaging.eventnetwork.announcements import (
     MAX_TEXT,
     MIN_HEARTBEAT,
     Announcement,
-    Interest,
+    TopicInterest,
     dump_announcement,
     load_announcement,
 )
@@ -33,7 +33,7 @@ OTHER: Final = "1c0e54a8-0000-4000-8000-000000000002"
 
 uuids = st.uuids().map(str)
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
-interests = st.builds(Interest, texts, st.none() | texts, st.booleans())
+interests = st.builds(TopicInterest, texts, st.none() | texts, st.booleans())
 seconds = st.floats(MIN_HEARTBEAT, MAX_SECONDS)
 
 
@@ -81,7 +81,7 @@ def load(found: Any) -> Announcement:
 
 def test_the_fields_of_other_programs_are_read() -> None:
     found = load(good(further={"a": [1]}))
-    assert found.interests == (Interest("orders/**"), Interest("audit/login", "(failed=true)", True))
+    assert found.interests == (TopicInterest("orders/**"), TopicInterest("audit/login", "(failed=true)", True))
     assert (found.heartbeat, found.linger, found.offers) == (5.0, 30.0, ("invoices/sent",))
 
 
@@ -136,7 +136,7 @@ def test_a_field_that_is_not_needed_is_left_out_with_the_rule_that_it_breaks(
         assert len(found.problems[0]) < 400
         default = getattr(Announcement(kind="query", member=MEMBER), field)
         kept = getattr(found, field)
-        assert kept == default or kept == (Interest("a"),) or kept == ("x",) * 32
+        assert kept == default or kept == (TopicInterest("a"),) or kept == ("x",) * 32
         assert (found.kind, found.version) == (load(good()).kind, load(good()).version)
 
 

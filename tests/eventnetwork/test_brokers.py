@@ -19,7 +19,7 @@ import pika
 import pytest
 
 import messaging
-from messaging.eventnetwork import Notification
+from messaging.eventnetwork import DeliveryNotification
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.waiting import PATIENCE, eventually
@@ -161,7 +161,7 @@ def test_members_meet_again_after_a_restart_of_the_broker(join: Join) -> None:
         broker.start()
         assert changed.exception(PATIENCE) is None
         eventually(lambda: one.knows(two, "c") and two.knows(one, "a") and one.node.get_dto().is_settled)
-        found = Notification("x", PATIENCE)
+        found = DeliveryNotification("x", PATIENCE)
         one.send("c", 1, found)
         assert found.promise.exception(PATIENCE) is None
         assert two.service.values == [1]
@@ -188,7 +188,7 @@ def test_members_meet_again_after_their_connections_were_killed(rabbitmq: Rabbit
     eventually(lambda: not one.node.get_dto().is_connected or not one.node.get_dto().is_settled)
     eventually(lambda: one.knows(two, "b") and two.knows(one, "a") and one.node.get_dto().is_settled)
     eventually(lambda: two.node.get_dto().is_settled)
-    found = Notification("x", PATIENCE)
+    found = DeliveryNotification("x", PATIENCE)
     one.send("b", 1, found)
     assert found.promise.exception(PATIENCE) is None
 
@@ -228,7 +228,7 @@ def test_a_peer_that_sends_junk_delays_the_others_little(name: str, request: pyt
     with messaging.connect(broker.url, services=ServiceRegistry()) as peer:
         for n in range(2_000):
             sent = peer.publish("junk-members/all", b"{" * (n % 500)), peer.publish("junk/b", b"[" * (n % 500))
-        found = Notification("x", PATIENCE)
+        found = DeliveryNotification("x", PATIENCE)
         one.send("b", 1, found)
         assert found.promise.exception(PATIENCE) is None
         for each in sent:

@@ -17,13 +17,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.errors import DecodeError
-from messaging.eventnetwork.announcements import Announcement, Interest, dump_announcement, load_announcement
+from messaging.eventnetwork.announcements import Announcement, TopicInterest, dump_announcement, load_announcement
 from messaging.eventnetwork.interests import Interests
-from messaging.eventnetwork.membership import Member, Membership, MembershipListener
+from messaging.eventnetwork.membership import Membership, MembershipListener, OtherMember
 from tests.dispatch.helpers import logged
 
-EVERYTHING: Final = Interest("**")
-TOPICS: Final = st.frozensets(st.sampled_from([Interest(each) for each in ("a", "b/*", "c/**", "d/e", "f")]))
+EVERYTHING: Final = TopicInterest("**")
+TOPICS: Final = st.frozensets(st.sampled_from([TopicInterest(each) for each in ("a", "b/*", "c/**", "d/e", "f")]))
 BEAT: Final = 6.0
 LINGER: Final = 20.0
 STEP: Final = 0.5
@@ -36,7 +36,7 @@ class Node(MembershipListener):
         self.id = str(UUID(int=number))
         self.network = network
         self.interests = Interests()
-        self.wanted: frozenset[Interest] = frozenset()
+        self.wanted: frozenset[TopicInterest] = frozenset()
         own = Announcement(kind="update", member=self.id, heartbeat=BEAT, linger=LINGER)
         self.membership = Membership(own, EVERYTHING, self, self.send, self.interests.check)
         self.inbox: dict[tuple[str, bool], deque[bytes]] = {}
@@ -50,22 +50,22 @@ class Node(MembershipListener):
     def send(self, announcement: Announcement) -> None:
         self.network.publish(self, announcement)
 
-    def joined(self, member: Member) -> None:
+    def joined(self, member: OtherMember) -> None:
         self.calls.append(("joined", member.id))
 
-    def changed(self, member: Member, added: frozenset[Interest], removed: frozenset[Interest]) -> None:
+    def changed(self, member: OtherMember, added: frozenset[TopicInterest], removed: frozenset[TopicInterest]) -> None:
         assert not added & removed
         self.interests.change(member.id, added, removed)
 
-    def lost(self, member: Member) -> None:
+    def lost(self, member: OtherMember) -> None:
         assert member.is_lost
         self.calls.append(("lost", member.id))
 
-    def silent_again(self, member: Member) -> None:
+    def silent_again(self, member: OtherMember) -> None:
         assert member.is_lost
         self.calls.append(("silent_again", member.id))
 
-    def left(self, member: Member) -> None:
+    def left(self, member: OtherMember) -> None:
         assert member.id not in self.membership.members
         self.versions.pop(member.id, None)
         self.calls.append(("left", member.id))
@@ -114,7 +114,7 @@ class NetworkOfMembers(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.network.nodes) < 4)
     @rule(wanted=TOPICS)
-    def join(self, wanted: frozenset[Interest]) -> None:
+    def join(self, wanted: frozenset[TopicInterest]) -> None:
         self.number += 1
         node = Node(self.network, self.number, self.now)
         self.network.nodes[node.id] = node
@@ -124,7 +124,7 @@ class NetworkOfMembers(RuleBasedStateMachine):
 
     @precondition(lambda self: self.network.nodes)
     @rule(data=st.data(), wanted=TOPICS)
-    def change(self, data: st.DataObject, wanted: frozenset[Interest]) -> None:
+    def change(self, data: st.DataObject, wanted: frozenset[TopicInterest]) -> None:
         node = self.choose(data)
         node.wanted = wanted
         node.membership.own.set(wanted, ())
@@ -255,7 +255,7 @@ class NetworkOfMembers(RuleBasedStateMachine):
                 assert last[id_] == ("lost" if member.is_lost else "joined")
 
 
-def _covers(interest: Interest, topic: str) -> bool:
+def _covers(interest: TopicInterest, topic: str) -> bool:
     return DISTRIBUTED_EVENTS.parse(interest.topics).matches(topic)
 
 
@@ -405,20 +405,20 @@ def test_many_queries_are_answered_by_one_update_for_all() -> None:
 
 def test_what_a_member_sent_before_it_left_does_not_bring_it_back() -> None:
     pair = Pair()
-    pair.hear(2, "update", 0.0, interests=(Interest("a"),))
+    pair.hear(2, "update", 0.0, interests=(TopicInterest("a"),))
     pair.hear(2, "leave", 0.1)
     pair.hear(2, "pong", 0.2, token="t")
-    pair.hear(2, "update", 0.2, interests=(Interest("a"),))
+    pair.hear(2, "update", 0.2, interests=(TopicInterest("a"),))
     assert pair.membership.members == {}
-    pair.hear(2, "update", 2.0, interests=(Interest("a"),))  # a forged end is healed
+    pair.hear(2, "update", 2.0, interests=(TopicInterest("a"),))  # a forged end is healed
     assert len(pair.membership.members) == 1
 
 
 def test_too_many_interests_are_refused_and_the_member_lives() -> None:
     pair = Pair()
-    pair.hear(2, "update", 0.0, heartbeat=1.0, interests=tuple(Interest(f"a{n}") for n in range(9_000)))
+    pair.hear(2, "update", 0.0, heartbeat=1.0, interests=tuple(TopicInterest(f"a{n}") for n in range(9_000)))
     with pytest.raises(DecodeError, match="18000 interests and 0 offers: at most 10000"):
-        pair.hear(2, "add", 0.1, version=1, interests=tuple(Interest(f"b{n}") for n in range(9_000)))
+        pair.hear(2, "add", 0.1, version=1, interests=tuple(TopicInterest(f"b{n}") for n in range(9_000)))
     member = pair.membership.members[str(UUID(int=2))]
     assert (len(member.interests), member.heard, member.is_lost) == (9_000, 0.1, False)
 
@@ -435,17 +435,20 @@ def test_members_beyond_the_maximum_are_ignored_and_logged_once(caplog: pytest.L
 def test_interests_that_others_could_not_read_become_wider_ones() -> None:
     pair = Pair()
     pair.sent.clear()
-    pair.membership.own.set([Interest("a" * 1_001)], ["b" * 1_001, "c"])
-    pair.membership.own.set([Interest("a", "(x=" + "y" * 1_000 + ")", True)], [])
+    pair.membership.own.set([TopicInterest("a" * 1_001)], ["b" * 1_001, "c"])
+    pair.membership.own.set([TopicInterest("a", "(x=" + "y" * 1_000 + ")", True)], [])
     for each in pair.sent:
         load_announcement(dump_announcement(each))
     assert pair.of_kind("add")[0].interests == (EVERYTHING,)
     assert pair.of_kind("add")[0].offers == ("c",)
-    assert pair.of_kind("add")[1].interests == (Interest("a", None, True),)
+    assert pair.of_kind("add")[1].interests == (TopicInterest("a", None, True),)
 
 
 def test_more_interests_than_an_announcement_holds_become_an_interest_in_everything() -> None:
-    for many in ([Interest(f"a{n}") for n in range(10_001)], [Interest("a", f"(x={n:900})") for n in range(5_000)]):
+    for many in (
+        [TopicInterest(f"a{n}") for n in range(10_001)],
+        [TopicInterest("a", f"(x={n:900})") for n in range(5_000)],
+    ):
         pair = Pair()
         pair.membership.own.set(many, ())
         assert pair.sent[-1].interests == (EVERYTHING,)
@@ -453,6 +456,6 @@ def test_more_interests_than_an_announcement_holds_become_an_interest_in_everyth
 
 def test_the_largest_announcement_is_read() -> None:
     pair = Pair()
-    pair.membership.own.set([Interest("a", f"(x={n}" + "\x01" * 900 + ")") for n in range(94)], ())
+    pair.membership.own.set([TopicInterest("a", f"(x={n}" + "\x01" * 900 + ")") for n in range(94)], ())
     assert len(pair.sent[-1].interests) in (1, 94)
     load_announcement(dump_announcement(pair.sent[-1]))

@@ -14,7 +14,7 @@ import pytest
 import messaging
 from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.errors import ClosedError, ConnectionLostError, PartialNotificationError
-from messaging.eventnetwork import EventNetwork, Notification, event_intake
+from messaging.eventnetwork import DeliveryNotification, EventNetwork, event_intake
 from messaging.eventnetwork.channels import ChannelNames
 from messaging.eventnetwork.own_member import OwnMember
 from messaging.model import Incoming
@@ -62,7 +62,7 @@ def test_closing_twice_settles_both_promises_and_all_others(join: Join, memory: 
     one, two = join(memory), join(memory, "a")
     eventually(lambda: one.knows(two, "a"))
     two.service.act = lambda _: None  # never confirms
-    notification = Notification("x", PATIENCE)
+    notification = DeliveryNotification("x", PATIENCE)
     one.send("a", 1, notification)
     announced = one.node.announced(PATIENCE)
     first, second = one.node.close(), one.node.close()
@@ -116,17 +116,17 @@ def test_announced_counts_members_that_join_meanwhile(join: Join, memory: str) -
 def test_a_notification_resolves_after_all_and_names_a_member_that_does_not_answer(join: Join, memory: str) -> None:
     one, two, three = join(memory), join(memory, "a"), join(memory, "*")
     eventually(lambda: one.knows(two, "a") and one.knows(three, "*") and one.node.get_dto().is_settled)
-    found = Notification("x", PATIENCE)
+    found = DeliveryNotification("x", PATIENCE)
     one.send("a", 1, found)
     assert found.promise.exception(PATIENCE) is None
     three.service.act = lambda _: None
-    late = Notification("x", 1.5)
+    late = DeliveryNotification("x", 1.5)
     one.send("a", 2, late)
     error = late.promise.exception(PATIENCE)
     assert isinstance(error, PartialNotificationError)
     assert three.id in str(error)
     assert two.id not in str(error)
-    leaving = Notification("x", PATIENCE)
+    leaving = DeliveryNotification("x", PATIENCE)
     one.send("a", 3, leaving)
     three.node.close()
     assert leaving.promise.exception(PATIENCE) is None
@@ -136,7 +136,7 @@ def test_a_lost_connection_fails_the_pending_notifications_and_the_members_meet_
     one, two = join(memory), join(memory, "a")
     eventually(lambda: one.knows(two, "a"))
     two.service.act = lambda _: None
-    found = Notification("x", PATIENCE)
+    found = DeliveryNotification("x", PATIENCE)
     one.send("a", 1, found)
     drop_and_reconnect(one.instance)
     assert isinstance(found.promise.exception(PATIENCE), ConnectionLostError)

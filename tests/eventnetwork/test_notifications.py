@@ -12,11 +12,11 @@ from messaging.errors import ClosedError, PartialNotificationError, TooManyReque
 from messaging.eventdata import WireEvent
 from messaging.eventnetwork import EventNetwork
 from messaging.eventnetwork import notifications as module
-from messaging.eventnetwork.announcements import Announcement, Interest
+from messaging.eventnetwork.announcements import Announcement, TopicInterest
 from messaging.eventnetwork.channels import ChannelNames
 from messaging.eventnetwork.interests import Interests
-from messaging.eventnetwork.membership import Member, Membership
-from messaging.eventnetwork.notifications import DISPATCH, MEMBERS, Notification, Notifications
+from messaging.eventnetwork.membership import Membership, OtherMember
+from messaging.eventnetwork.notifications import DISPATCH, MEMBERS, DeliveryNotification, Notifications
 from messaging.eventnetwork.other_members import OtherMembers
 from messaging.eventnetwork.own_member import OwnMember
 from messaging.eventnetwork.sending import EventSender
@@ -27,8 +27,8 @@ from tests.doubles.fake import settle_loop
 from tests.eventnetwork.conftest import Silent
 
 
-def member(number: int) -> Member:
-    found = Member(str(UUID(int=number)), 0.0)
+def member(number: int) -> OtherMember:
+    found = OtherMember(str(UUID(int=number)), 0.0)
     found.name = f"m{number}"
     return found
 
@@ -36,13 +36,13 @@ def member(number: int) -> Member:
 ONE, TWO, THREE = map(member, (1, 2, 3))
 
 
-def outcome(notification: Notification) -> Any:
+def outcome(notification: DeliveryNotification) -> Any:
     settle_loop()
     return notification.promise.exception(0) if notification.promise.done() else "pending"
 
 
 def test_it_resolves_when_every_member_and_consumer_was_notified() -> None:
-    found = Notification("x", 10)
+    found = DeliveryNotification("x", 10)
     found.expect((ONE, TWO))
     over = found.expect_part("consumer")
     found.release(DISPATCH)
@@ -56,7 +56,7 @@ def test_it_resolves_when_every_member_and_consumer_was_notified() -> None:
 
 
 def test_without_consumers_it_resolves_at_once() -> None:
-    found = Notification("x", 10)
+    found = DeliveryNotification("x", 10)
     assert outcome(found) == "pending"
     found.release(DISPATCH)
     assert outcome(found) is None
@@ -64,7 +64,7 @@ def test_without_consumers_it_resolves_at_once() -> None:
 
 def test_a_lost_member_is_named_after_the_others_were_notified_unless_it_confirms_or_leaves() -> None:
     for rescue in (False, True):
-        found = Notification("x", 10)
+        found = DeliveryNotification("x", 10)
         found.expect((ONE, TWO))
         found.release(DISPATCH)
         found.lost(ONE.id)
@@ -77,7 +77,7 @@ def test_a_lost_member_is_named_after_the_others_were_notified_unless_it_confirm
 
 
 def test_it_waits_for_members_that_join_while_the_members_are_not_settled() -> None:
-    found = Notification("x", 10)
+    found = DeliveryNotification("x", 10)
     found.hold(MEMBERS)
     found.release(DISPATCH)
     assert found.waits_for(MEMBERS)
@@ -90,7 +90,7 @@ def test_it_waits_for_members_that_join_while_the_members_are_not_settled() -> N
 
 def test_the_deadline_names_the_members_and_consumers_that_are_missing() -> None:
     pending = Notifications()
-    found = Notification("publishing", 0.05)
+    found = DeliveryNotification("publishing", 0.05)
     found.expect((ONE, TWO))
     found.expect_part("consumer c")
     pending.add("k", found)
@@ -103,7 +103,7 @@ def test_the_deadline_names_the_members_and_consumers_that_are_missing() -> None
 def test_settled_notifications_are_forgotten_and_pending_ones_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PENDING", 3)
     pending = Notifications()
-    made = [Notification(str(n), 10) for n in range(4)]
+    made = [DeliveryNotification(str(n), 10) for n in range(4)]
     for number, each in enumerate(made[:3]):
         pending.add(str(number), each)
     with pytest.raises(TooManyRequestsError):
@@ -119,7 +119,7 @@ def test_settled_notifications_are_forgotten_and_pending_ones_bounded(monkeypatc
 
 def test_a_second_notification_with_the_key_of_an_earlier_one_stays_when_that_settles() -> None:
     pending = Notifications()
-    first, second = Notification("1", 10), Notification("2", 10)
+    first, second = DeliveryNotification("1", 10), DeliveryNotification("2", 10)
     second.expect((ONE,))
     second.release(DISPATCH)
     pending.add("k", first)
@@ -135,15 +135,15 @@ def test_a_change_between_the_look_and_the_note_of_a_publisher_is_not_missed(cha
     """The control thread tells the pending notifications what changes, while a publisher is about to add another."""
     interests = Interests()
     own = Announcement(kind="update", member=str(UUID(int=9)), heartbeat=5.0)
-    membership = Membership(own, Interest("**"), Silent(), lambda _: None, interests.check)
+    membership = Membership(own, TopicInterest("**"), Silent(), lambda _: None, interests.check)
     membership.is_settled = change != "settled"
     other = member(1)
     membership.members[other.id] = other
-    interests.change(other.id, [Interest("a")], [])
-    notification = Notification("x", 10)
+    interests.change(other.id, [TopicInterest("a")], [])
+    notification = DeliveryNotification("x", 10)
 
     class Racing(Notifications):
-        def add(self, key: str, notification: Notification) -> None:
+        def add(self, key: str, notification: DeliveryNotification) -> None:
             if change == "settled":
                 membership.is_settled = True
             elif change == "left":

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from messaging.errors import ClosedError, InvalidChannelError, SubscriptionRefusedError
-from messaging.eventnetwork.announcements import Interest
+from messaging.eventnetwork.announcements import TopicInterest
 from messaging.eventnetwork.own_interests import OwnInterests
 from messaging.execution import Promise
 from messaging.testing.waiting import PATIENCE
@@ -66,12 +66,12 @@ class Member:
             self.announce,
         )  # fmt: skip
 
-    def wanted(self) -> tuple[frozenset[Interest], frozenset[str]]:
+    def wanted(self) -> tuple[frozenset[TopicInterest], frozenset[str]]:
         if isinstance(self.topics, Exception):
             raise self.topics
-        return frozenset(map(Interest, self.topics)), frozenset()
+        return frozenset(map(TopicInterest, self.topics)), frozenset()
 
-    def announce(self, interests: frozenset[Interest], offers: frozenset[str]) -> None:
+    def announce(self, interests: frozenset[TopicInterest], offers: frozenset[str]) -> None:
         found = {each.topics for each in interests}
         if not self.announced or found != self.announced[-1]:
             self.announced.append(found)
@@ -143,7 +143,9 @@ def test_an_interest_without_an_heir_ends_at_once(member: Member) -> None:
     assert member.announced[-1] == set()
 
 
-def test_many_interests_that_change_at_once_are_not_compared_and_end_when_the_last_has_begun(member: Member) -> None:
+def test_many_interests_that_change_at_once_are_not_compared_and_end_when_the_last_has_begun(
+    member: Member,
+) -> None:
     """Comparing each of them with each other one would occupy the control thread."""
     member.want(*(f"a{n}" for n in range(100)))
     member.confirm(100)
@@ -187,7 +189,9 @@ def test_a_thousand_changes_become_few_announcements(member: Member) -> None:
     assert len(member.announced) <= 21
 
 
-def test_a_subscription_that_was_ended_and_begun_again_counts_from_its_second_confirmation(member: Member) -> None:
+def test_a_subscription_that_was_ended_and_begun_again_counts_from_its_second_confirmation(
+    member: Member,
+) -> None:
     member.want("a")
     member.want()
     member.want("a")

@@ -9,7 +9,7 @@ import pytest
 
 import messaging
 from messaging.errors import DecodeError
-from messaging.eventnetwork import Interest
+from messaging.eventnetwork import TopicInterest
 from messaging.eventnetwork import membership as module
 from messaging.eventnetwork.announcements import Announcement, load_announcement
 from messaging.eventnetwork.membership import Membership
@@ -103,12 +103,12 @@ def test_a_member_that_was_refused_is_unknown_and_is_queried_again_rarely(monkey
     monkeypatch.setattr(module, "MAX_TOTAL", 3)
     sent: list[Announcement] = []
     own = Announcement(kind="update", member=str(uuid4()), heartbeat=6.0, linger=6.0)
-    membership = Membership(own, Interest("**"), Silent(), sent.append, lambda _: None)
+    membership = Membership(own, TopicInterest("**"), Silent(), sent.append, lambda _: None)
     membership.connected(0.0)
     first, second = str(uuid4()), str(uuid4())
 
     def announce(kind: str, member: str, version: int, now: float, *topics: str) -> None:
-        interests = tuple(map(Interest, topics))
+        interests = tuple(map(TopicInterest, topics))
         membership.receive(
             Announcement(kind=kind, member=member, version=version, heartbeat=6.0, linger=6.0, interests=interests), now
         )
@@ -136,7 +136,7 @@ def test_a_member_that_was_refused_is_unknown_and_is_queried_again_rarely(monkey
     announce("remove", first, 2, now + 11, "a")
     announce("update", second, 2, now + 11, "c", "d")
     assert membership.members[second].is_known
-    assert membership.members[second].interests == {Interest("c"), Interest("d")}
+    assert membership.members[second].interests == {TopicInterest("c"), TopicInterest("d")}
     announce("heartbeat", second, 2, now + 12)
     assert queries() == 2
 

@@ -11,7 +11,7 @@ import pytest
 import messaging
 from messaging.errors import DecodeError
 from messaging.eventdata import WireEvent, encode
-from messaging.eventnetwork import ArrivedEvent, Notification
+from messaging.eventnetwork import ArrivedEvent, DeliveryNotification
 from messaging.eventnetwork.event_intake import RefusalLog
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
@@ -78,7 +78,7 @@ def test_an_event_that_the_service_refuses_is_answered_once(
     two.service.act = refuse
     eventually(lambda: one.node.sender.has_consumer("a/x") and one.node.get_dto().is_settled)
     for number in (1, 2):
-        found = Notification(str(number), PATIENCE)
+        found = DeliveryNotification(str(number), PATIENCE)
         one.send("a/x", number, found)
         assert found.promise.exception(PATIENCE) is None
 

@@ -17,7 +17,7 @@ from messaging import Promise
 from messaging.distributedeventing import DistributedEventAdmin, EventNetwork
 from messaging.errors import PartialNotificationError
 from messaging.eventdata import WireEvent, encode
-from messaging.eventnetwork.announcements import Interest
+from messaging.eventnetwork.announcements import TopicInterest
 from messaging.eventnetwork.own_interests import OwnInterests
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, require
@@ -85,8 +85,8 @@ def knows(admin: DistributedEventAdmin, foreign: Foreign, topics: str) -> Callab
 def test_a_pattern_that_is_added_again_is_announced_when_the_broker_confirms_it_again() -> None:
     calls: deque[Callable[[], object]] = deque()
     added: list[Promise[None]] = []
-    announced: list[frozenset[Interest]] = []
-    wanted = frozenset({Interest("a/b")})
+    announced: list[frozenset[TopicInterest]] = []
+    wanted = frozenset({TopicInterest("a/b")})
 
     class Control:
         """Posts calls, to be run by the test."""
@@ -111,7 +111,7 @@ def test_a_pattern_that_is_added_again_is_announced_when_the_broker_confirms_it_
         while calls:
             calls.popleft()()
 
-    interests: list[frozenset[Interest]] = [wanted]
+    interests: list[frozenset[TopicInterest]] = [wanted]
     own = OwnInterests(
         "test",
         Control(),

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 import messaging
-from messaging.eventnetwork import Interest, Notification
+from messaging.eventnetwork import DeliveryNotification, TopicInterest
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.eventnetwork.conftest import Join, Participant
@@ -20,8 +20,11 @@ CHANGES: dict[str, tuple[set[Any], set[Any]]] = {
     "nothing is wanted": ({"a/x"}, set()),
     "another topic is wanted": ({"a/x"}, {"a/y"}),
     "a narrower filter is wanted": ({"a/**"}, {"a/y", "b/**"}),
-    "another filter of the data": ({Interest("a/x", "(n=1)")}, {Interest("a/x", "(n=2)")}),
-    "one of two interests, which does not match": ({"a/x", Interest("a/*", "(n=2)")}, {Interest("a/*", "(n=2)")}),
+    "another filter of the data": ({TopicInterest("a/x", "(n=1)")}, {TopicInterest("a/x", "(n=2)")}),
+    "one of two interests, which does not match": (
+        {"a/x", TopicInterest("a/*", "(n=2)")},
+        {TopicInterest("a/*", "(n=2)")},
+    ),
 }
 
 
@@ -33,10 +36,10 @@ def silent(join: Join, url: str, wanted: set[Any]) -> Participant:
     return found
 
 
-def pending(sender: Participant, receiver: Participant) -> list[Notification]:
+def pending(sender: Participant, receiver: Participant) -> list[DeliveryNotification]:
     """Send events that the receiver takes and does not answer."""
     eventually(lambda: sender.node.sender.has_consumer("a/x") and sender.node.get_dto().is_settled)
-    found = [Notification(f"event {number}", PATIENCE) for number in range(EVENTS)]
+    found = [DeliveryNotification(f"event {number}", PATIENCE) for number in range(EVENTS)]
     for each in found:
         sender.send("a/x", {"n": 1}, each)
     receiver.service.arrived.wait_for(EVENTS)
@@ -73,7 +76,7 @@ def test_a_plain_program_ends_the_waits_by_withdrawing_its_interest(join: Join, 
     with messaging.connect(network) as plain:
         plain.publish("topics-members/all", update(member, "a/x", version=1)).result(PATIENCE)
         eventually(lambda: one.node.sender.has_consumer("a/x") and one.node.get_dto().is_settled)
-        waiting = [Notification(str(number), PATIENCE) for number in range(EVENTS)]
+        waiting = [DeliveryNotification(str(number), PATIENCE) for number in range(EVENTS)]
         for each in waiting:
             one.send("a/x", 1, each)
         gone = {"announcement": 1, "kind": kind, "member": member, "version": 2}
@@ -88,7 +91,7 @@ def test_a_withdrawal_while_an_event_is_published_ends_its_wait(join: Join, memo
     one, two = join(memory), silent(join, memory, {"a/x"})
     eventually(lambda: one.node.sender.has_consumer("a/x") and one.node.get_dto().is_settled)
 
-    class Racing(Notification):
+    class Racing(DeliveryNotification):
         def expect(self, members: Any) -> None:
             super().expect(members)
             two.want()
