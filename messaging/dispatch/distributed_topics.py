@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from messaging.dispatch.grammar import AbstractTopicFilter, TopicGrammar, TopicIndex, exact_text
 from messaging.errors import InvalidTopicError
@@ -211,6 +211,8 @@ class PrefixIndex(TopicIndex[PrefixFilter, T]):
 class DistributedTopics(TopicGrammar[PrefixFilter]):
     """The grammar of RFC 214; see :mod:`messaging.dispatch.distributed_topics`."""
 
+    new_index = PrefixIndex
+
     def is_topic(self, text: str) -> bool:
         """Return whether ``text`` is the name of a topic, public or private."""
         return _is(text, _TOPIC)
@@ -225,10 +227,6 @@ class DistributedTopics(TopicGrammar[PrefixFilter]):
     def make_filter(self, text: str) -> PrefixFilter:
         """See ``TopicGrammar``."""
         return PrefixFilter(text)
-
-    def new_index(self) -> PrefixIndex[Any]:
-        """See ``TopicGrammar``."""
-        return PrefixIndex()
 
 
 #: the grammar of Distributed Eventing (RFC 214)

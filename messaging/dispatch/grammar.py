@@ -8,6 +8,7 @@ Event services differ in what a topic is and in what a wildcard stands for. A se
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
@@ -98,6 +99,9 @@ class TopicGrammar(abc.ABC, Generic[F]):
         constant: name of the constant, in the module of the class.
     """
 
+    #: makes an empty index for the filters of this grammar
+    new_index: Callable[[], TopicIndex[F, Any]]
+
     def __init__(self, constant: str) -> None:
         self.name = constant
         self._remembered = lru_cache(_PARSED)(self.make_filter)
@@ -113,10 +117,6 @@ class TopicGrammar(abc.ABC, Generic[F]):
     @abc.abstractmethod
     def make_filter(self, text: str) -> F:
         """Return a new topic filter; raise the errors of :meth:`parse`."""
-
-    @abc.abstractmethod
-    def new_index(self) -> TopicIndex[F, Any]:
-        """Return an empty index for the filters of this grammar."""
 
     def check_topic(self, topic: str) -> str:
         """Return the name of a topic as an exact ``str``.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from itertools import zip_longest
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from messaging.dispatch.grammar import AbstractTopicFilter, TopicGrammar, TopicIndex, exact_text
 from messaging.errors import InvalidTopicError
@@ -251,6 +251,8 @@ class TypedTopics(TopicGrammar[TopicFilter]):
         single_level: whether filters may have a ``+``.
     """
 
+    new_index = TopicTrie
+
     def __init__(self, constant: str, *, single_level: bool) -> None:
         super().__init__(constant)
         self._single_level = single_level
@@ -267,10 +269,6 @@ class TypedTopics(TopicGrammar[TopicFilter]):
     def make_filter(self, text: str) -> TopicFilter:
         """See ``TopicGrammar``."""
         return TopicFilter(text, single_level=self._single_level)
-
-    def new_index(self) -> TopicTrie[Any]:
-        """See ``TopicGrammar``."""
-        return TopicTrie()
 
 
 #: the grammar of OSGi Typed Event; the default wherever a grammar is a parameter

@@ -115,16 +115,6 @@ class Opened(NamedTuple):
     nonce: str
     is_will: bool
 
-    @property
-    def key_id(self) -> str:
-        """Name of the key."""
-        return self.key.id
-
-    @property
-    def principals(self) -> frozenset[str] | None:
-        """The principals that the sender may speak for; ``None`` for any."""
-        return self.key.principals
-
 
 class EventSigning:
     """The key of a member, and those of the others. Immutable; thread safe.

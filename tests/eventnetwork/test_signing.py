@@ -75,7 +75,7 @@ def changed(envelope: bytes, **fields: Any) -> bytes:
 @each_signing
 def test_a_sealed_payload_is_opened_unchanged(signing: EventSigning, payload: bytes) -> None:
     opened = signing.open(signing.seal(payload, CHANNEL, now=NOW), CHANNEL, NOW)
-    assert (opened.payload, opened.key_id, opened.principals) == (payload, "press-4", None)
+    assert (opened.payload, opened.key.id, opened.key.principals) == (payload, "press-4", None)
     assert (opened.time, opened.is_will) == (NOW * 1_000_000, False)
 
 
@@ -266,7 +266,7 @@ def test_a_key_is_replaced_while_both_are_valid() -> None:
     own = SigningKey.hmac("hall", SECRET)
     during = EventSigning(own, [old, public])
     assert during.keys == ("hall", "press-4.1", "press-4.2")
-    assert [during.open(each, CHANNEL).key_id for each in (before, after)] == ["press-4.1", "press-4.2"]
+    assert [during.open(each, CHANNEL).key.id for each in (before, after)] == ["press-4.1", "press-4.2"]
     at_last = EventSigning(own, [public])
     assert at_last.open(after, CHANNEL).payload == PAYLOAD
     assert problem_of(lambda: at_last.open(before, CHANNEL)) == "unknown_key"
