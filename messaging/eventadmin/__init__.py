@@ -2,13 +2,13 @@
 
 The room stands on ``messaging.dispatch``, ``messaging.services`` and, for the bridge, ``messaging.typedevent``.
 
-=============  =====================================================================================================
-``admin``      EventAdmin: posting, sending, and finding handlers
+=================  =====================================================================================================
+``admin``          EventAdmin: posting, sending, and finding handlers
 ``admin_handler``  one handler: its terms, its function (``function``), its posted events (``posting``), its context
-``event``      Event, its conventional names, and the interface of handlers
-``sources``    service, log, configuration and connection events
-``bridge``     events of an EventAdmin on a typed event bus, and back
-=============  =====================================================================================================
+``event``          Event, its conventional names, and the interface of handlers
+``sources``        service, log, configuration and connection events
+``bridge``         events of an EventAdmin on a typed event bus, and back
+=================  =====================================================================================================
 """
 
 from messaging.dispatch import HandlerDTO, Tolerance, TopicPermission, TopicPermissionCollection, TopicPolicy

@@ -3,23 +3,25 @@
 The distributed event admin (RFC 214) and the connection of a typed event bus stand on this room. It knows topics as a
 grammar, and events as their layout. Applications do not import from it.
 
-==================  ================================================================================================
-``node``            EventNode: one member of a network
-``own_member``      NodeService: the contract of an event service; what the parts of its member share
-``other_members``   the other members, and what follows from their changes
-``settings``        EventNetwork: the settings of a network
-``channels``        the channels of events and announcements
-``announcements``   the layout of announcements; ``membership`` acts on them; ``interests`` finds members by topic
-``own_interests``   what a member wants: its subscriptions and its announcements in step; ``announcer`` publishes them
-``sending``         events that are sent; ``contexts`` has the contexts of their messages
-``event_intake``    events that arrive; ``hops`` has the way of an event, and the ids that were seen
+=======================  ===============================================================================================
+``node``                 EventNode: one member of a network
+``own_member``           NodeService: the contract of an event service; what the parts of its member share
+``other_members``        the other members, and what follows from their changes
+``settings``             EventNetwork: the settings of a network
+``channels``             the channels of events and announcements
+``announcements``        the layout of announcements; ``membership`` acts on them; ``interests`` finds members by topic
+``own_interests``        what a member wants: its subscriptions and its announcements in step; ``announcer`` publishes
+                         them
+``sending``              events that are sent; ``contexts`` has the contexts of their messages
+``event_intake``         events that arrive; ``hops`` has the way of an event, and the ids that were seen
 ``announcement_intake``  announcements that arrive
-``signing``         EventSigning: the envelope of signed messages; ``signing_keys`` sign it; ``seals`` refuses replays
-``replays``         past events that other members are asked for
-``notifications``   promises that resolve when every consumer was notified; ``pings`` that announcements were read
-``control``         the thread of announcements and timers
-``node_views``      snapshots
-==================  ================================================================================================
+``signing``              EventSigning: the envelope of signed messages; ``signing_keys`` sign it; ``seals`` refuses
+                         replays
+``replays``              past events that other members are asked for
+``notifications``        promises that resolve when every consumer was notified; ``pings`` that announcements were read
+``control``              the thread of announcements and timers
+``node_views``           snapshots
+=======================  ===============================================================================================
 """
 
 from messaging.eventnetwork.announcements import DISTRIBUTED as DISTRIBUTED
