@@ -17,13 +17,7 @@
 """
 
 from messaging.distributedeventing.admin import DistributedEventAdmin
-from messaging.distributedeventing.events import (
-    ABORT,
-    CONTINUE,
-    ConsumerLifecycle,
-    DistributableEvent,
-    PushEvent,
-)
+from messaging.distributedeventing.events import ABORT, CONTINUE, ConsumerLifecycle, DistributableEvent, PushEvent
 from messaging.distributedeventing.listed_topics import DistributedEventAdminDTO, TopicDTO
 from messaging.distributedeventing.qos import (
     AT_LEAST_ONCE,

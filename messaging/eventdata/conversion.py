@@ -80,25 +80,8 @@ from messaging.eventdata.compiled import (
     validator_of,
 )
 from messaging.eventdata.problems import SHOWN_KEY, SHOWN_TYPE, fail, located, problem_of, with_article
-from messaging.eventdata.schema import (
-    COMMON,
-    MISSING,
-    Schema,
-    SchemaField,
-    bound,
-    hints_of,
-    schema_of,
-    sees_value,
-)
-from messaging.eventdata.simple import (
-    SIMPLE,
-    Converter,
-    instance_check,
-    to_data,
-    to_enum,
-    to_none,
-    to_subclass,
-)
+from messaging.eventdata.schema import COMMON, MISSING, Schema, SchemaField, bound, hints_of, schema_of, sees_value
+from messaging.eventdata.simple import SIMPLE, Converter, instance_check, to_data, to_enum, to_none, to_subclass
 
 _NONE: Final = frozenset({type(None)})
 

@@ -26,13 +26,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from messaging.errors import DecodeError
-from messaging.eventnetwork.announcements import (
-    MAX_BYTES,
-    MAX_ENTRIES,
-    Announcement,
-    TopicInterest,
-    is_announceable,
-)
+from messaging.eventnetwork.announcements import MAX_BYTES, MAX_ENTRIES, Announcement, TopicInterest, is_announceable
 from messaging.text import SafeLog, printable
 
 logger = SafeLog(__name__)

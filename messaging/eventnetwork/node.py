@@ -21,13 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4, uuid5
 
-from messaging.errors import (
-    ClosedError,
-    DeadlineError,
-    MessagingError,
-    UnsupportedFeatureError,
-    check_instance,
-)
+from messaging.errors import ClosedError, DeadlineError, MessagingError, UnsupportedFeatureError, check_instance
 from messaging.eventnetwork.announcement_intake import AnnouncementIntake
 from messaging.eventnetwork.announcements import Announcement
 from messaging.eventnetwork.announcer import Announcer

@@ -18,19 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from messaging.dispatch import TYPED_EVENTS, TopicPermission, parse_filter
-from messaging.errors import (
-    ArgumentError,
-    check_instance,
-)
+from messaging.errors import ArgumentError, check_instance
 from messaging.eventdata import WireEvent
-from messaging.eventnetwork import (
-    EventNetwork,
-    EventNode,
-    MemberProfile,
-    NodeDTO,
-    framework_uuid,
-    last_hop,
-)
+from messaging.eventnetwork import EventNetwork, EventNode, MemberProfile, NodeDTO, framework_uuid, last_hop
 from messaging.execution import Promise, clock, engine, may_block, seconds, workers
 from messaging.reporting import PartReporter, counter, gauge, register_reporter
 from messaging.text import SafeLog, tolerant
