@@ -275,7 +275,7 @@ def test_sessions_of_a_unified_consumer_are_not_remembered(admin: DistributedEve
             session.publish_event(1)
     flush(admin)
     ((_, consumer),) = admin.dispatcher.handlers()
-    assert [len(each.active) for each in consumer.objects()] == [0]
+    assert [len(each.active) for each in consumer.objects.all()] == [0]
 
 
 def test_lifecycle_events_are_bounded(admins: Admins) -> None:

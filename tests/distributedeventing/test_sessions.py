@@ -252,7 +252,7 @@ def test_33_each_session_has_a_consumer_of_its_own(admin: DistributedEventAdmin)
     assert [each.values for each in prototype.made] == [[1, 4], [2], [3]]
     assert [each.kinds[-1] for each in prototype.made] == ["close", "error", "data"]
     ((_, consumer),) = admin.dispatcher.handlers()
-    eventually(lambda: len(consumer.objects()) == 1)
+    eventually(lambda: len(consumer.objects.all()) == 1)
 
 
 def test_34_without_prototype_scope_one_object_serves_all_sessions(admin: DistributedEventAdmin) -> None:
