@@ -1227,3 +1227,99 @@ def test_the_files_of_a_journal_are_private_in_a_folder_that_everybody_may_read(
     files = {each.name: each.stat().st_mode & 0o777 for each in tmp_path.rglob("*") if each.is_file()}
     assert len(files) >= 5
     assert set(files.values()) == {0o600}
+
+
+# --- cursors --------------------------------------------------------------------------------------------------------
+
+BEFORE_CURSORS = Path(__file__).parent / "data" / "written_before_cursors"
+
+
+def restarted(path: str, **more: Any) -> Journal[LogWriter]:
+    _OPENED.pop().close()
+    return opened(path, **more)
+
+
+@pytest.mark.parametrize("where", ["path", "remote"])
+def test_the_position_of_a_commit_outlives_the_journal(where: str, request: pytest.FixtureRequest) -> None:
+    journal, log = opened_log(request.getfixturevalue(where))
+    journal.begin_query(adopt=False)
+    add(log, 7)
+    assert journal.processed(0) == 0
+    journal.move_cursor({0: 5})
+    journal.note_commit()
+    for _ in range(2):
+        journal = restarted(journal.folder.path)
+        assert (journal.processed(0), journal.used(0)) == (5, 7)
+    journal.move_cursor({0: 3})  # an older checkpoint was put back
+    assert journal.processed(0) == 3
+
+
+@pytest.mark.parametrize("where", ["path", "remote"])
+def test_rows_wait_for_the_slowest_cursor(where: str, request: pytest.FixtureRequest) -> None:
+    journal, log = opened_log(request.getfixturevalue(where), segment_bytes=1)
+    journal.begin_query(adopt=False)
+    for _ in range(3):
+        add(log)
+    other = json.dumps({"journal": journal.meta.id, "offsets": {"0": 4}})
+    journal.folder.write("cursor-other", [other.encode()])
+    journal = restarted(journal.folder.path, segment_bytes=1)
+    journal.move_cursor({0: 9})
+    assert journal.processed(0) == 4
+    journal.logs[0].commit(journal.processed(0))
+    assert journal.logs[0].begin == 3
+    journal.begin_query(adopt=True)
+    assert [name for name in journal.folder.list() if name.startswith("cursor-")] == [f"cursor-{journal.meta.query}"]
+
+
+@table("text", ["", "[]", "{", '{"journal": "another", "offsets": {"0": 9}}'])
+def test_a_cursor_that_is_damaged_or_foreign_deletes_no_row(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(tmp_path / "journal")
+    journal, log = opened_log(path)
+    add(log)
+    (Path(path) / "cursor-other").write_text(text)
+    journal = restarted(path)
+    assert (journal.processed(0), journal.used(0)) == (0, 3)
+    assert ("does not parse" in caplog.text) == ("another" not in text)
+
+
+def test_a_cursor_that_has_no_room_is_stored_later(path: str) -> None:
+    journal, log = opened_log(path)
+    journal.begin_query(adopt=False)
+    journal.note_commit()
+    add(log)
+    journal.move_cursor({0: 3})
+    with Faults(errno.ENOSPC, 1):
+        journal.note_commit()
+    stored = Path(path) / f"cursor-{journal.meta.query}"
+    assert json.loads(stored.read_text())["offsets"] == {"0": 0}
+    journal.note_commit()
+    assert json.loads(stored.read_text())["offsets"] == {"0": 3}
+
+
+def test_a_journal_of_the_version_before_cursors_is_drained(path: str) -> None:
+    shutil.copytree(BEFORE_CURSORS / "journal", path)
+    offsets = json.loads((BEFORE_CURSORS / "checkpoint.json").read_text())["offsets"]
+    source = replace(SOURCE, partitions=2)
+    journal = opened(path, source=source, segment_bytes=3000)
+    assert [(log.begin, log.end) for log in journal.logs] == [(0, 20), (10, 20)]
+    check(journal)
+    with pytest.raises(JournalMismatchError, match="adoptJournal"):
+        journal.begin_query(adopt=False)
+    journal.move_cursor({int(partition): offset for partition, offset in offsets.items()})
+    assert [journal.processed(log.partition) for log in journal.logs] == [7, 12]
+    for log in journal.logs:
+        add(log)
+        assert [
+            value
+            for batch in read(journal.folder, log.spans(offsets[str(log.partition)], 23))
+            for value in batch.column("value").to_pylist()
+        ] == [journals.value(n) for n in range(offsets[str(log.partition)], 23)]
+    journal.move_cursor({0: 23, 1: 23})
+    for log in journal.logs:
+        log.commit(journal.processed(log.partition))
+    journal.note_commit()
+    assert [log.backlog for log in journal.logs] == [0, 0]
+    again = restarted(path, source=source)
+    assert [(log.end, again.processed(log.partition)) for log in again.logs] == [(23, 23)] * 2

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -30,10 +31,8 @@ from pyspark_messaging.read import journaled, rabbitmq_streams
 from pyspark_messaging.read.typed import CORRUPT
 from tests.disks import ballast
 from tests.spark.harness import make_queue, make_stream, numbers, publish, unique
+from tests.spark.journals import value
 from tests.spark.readers import Driven, batch_read, processed, refused
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Reading(BaseModel):
@@ -383,7 +382,35 @@ def test_marks_are_left_by_the_first_rows_only_and_deleted(mosquitto: Mosquitto,
             publish(mosquitto.url, channel, numbers(10, start))
             assert query.receive(start + 10) == numbers(start + 10)
         query.micro_batch()
-        assert {each.name for each in journal.iterdir()} == {"journal.json", "lock", "0"}
+        assert not [*journal.glob("read-*")]
+
+
+def test_the_journal_has_the_position_of_the_last_commit(mosquitto: Mosquitto, channel: str, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    query = processed(numbers(30), mosquitto.url, journal, channel=channel)
+    with Driven(mosquitto.url, journal, query.checkpoint, channel=channel) as later:
+        later.start()  # commits what the checkpoint tells
+        publish(mosquitto.url, channel, numbers(5, 30))
+        later.receive(5)
+        later.reader.commit(json.loads(later.checkpoint[-1]))
+    (cursor,) = journal.glob("cursor-*")
+    assert cursor.name == f"cursor-{json.loads(later.checkpoint[-1])['query']}"
+    assert json.loads(cursor.read_text())["offsets"] == {"0": 35}
+
+
+def test_a_query_of_the_version_before_cursors_continues(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    written = Path(__file__).parent / "data" / "written_before_cursors"
+    journal, group = tmp_path / "journal", unique("before")
+    shutil.copytree(written / "journal", journal)
+    meta = json.loads((journal / "journal.json").read_text())
+    meta |= {"group": group, "sessions": []}
+    meta["source"] |= {"url": mosquitto.url, "channels": [group]}
+    (journal / "journal.json").write_text(json.dumps(meta))
+    checkpoint = json.dumps({**json.loads((written / "checkpoint.json").read_text()), "group": group})
+    query = Driven(mosquitto.url, journal, [checkpoint], channel=group, receivers="2", availableNowQuiet="0.3")
+    query.finish()
+    rows = [(row["partition"], row["offset"], row["value"]) for row in query.rows]
+    assert sorted(rows) == [(0, n, value(n)) for n in range(7, 20)] + [(1, n, value(n)) for n in range(12, 20)]
 
 
 def test_an_executor_that_cannot_write_its_mark_fails(

@@ -6,16 +6,21 @@
       journal.json       identity: format, id, source, query; and a checksum of these
       lock               (local) locked by the query that writes;  ``owner`` elsewhere: token of the last writer
       read-QUERY-...     marks of the tasks that read the first rows of a new query, until it commits
+      cursor-QUERY       cursor of a query: the offset of the first row of each partition that it has not processed
       0/ 1/ ...          a log for each partition
         00000000000000000000.segment     frames, named by the offset of the first row
         spare                            (local, in 0/) room for journal.json on a full disk
 
-This module decides which query may use a journal. The promises of the logs are in :mod:`pyspark_messaging.journal.log`.
+This module decides which query may use a journal, and which rows all queries have processed. The promises of the logs
+are in :mod:`pyspark_messaging.journal.log`. Each cursor has a file of its own, so that a query changes no file of
+another one. Journals of earlier versions have none: their queries begin with the position of their checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 import secrets
 import uuid
@@ -30,9 +35,13 @@ from pyspark_messaging.errors import JournalError, JournalFullError, JournalMism
 from pyspark_messaging.journal.folders import open_folder
 from pyspark_messaging.journal.log import SEGMENT_BYTES, Log, LogWriter
 
+logger = logging.getLogger(__name__)
+
 FORMAT: Final = 1
 #: prefix of the names of marks
 _MARK: Final = "read-"
+#: prefix of the names of cursors
+_CURSOR: Final = "cursor-"
 #: a file that is deleted to make room for ``journal.json`` on a full disk, and its bytes
 _SPARE: Final = "0/spare"
 _SPARE_BYTES: Final = 2**14
@@ -94,6 +103,8 @@ class Journal(Generic[L]):
         self.logs = logs
         self._lock = lock
         self._is_open = True
+        #: query -> partition -> offset of the first row that the query has not processed
+        self._cursors: dict[str, dict[int, int]] = {}
 
     @staticmethod
     def open(
@@ -139,6 +150,7 @@ class Journal(Generic[L]):
                 logs.append(log)
             found = Journal(folder, meta, logs, stack.pop_all())
             found._reserve_room()
+            found._cursors = _read_cursors(folder, meta.id)
             return found
 
     @staticmethod
@@ -192,6 +204,7 @@ class Journal(Generic[L]):
                     with journal_errors(self.folder, f"cannot make room for {META}"):
                         self.folder.delete(_SPARE)
                 self._change(query=query, committed=False, before=None, resumed={}, unread=unread)
+                self._replace_cursors(query)
             finally:
                 self._reserve_room()
         return query
@@ -246,14 +259,47 @@ class Journal(Generic[L]):
                 log.skip_to(ends.get(log.partition, 0))
         self._change(query=self.meta.query or uuid.uuid4().hex, unread={})
 
+    # --- cursors
+
+    def _replace_cursors(self, query: str) -> None:
+        """Give ``query`` a cursor before the first row, and delete those of the queries that had the journal before."""
+        earlier, self._cursors = self._cursors, {query: {log.partition: log.begin for log in self.logs}}
+        with journal_errors(self.folder, "cannot replace cursors"):
+            for name in earlier:
+                self.folder.delete(_CURSOR + name)
+        self._store_cursor(query)
+
+    def _store_cursor(self, query: str) -> None:
+        """Store a cursor; on a full disk its file stays as it is until the next call."""
+        text = json.dumps({"journal": self.meta.id, "offsets": self._cursors[query]}).encode()
+        with contextlib.suppress(JournalFullError), journal_errors(self.folder, "cannot write a cursor"):
+            self.folder.check_lock()
+            self.folder.write(_CURSOR + query, [text])
+
+    def processed(self, partition: int) -> int:
+        """Return the offset before which all queries have processed the rows of a partition."""
+        return min((cursor.get(partition, 0) for cursor in self._cursors.values()), default=0)
+
+    def used(self, partition: int) -> int:
+        """Return the offset before which offsets of a partition are used: at the last close, or by a cursor."""
+        noted = self.meta.ends.get(str(partition), 0)
+        return max(noted, *(cursor.get(partition, 0) for cursor in self._cursors.values()), 0)
+
+    def move_cursor(self, offsets: Mapping[int, int]) -> None:
+        """Move the cursor of the query to ``offsets``, by partition. :meth:`note_commit` stores it."""
+        if self.meta.query is not None:
+            self._cursors[self.meta.query] = {**self._cursors.get(self.meta.query, {}), **offsets}
+
     def note_commit(self) -> None:
-        """Record that the query has committed: another query needs ``adoptJournal`` from now on.
+        """Record that the query has committed: another query needs ``adoptJournal`` from now on. Store its cursor.
 
         On a full disk nothing changes: the next call tries again.
         """
         if not self.meta.committed:
             with contextlib.suppress(JournalFullError):
                 self._change(committed=True)
+        if self.meta.query in self._cursors:
+            self._store_cursor(self.meta.query)
 
     def _change(self, **values: Any) -> None:
         meta = replace(self.meta, **values)
@@ -306,6 +352,22 @@ def _read_meta(folder: Folder) -> Meta | None:
         raise malformed(folder, error) from None
     check_key(folder, identity.key, range(meta.source.partitions))
     return meta
+
+
+def _read_cursors(folder: Folder, journal: str) -> dict[str, dict[int, int]]:
+    """Return the cursors of a journal. A damaged one begins with the oldest row, so that none is deleted too early."""
+    found: dict[str, dict[int, int]] = {}
+    for name in folder.list():
+        if name.startswith(_CURSOR):
+            query = name.removeprefix(_CURSOR)
+            try:
+                values = json.loads(bytes(folder.read(name)))
+                if values["journal"] == journal:
+                    found[query] = {int(partition): int(offset) for partition, offset in values["offsets"].items()}
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                logger.warning("journal %s: %s does not parse: %s; begins again", folder.shown, name, error)
+                found[query] = {}
+    return found
 
 
 def _write_meta(folder: Folder, meta: Meta) -> None:

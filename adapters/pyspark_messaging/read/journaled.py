@@ -227,8 +227,9 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
             if positions:  # what is processed makes room before the first message arrives
                 begins = self._begins(positions[0], opened)
                 self._require_read(opened, begins)
+                opened.move_cursor(begins)
                 for receiver in self._receivers:
-                    receiver.commit(begins[receiver.partition])
+                    receiver.commit(opened.processed(receiver.partition))
             for receiver in self._receivers:
                 receiver.start()
         except BaseException:
@@ -373,7 +374,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
 
     def _seen(self, positions: Sequence[Offsets], opened: Journal[LogWriter]) -> dict[int, int]:
         """Return, by partition, the offset before which offsets were used: by the checkpoint, or by the journal."""
-        seen = {log.partition: opened.meta.ends.get(str(log.partition), 0) for log in opened.logs}
+        seen = {log.partition: opened.used(log.partition) for log in opened.logs}
         for position in positions:
             for partition, offset in self._begins(position, opened).items():
                 seen[partition] = max(seen[partition], offset)
@@ -443,6 +444,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
     def _commit(self, ends: Mapping[int, int]) -> None:
         opened = self._open()
         self._require_read(opened, ends)
+        opened.move_cursor(ends)
         for receiver in self._receivers:
-            receiver.commit(ends.get(receiver.partition, 0))
+            receiver.commit(opened.processed(receiver.partition))
         opened.note_commit()  # last: what was deleted makes room for it
