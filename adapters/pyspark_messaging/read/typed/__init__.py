@@ -35,6 +35,6 @@ a row is NaN, infinite, truncated or rounded to fit; floating point numbers are 
 from __future__ import annotations
 
 from pyspark_messaging.read.typed.columns import TypedColumns
-from pyspark_messaging.read.typed.plan import CORRUPT, MESSAGE_COLUMNS
+from pyspark_messaging.read.typed.rows import CORRUPT, MESSAGE_COLUMNS
 
 __all__ = ["CORRUPT", "MESSAGE_COLUMNS", "TypedColumns"]

@@ -30,7 +30,7 @@ from pyspark_messaging.read.typed.kinds import (
     scalar_kind,
     struct_kind,
 )
-from pyspark_messaging.read.typed.plan import Row, RowPlan
+from pyspark_messaging.read.typed.rows import Row, RowPlan
 
 _REFERENCE: Final = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 _SUPPORTED: Final = (

@@ -15,7 +15,7 @@ from pyspark.sql import types as spark
 
 from pyspark_messaging.errors import invalid_option
 from pyspark_messaging.read.typed.decimals import Decimals, bounded, has_decimals
-from pyspark_messaging.read.typed.plan import RESERVED, Row, RowPlan
+from pyspark_messaging.read.typed.rows import RESERVED, Row, RowPlan
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

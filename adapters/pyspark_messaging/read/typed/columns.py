@@ -11,8 +11,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_messaging.errors import invalid_option
 from pyspark_messaging.read.typed.by_model import bad_model, plan_of_model
 from pyspark_messaging.read.typed.by_schema import plan_of_schema
-from pyspark_messaging.read.typed.plan import CORRUPT, POSITION, RESERVED, RowPlan
-from pyspark_messaging.read.typed.rows import parse, texts_of
+from pyspark_messaging.read.typed.rows import CORRUPT, POSITION, RESERVED, RowPlan, parse, texts_of
 
 
 class TypedColumns:

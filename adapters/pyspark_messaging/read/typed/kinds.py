@@ -18,7 +18,7 @@ from pyspark.sql import types as spark
 from pyspark_messaging.read.typed.decimals import Decimals
 
 if TYPE_CHECKING:
-    from pyspark_messaging.read.typed.plan import Row
+    from pyspark_messaging.read.typed.rows import Row
 
 
 class Kind(NamedTuple):
