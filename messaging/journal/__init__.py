@@ -4,8 +4,7 @@
 
     journal      Journal: append, read, cursors
     views        JournalView: reading beside the writer of another process
-    verify       reading every byte, and reporting damage
-    outline      kind, sizes and offsets, also of other kinds of journals
+    verify       reading every byte, and reporting damage; sizes and offsets; also of other kinds of journals
     identity     the file that tells what kind of journal a folder holds
     repair       restoring that file when it is damaged
     entries      records on their way to the disk
@@ -33,7 +32,6 @@ May import: ``model``, ``reporting``, ``execution``, ``errors``, ``text``, ``for
 from messaging.journal.cursors import Cursor as Cursor
 from messaging.journal.entries import Append as Append
 from messaging.journal.journal import Journal as Journal
-from messaging.journal.outline import outline as outline
 from messaging.journal.quarantine import DamagedRange as DamagedRange
 from messaging.journal.queue import DurableQueue as DurableQueue
 from messaging.journal.records import Record as Record
@@ -49,6 +47,7 @@ from messaging.journal.state import State as State
 from messaging.journal.table import JournalTable as JournalTable
 from messaging.journal.verify import Damaged as Damaged
 from messaging.journal.verify import Verification as Verification
+from messaging.journal.verify import outline as outline
 from messaging.journal.verify import verify as verify
 from messaging.journal.views import Info as Info
 from messaging.journal.views import JournalView as JournalView

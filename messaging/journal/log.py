@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from messaging.journal.folders import Appender, Folder
-    from messaging.journal.frames import Frame
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class Tail(NamedTuple):
 class Log:
     """One partition of a journal, for reading. Thread safe.
 
-    Subclasses keep what they need of the frames, see :meth:`_note_frame`.
+    Subclasses keep what they need of the frames, see :meth:`_note`.
 
     Args:
         folder: of the journal.
@@ -119,39 +118,26 @@ class Log:
             except FileNotFoundError:
                 self._restart(segment if until is None else until)
                 continue
-            last = Tail(segment, self.load_segment(segment, data, until), len(data))
-        return last
-
-    def load_segment(self, segment: int, data: memoryview, until: int | None) -> int:
-        """Load the frames of a segment, up to row ``until``; return the end of the last one in bytes."""
-        position = 0
-        for found in walk(data, segment, until=until, seed=self.seed):
-            if isinstance(found, Damage):
-                self._note_damage(segment, found, data)
-            else:
-                if found.header.rows:
-                    self._note_frame(segment, found)
+            position = 0
+            for found in walk(data, segment, until=until, seed=self.seed):
+                if isinstance(found, Damage):
+                    self._corrupt(segment, found.reason)
+                elif found.header.rows:
+                    head = found.header
+                    self._note(segment, head.first, head.rows, found.position, found.end - found.position)
                 position = found.end
-        return position
+            last = Tail(segment, position, len(data))
+        return last
 
     def _restart(self, begin: int) -> None:
         """Forget all rows; the next one has offset ``begin``."""
         self.begin = self.end = begin
-
-    def _note_frame(self, segment: int, frame: Frame) -> None:
-        """Add the rows of a frame of ``segment`` at the end."""
-        self._note(segment, frame.header.first, frame.header.rows, frame.position, frame.end - frame.position)
 
     def _note(self, segment: int, first: int, rows: int, position: int, length: int) -> None:
         """Add a frame: ``rows`` from offset ``first`` on, in ``length`` bytes of ``segment``."""
         del segment, position, length
         with self.lock:
             self.end = first + rows
-
-    def _note_damage(self, segment: int, damage: Damage, data: memoryview) -> None:
-        """Refuse a damaged segment; subclasses may go on behind the damage."""
-        del data
-        self._corrupt(segment, damage.reason)
 
     def _corrupt(self, segment: int, what: str) -> None:
         raise self.folder.error(JournalCorruptError, f"segment {self.segment_name(segment)}: {what}")
@@ -353,10 +339,6 @@ class LogWriter(Log):
 
     def _note_segment(self, segment: int) -> None:
         """Note that a segment exists that may be empty. No row is appended meanwhile."""
-
-    def begin_segment(self) -> None:
-        """Have the next append begin a segment, so that the rows before it can be deleted."""
-        self._close_segment = True
 
     def delete_before(self, segment: int) -> None:
         """Delete all segments before the one that begins with offset ``segment``.

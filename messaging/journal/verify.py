@@ -1,15 +1,16 @@
-"""Verifying a journal: every byte is read, and damage is reported. Journals of Spark queries, too."""
+"""Verifying a journal: every byte is read, and damage is reported. Its outline. Journals of Spark queries, too."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from messaging.errors import JournalError, JournalUnreadableError, check_path
 from messaging.journal.database import FILE as STATE_FILE
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.frames import Damage, walk
-from messaging.journal.identity import KIND, read_kind
+from messaging.journal.identity import KIND, Identity, read_kind
+from messaging.journal.journal import Journal
 from messaging.journal.log import META, Log, segment_path
 from messaging.journal.quarantine import DamagedRange, Quarantine, covers
 from messaging.journal.records import FORMAT, LEAST_RECORD, decode_records
@@ -87,9 +88,7 @@ def verify(path: str | Path) -> Verification:
     """
     folder = LocalFolder(str(check_path("path", path)))
     with journal_errors(folder, "cannot read", JournalUnreadableError):
-        found = read_kind(folder)
-        if found is None:
-            raise folder.error(JournalUnreadableError, f"there is no journal: no file {META}")
+        found = _identity_in(folder)
         segments = size = records = unfinished = 0
         damage: list[Damaged] = []
         for partition in folder.partitions():
@@ -103,6 +102,13 @@ def verify(path: str | Path) -> Verification:
         quarantined = Quarantine(folder, writable=False).ranges()
         state = _state_error(folder, found.key)
         return Verification(folder.path, found.kind, segments, size, records, unfinished, damage, quarantined, state)
+
+
+def _identity_in(folder: LocalFolder) -> Identity:
+    found = read_kind(folder)
+    if found is None:
+        raise folder.error(JournalUnreadableError, f"there is no journal: no file {META}")
+    return found
 
 
 def _state_error(folder: LocalFolder, key: int) -> str | None:
@@ -194,3 +200,50 @@ class _Verified(Log):
 
     def _add(self, segment: int, damage: Damage) -> None:
         self.damage.append(Damaged(self.partition, self.segment_name(segment), *damage))
+
+
+def outline(path: str | Path) -> dict[str, Any]:
+    """Return kind, id, sizes and offsets of a journal; of a journal of messages also cursors, drops and damage.
+
+    Args:
+        path: its folder; a journal of messages, or of a Spark query.
+
+    Raises:
+        JournalUnreadableError: the folder holds no journal, or cannot be read.
+        JournalCorruptError: the journal of a Spark query is damaged.
+    """
+    folder = LocalFolder(str(check_path("path", path)))
+    with journal_errors(folder, "cannot read", JournalUnreadableError):
+        found = _identity_in(folder)
+        if found.kind != KIND:
+            return _of_other(folder, found)
+    with Journal.view(path) as view:
+        info = view.info()
+    return {
+        "path": info.path,
+        "kind": KIND,
+        "id": info.id,
+        "segments": info.segments,
+        "bytes": info.bytes,
+        "partitions": [{"partition": 0, "begin": info.begin, "end": info.end}],
+        "cursors": info.cursors,
+        "dropped": info.dropped,
+        "dead_letters": info.dead_letters,
+        "damage": [each._asdict() for each in info.damage],
+    }
+
+
+def _of_other(folder: LocalFolder, identity: Identity) -> dict[str, Any]:
+    partitions: list[dict[str, int]] = []
+    segments = size = 0
+    for number in folder.partitions():
+        log = Log(folder, number, seed=identity.seed(number))
+        log.load()
+        partitions.append({"partition": number, "begin": log.begin, "end": log.end})
+        files = log.list_segments()
+        segments += len(files)
+        size += sum(each for _, each in files)
+    return {
+        "path": folder.path, "kind": identity.kind, "id": identity.id, "segments": segments, "bytes": size,
+        "partitions": partitions, "damage": [],
+    }  # fmt: skip

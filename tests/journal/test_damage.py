@@ -32,8 +32,8 @@ def log(in_memory: str, no_sync: None) -> Path:
     """A log of three segments."""
     made = writer(in_memory)
     for frames in FRAMES:
+        made.roll()
         add(made, *frames)
-        made.begin_segment()
     made.close()
     assert len(segment_files(in_memory)) == 3
     return Path(in_memory)

@@ -78,18 +78,6 @@ class Log(log.Log):
             self._totals.append(self._totals[-1] + length)
             self.end = first + rows
 
-    def _segment_of(self, offset: int) -> int | None:
-        """Return the segment that holds ``offset``."""
-        at = bisect_right(self._firsts, offset) - 1
-        return self._segment_firsts[at] if at >= 0 else None
-
-    def _forget(self, segment: int) -> None:
-        """Drop the frames of all segments before ``segment``."""
-        count = bisect_left(self._segment_firsts, segment)
-        for column in (self._firsts, self._segment_firsts, self._positions, self._totals):
-            del column[:count]
-        self.begin = self._firsts[0] if self._firsts else self.end
-
     def bytes_from(self, offset: int) -> int:
         """Return the bytes of the frame that holds ``offset``, and of all later frames."""
         with self.lock:
@@ -214,12 +202,17 @@ class LogWriter(log.LogWriter, Log):
         if is_over and self.folder.appends:
             self.start_segment()  # outside of the lock, which an append takes while it writes
         with self.lock:
-            keep = self._segment_of(self._committed)
+            at = bisect_right(self._firsts, self._committed) - 1
             if self._committed == self.end == self.last_segment:
                 keep = self.last_segment  # new and empty: the disk may be full of committed segments
-            if keep is None:
+            elif at >= 0:
+                keep = self._segment_firsts[at]
+            else:
                 return
-            self._forget(keep)
+            count = bisect_left(self._segment_firsts, keep)
+            for column in (self._firsts, self._segment_firsts, self._positions, self._totals):
+                del column[:count]
+            self.begin = self._firsts[0] if self._firsts else self.end
         self.delete_before(keep)
 
     def tail(self, rows: int) -> pa.Table:
