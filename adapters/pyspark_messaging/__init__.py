@@ -13,7 +13,6 @@
     journal          received messages on disk, until Spark has processed them
     options          names, types and defaults of all options; option_values: their texts
     columns          the columns of a message
-    task_connection  the broker connection of a task
     errors           the error tree
 
     recorder         events of a typed event bus -> messages; needs no Spark

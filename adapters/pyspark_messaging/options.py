@@ -11,13 +11,22 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import messaging
 from messaging.environment import URL_VARIABLE
-from messaging.errors import ConfigurationError, InvalidOptionError, InvalidUrlError
+from messaging.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    ConnectFailedError,
+    InvalidOptionError,
+    InvalidUrlError,
+)
 from messaging.instance import find_adapter
 from messaging.model import CHECKS, MAX_PREFETCH, SUBSCRIBE_ONLY, BrokerUrl, Features, check_name, overlap, parse_url
 from messaging.model.settings import load_settings
@@ -27,6 +36,7 @@ from pyspark_messaging.errors import invalid_option
 from pyspark_messaging.option_values import EARLIEST, LATEST
 
 if TYPE_CHECKING:
+    from messaging import Messaging
     from messaging.adapter import Adapter
 
 MQTT: Final = frozenset({"mqtt", "mqtts", "ws", "wss"})
@@ -37,6 +47,10 @@ FORMATS: Final = {"messaging": MQTT | AMQP, "mqtt": MQTT, "amqp": AMQP}
 #: how long the broker keeps the MQTT session of a query that is not running, in seconds
 SESSION_EXPIRY: Final = 7 * 86_400
 
+#: pauses between the attempts of a task to connect, in seconds
+_RETRY_FIRST, _RETRY_LAST = 0.1, 2.0
+#: MQTT: the session of a task ends with its connection
+_NO_SESSION: Final = {"clean_start": True, "session_expiry": 0}
 #: default deadline of each message that is written, in seconds
 WRITE_TIMEOUT: Final = 60.0
 #: settings that a write refuses, since each task has its own connection, and the reason
@@ -88,6 +102,32 @@ class Broker:
                     "passwordFile", f"cannot read {self.password_file!r}: {type(error).__name__}"
                 ) from None
         return found
+
+    def connect_task(self, patience: float, **settings: Any) -> Messaging:
+        """Connect a task. Many connect at once: retry for ``patience`` seconds, unless the broker refuses.
+
+        Raises:
+            ConnectFailedError: no connection in that time; ``AuthenticationError`` if the broker refused the
+                credentials.
+        """
+        keywords = self.keywords(retry_connect=False, **settings)
+        if self.is_mqtt:
+            keywords |= _NO_SESSION
+        client_id = load_settings(self.adapter.settings_type, parse_url(self.url), keywords).client_id
+        until = time.monotonic() + patience
+        pause = _RETRY_FIRST
+        while True:
+            if client_id is not None:  # tasks, and their retries, need different ids
+                keywords["client_id"] = f"{client_id}-{secrets.token_hex(4)}"
+            try:
+                return messaging.connect(self.url, **keywords)
+            except AuthenticationError:
+                raise
+            except ConnectFailedError as error:
+                if error.code is not None or time.monotonic() + pause > until:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _RETRY_LAST)
 
 
 def _option(name: str, default: Any, check: Callable[[str], Any]) -> Any:

@@ -17,8 +17,7 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import eventually
 from pyspark_messaging.errors import DataLossError, JournalMismatchError
 from pyspark_messaging.read import group_lock
-from pyspark_messaging.read.group_lock import lock_group
-from pyspark_messaging.read.takeover import started_earlier
+from pyspark_messaging.read.group_lock import lock_group, started_earlier
 from tests.mqtt.peer import Peer
 from tests.spark.harness import make_queue, numbers, publish, unique
 from tests.spark.readers import Driven, processed, refused

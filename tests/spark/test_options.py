@@ -18,7 +18,7 @@ from messaging.testing.tables import table
 from pyspark_messaging import errors
 from pyspark_messaging.columns import MESSAGE
 from pyspark_messaging.options import ReadOptions, WriteOptions
-from pyspark_messaging.read.receiver_settings import connection_settings
+from pyspark_messaging.read.group import connection_settings
 
 MQTT = {"url": "mqtt://broker", "channel": "a/#", "journalPath": "/j"}
 AMQP = {**MQTT, "url": "amqp://broker"}

@@ -40,10 +40,9 @@ from pyspark_messaging.journal import Journal, Source, leave_mark
 from pyspark_messaging.journal.folders import open_folder
 from pyspark_messaging.journal.log import Log, Span, read
 from pyspark_messaging.option_values import EARLIEST, LATEST
-from pyspark_messaging.read.group import check_sessions, join_group
+from pyspark_messaging.read.group import broker_sessions, check_sessions, join_group
 from pyspark_messaging.read.group_lock import lock_group
 from pyspark_messaging.read.receiver import Receiver, segment_share, write_bytes
-from pyspark_messaging.read.receiver_settings import broker_sessions
 from pyspark_messaging.read.rows import Columns, TaskReader
 
 if TYPE_CHECKING:

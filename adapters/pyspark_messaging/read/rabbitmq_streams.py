@@ -26,7 +26,6 @@ from pyspark_messaging.columns import JOURNAL, batch_of
 from pyspark_messaging.errors import DataLossError, invalid_option
 from pyspark_messaging.option_values import EARLIEST, LATEST
 from pyspark_messaging.read.rows import Columns, TaskReader
-from pyspark_messaging.task_connection import connect
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -138,7 +137,7 @@ class _StreamTasks:
         if at >= partition.end:
             return
         with (
-            connect(self._broker, _SILENCE_SECONDS) as instance,
+            self._broker.connect_task(_SILENCE_SECONDS) as instance,
             _subscribe(instance, partition.stream, at, self._prefetch) as messages,
         ):
             waiting: list[Message] = []

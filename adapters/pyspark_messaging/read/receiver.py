@@ -33,9 +33,8 @@ from messaging.execution import Flag, Waiters, start_thread
 from pyspark_messaging.columns import Identity, batch_of, identities, identity_of
 from pyspark_messaging.errors import JournalFullError, invalid_option
 from pyspark_messaging.journal.log import SEGMENT_BYTES
-from pyspark_messaging.read.group_lock import QueueLock, taken_over
-from pyspark_messaging.read.receiver_settings import connection_settings, subscriptions
-from pyspark_messaging.read.takeover import TakeoverWatch
+from pyspark_messaging.read.group import connection_settings, subscriptions
+from pyspark_messaging.read.group_lock import QueueLock, TakeoverWatch, taken_over
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,7 +21,6 @@ from messaging.errors import (
 from messaging.model import Features, MessageContext, check_name, check_printable, check_text, identified
 from pyspark_messaging.columns import CONTENT_ENCODING, MESSAGE_ID
 from pyspark_messaging.errors import InvalidRowError
-from pyspark_messaging.task_connection import connect
 
 if TYPE_CHECKING:
     from messaging import Messaging, MessagingError, Promise
@@ -89,8 +88,8 @@ class RowPublisher:
     def _connect(self) -> MessagePublisher:
         if self._instance is None:
             options = self._options
-            self._instance = instance = connect(
-                options.broker, options.timeout, timeout=options.timeout, outbox_size=options.max_in_flight
+            self._instance = instance = options.broker.connect_task(
+                options.timeout, timeout=options.timeout, outbox_size=options.max_in_flight
             )
             self._has_ids = Features.EXTENSION_MESSAGE_ID in instance.features
         return self._instance.publisher
