@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from messaging import Message, MessageContext
 from pyspark_messaging.columns import batch_of
 from pyspark_messaging.journal import Journal, Source
-from pyspark_messaging.journal.log import Log, LogWriter, read
+from pyspark_messaging.journal.log import RowLog, RowLogWriter, read
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -30,7 +30,7 @@ def rows(first: int, count: int) -> pa.RecordBatch:
     return batch_of([Message(value(n), MessageContext("a/b")) for n in range(first, first + count)], 0, first, NOW)
 
 
-def add(log: LogWriter, count: int = 3) -> None:
+def add(log: RowLogWriter, count: int = 3) -> None:
     log.append(rows(log.end, count))
 
 
@@ -46,7 +46,7 @@ def check(opened: Journal[Any], start: int | None = None, end: int | None = None
         assert offset == max(first, last)
 
 
-def segments(log: Log) -> list[str]:
+def segments(log: RowLog) -> list[str]:
     return [f"{segment:020d}.segment" for segment, _ in log.list_segments()]
 
 

@@ -44,7 +44,7 @@ from pyspark_messaging.errors import (
     JournalUnreadableError,
 )
 from pyspark_messaging.journal import Journal, folders, leave_mark
-from pyspark_messaging.journal.log import Log, LogWriter, read
+from pyspark_messaging.journal.log import RowLog, RowLogWriter, read
 from tests.journal.conftest import in_memory as in_memory
 from tests.spark import journals
 from tests.spark.journals import NOW, SOURCE, add, check, rows, segments
@@ -64,7 +64,7 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "journal")
 
 
-_OPENED: list[Journal[LogWriter]] = []
+_OPENED: list[Journal[RowLogWriter]] = []
 
 
 @pytest.fixture(autouse=True)
@@ -75,12 +75,12 @@ def _closing() -> Iterator[None]:
         _OPENED.pop().close()
 
 
-def opened(path: str, **more: Any) -> Journal[LogWriter]:
+def opened(path: str, **more: Any) -> Journal[RowLogWriter]:
     _OPENED.append(Journal.open(path, more.pop("source", SOURCE), **more))
     return _OPENED[-1]
 
 
-def opened_log(path: str, **more: Any) -> tuple[Journal[LogWriter], LogWriter]:
+def opened_log(path: str, **more: Any) -> tuple[Journal[RowLogWriter], RowLogWriter]:
     """Open a journal; return it and the log of its only partition."""
     journal = opened(path, **more)
     (log,) = journal.logs
@@ -89,7 +89,7 @@ def opened_log(path: str, **more: Any) -> tuple[Journal[LogWriter], LogWriter]:
 
 def stored(folder: Path, *counts: int) -> tuple[Path, list[int]]:
     """A log of frames with so many rows; its one segment, and where each frame ends, that of the schema first."""
-    log = LogWriter(LocalFolder(str(folder)), 0, seed=SEED)
+    log = RowLogWriter(LocalFolder(str(folder)), 0, seed=SEED)
     for count in counts:
         add(log, count)
     ends = [log._positions[0], *(begin + log._bytes(at) for at, begin in enumerate(log._positions))]
@@ -97,8 +97,8 @@ def stored(folder: Path, *counts: int) -> tuple[Path, list[int]]:
     return folder / "0" / f"{0:020d}.segment", ends
 
 
-def reloaded(folder: Path) -> LogWriter:
-    log = LogWriter(LocalFolder(str(folder)), 0, seed=SEED)
+def reloaded(folder: Path) -> RowLogWriter:
+    log = RowLogWriter(LocalFolder(str(folder)), 0, seed=SEED)
     log.close()
     return log
 
@@ -118,7 +118,7 @@ class Held(LocalFolder):
         return memoryview(bytes(self.data))[start : None if length is None else start + length]
 
 
-def values(folder: Path, log: Log) -> list[bytes]:
+def values(folder: Path, log: RowLog) -> list[bytes]:
     batches = read(LocalFolder(str(folder)), log.spans(log.begin, log.end))
     return [each for batch in batches for each in batch.column("value").to_pylist()]
 
@@ -217,7 +217,7 @@ def test_a_tail_cut_anywhere_in_the_last_two_frames_costs_only_them(
     data = segment.read_bytes()
     for cut in range(ends[1], len(data)):
         count, whole = (5, ends[2]) if cut >= ends[2] else (2, ends[1])
-        log = Log(Held(segment.name, data[:cut]), 0, seed=SEED)
+        log = RowLog(Held(segment.name, data[:cut]), 0, seed=SEED)
         assert log.load() == (0, whole, cut)
         assert log.end == count
         if cut % 37 and cut not in ends:
@@ -237,7 +237,7 @@ def test_a_tail_of_garbage_is_cut_off_and_the_log_continues(
     segment, _ = stored(tmp_path, 2, 3)
     with segment.open("ab") as file:
         file.write(tail)
-    log = LogWriter(LocalFolder(str(tmp_path)), 0, seed=SEED)
+    log = RowLogWriter(LocalFolder(str(tmp_path)), 0, seed=SEED)
     assert f"cut off {len(tail)} bytes" in caplog.text
     add(log)
     log.close()
@@ -250,7 +250,7 @@ def test_a_flip_in_the_last_frame_costs_only_it_and_one_before_is_an_error(tmp_p
     for at in range(len(held.data)):
         flip = 1 << random.randrange(8)
         held.data[at] ^= flip
-        log = Log(held, 0, seed=SEED)
+        log = RowLog(held, 0, seed=SEED)
         if at >= ends[2]:
             assert log.load() == (0, ends[2], len(held.data))
             assert log.end == 5
@@ -601,7 +601,7 @@ def test_a_removed_lock_file_still_admits_one_writer(path: str) -> None:
         opened(path)
 
 
-def add_forever(log: LogWriter) -> None:
+def add_forever(log: RowLogWriter) -> None:
     while True:
         add(log, 300)
 
@@ -1234,7 +1234,7 @@ def test_the_files_of_a_journal_are_private_in_a_folder_that_everybody_may_read(
 BEFORE_CURSORS = Path(__file__).parent / "data" / "written_before_cursors"
 
 
-def restarted(path: str, **more: Any) -> Journal[LogWriter]:
+def restarted(path: str, **more: Any) -> Journal[RowLogWriter]:
     _OPENED.pop().close()
     return opened(path, **more)
 

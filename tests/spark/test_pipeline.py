@@ -30,7 +30,7 @@ from pyspark_messaging.telemetry.model import METRICS, Telemetry
 from pyspark_messaging.telemetry.plots import draw
 from pyspark_messaging.telemetry.processes import find_mosquitto
 from pyspark_messaging.telemetry.processes import mosquitto as private_mosquitto
-from pyspark_messaging.telemetry.report import Run, with_lateness
+from pyspark_messaging.telemetry.report import PipelineRun, with_lateness
 from pyspark_messaging.telemetry.run import MARKER, prepare
 from pyspark_messaging.telemetry.session import SparkFailedError
 from tests.cli.program import COMMAND, ROOT, environment
@@ -185,7 +185,7 @@ def test_a_history_is_the_same_after_it_was_state() -> None:
 # --- checks and plots
 
 
-def a_run(sent: list[Sent], **changes: Any) -> Run:
+def a_run(sent: list[Sent], **changes: Any) -> PipelineRun:
     """A run of which everything was stored, and no window closed."""
     rows = [Telemetry.model_validate_json(each.payload).model_dump() for each in sent if each.kind == "reading"]
     readings = pd.DataFrame(rows)
@@ -207,10 +207,10 @@ def a_run(sent: list[Sent], **changes: Any) -> Run:
         "severe": 0,
         "watermark": START - timedelta(days=1),
     }
-    return Run(**found | changes)
+    return PipelineRun(**found | changes)
 
 
-def wrong(run: Run) -> list[str]:
+def wrong(run: PipelineRun) -> list[str]:
     return [check.what for check in run.checks() if not check.is_right]
 
 

@@ -17,7 +17,7 @@ from messaging.testing.waiting import PATIENCE, eventually
 from pyspark_messaging.columns import batch_of
 from pyspark_messaging.errors import JournalFullError
 from pyspark_messaging.journal import Journal, Source
-from pyspark_messaging.journal.log import LogWriter, read
+from pyspark_messaging.journal.log import RowLogWriter, read
 from pyspark_messaging.options import ReadOptions
 from pyspark_messaging.read import receiver
 from pyspark_messaging.read.receiver import Receiver
@@ -38,7 +38,7 @@ VERSIONS = pytest.mark.parametrize("version", ["5", "3.1.1"])
 class Gate:
     """Holds the writes of a log back, or has them fail."""
 
-    def __init__(self, log: LogWriter) -> None:
+    def __init__(self, log: RowLogWriter) -> None:
         self.open = threading.Event()
         self.open.set()
         self.waiting = threading.Event()

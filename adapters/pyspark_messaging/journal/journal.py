@@ -33,7 +33,7 @@ from messaging.journal.identity import Identity, check_key, malformed, sealed, u
 from messaging.journal.log import META
 from pyspark_messaging.errors import JournalError, JournalFullError, JournalMismatchError, JournalUnreadableError
 from pyspark_messaging.journal.folders import open_folder
-from pyspark_messaging.journal.log import SEGMENT_BYTES, Log, LogWriter
+from pyspark_messaging.journal.log import SEGMENT_BYTES, RowLog, RowLogWriter
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Meta:
         return Identity.of(asdict(self)).seed(partition)
 
 
-L = TypeVar("L", bound=Log)
+L = TypeVar("L", bound=RowLog)
 
 
 class Journal(Generic[L]):
@@ -114,7 +114,7 @@ class Journal(Generic[L]):
         adopt: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
         check: Callable[[Meta], None] | None = None,
-    ) -> Journal[LogWriter]:
+    ) -> Journal[RowLogWriter]:
         """Open a journal to write, and create it if it is missing.
 
         Args:
@@ -145,7 +145,7 @@ class Journal(Generic[L]):
                 _write_meta(folder, meta)
             logs = []
             for number in range(source.partitions):
-                log = LogWriter(folder, number, seed=meta.seed(number), segment_bytes=segment_bytes)
+                log = RowLogWriter(folder, number, seed=meta.seed(number), segment_bytes=segment_bytes)
                 stack.callback(log.close)
                 logs.append(log)
             found = Journal(folder, meta, logs, stack.pop_all())
@@ -154,14 +154,14 @@ class Journal(Generic[L]):
             return found
 
     @staticmethod
-    def view(path: str) -> Journal[Log]:
+    def view(path: str) -> Journal[RowLog]:
         """Open a journal to read its current rows, also while a query writes to it. Raises as :meth:`open`."""
         folder = open_folder(path)
         with journal_errors(folder, "cannot open", JournalUnreadableError):
             meta = _read_meta(folder)
             if meta is None:
                 raise folder.error(JournalUnreadableError, f"there is no journal: no file {META}")
-            logs = [Log(folder, number, seed=meta.seed(number)) for number in range(meta.source.partitions)]
+            logs = [RowLog(folder, number, seed=meta.seed(number)) for number in range(meta.source.partitions)]
             for log in logs:
                 log.load()
             return Journal(folder, meta, logs, contextlib.ExitStack())
@@ -197,7 +197,7 @@ class Journal(Generic[L]):
         unread = {str(partition): offset for partition, offset in (starts or {}).items()}
         with contextlib.ExitStack() as stack:
             for log in self.logs:
-                if isinstance(log, LogWriter):
+                if isinstance(log, RowLogWriter):
                     stack.enter_context(log.writing)  # a receiver must not take the room
             try:
                 if self.folder.appends:
@@ -255,7 +255,7 @@ class Journal(Generic[L]):
             JournalError: this cannot be written.
         """
         for log in self.logs:
-            if isinstance(log, LogWriter):
+            if isinstance(log, RowLogWriter):
                 log.skip_to(ends.get(log.partition, 0))
         self._change(query=self.meta.query or uuid.uuid4().hex, unread={})
 
@@ -314,7 +314,7 @@ class Journal(Generic[L]):
         ends = {
             key: max(log.end, noted.get(key, 0))
             for log in self.logs
-            if isinstance(log, LogWriter)
+            if isinstance(log, RowLogWriter)
             for key in [str(log.partition)]
         }
         with self._lock:

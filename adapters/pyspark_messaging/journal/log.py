@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
-from messaging.journal import log
 from messaging.journal.folders import journal_errors
 from messaging.journal.frames import scan
-from messaging.journal.log import META
+from messaging.journal.log import META, Log, LogWriter
 from pyspark_messaging.columns import JOURNAL
 from pyspark_messaging.errors import OPTION, DataLossError, JournalCorruptError, JournalError, JournalUnreadableError
 
@@ -47,7 +46,7 @@ class Span(NamedTuple):
     seed: int
 
 
-class Log(log.Log):
+class RowLog(Log):
     """One partition of a journal, for reading. Thread safe.
 
     The positions and sizes of its frames are found by offset without disk access.
@@ -146,7 +145,7 @@ class Log(log.Log):
         ]
 
 
-class LogWriter(log.LogWriter, Log):
+class RowLogWriter(LogWriter, RowLog):
     """One partition of a journal, for its one writer.
 
     :meth:`append` is called by one thread, everything else by any. Where segments grow, a segment is closed from
@@ -256,7 +255,7 @@ def read(folder: Folder, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
                 break
             until = min(span.end, first + rows)
             batch = pa.ipc.read_record_batch(pa.py_buffer(frame.body), JOURNAL)
-            if batch.num_rows:  # offsets that were skipped have none, see LogWriter.skip_to
+            if batch.num_rows:  # offsets that were skipped have none, see RowLogWriter.skip_to
                 yield batch.slice(at - first, until - at)
             at = until
             if at == span.end:

@@ -38,7 +38,7 @@ from pyspark_messaging.errors import (
 )
 from pyspark_messaging.journal import Journal, Source, leave_mark
 from pyspark_messaging.journal.folders import open_folder
-from pyspark_messaging.journal.log import Log, Span, read
+from pyspark_messaging.journal.log import RowLog, Span, read
 from pyspark_messaging.option_values import EARLIEST, LATEST
 from pyspark_messaging.read.group import broker_sessions, check_sessions, join_group
 from pyspark_messaging.read.group_lock import lock_group
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pyspark_messaging.journal.log import LogWriter
+    from pyspark_messaging.journal.log import RowLogWriter
     from pyspark_messaging.options import ReadOptions
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def _read_task(columns: Columns, partition: JournalPartition) -> Iterator[pa.Rec
 
 
 def _plan(
-    path: str, ranges: Sequence[tuple[Log, int, int]], min_partitions: int | None, mark: str | None = None
+    path: str, ranges: Sequence[tuple[RowLog, int, int]], min_partitions: int | None, mark: str | None = None
 ) -> list[JournalPartition]:
     """Split offset ranges into tasks: one for each partition with rows, more if they are long or asked for."""
     total = sum(end - start for _, start, end in ranges)
@@ -130,11 +130,11 @@ class Offsets:
         return {"journal": self.journal, "query": self.query, "group": self.group, "offsets": ends}
 
 
-def _offsets(opened: Journal[LogWriter], ends: Mapping[int, int]) -> Offsets:
+def _offsets(opened: Journal[RowLogWriter], ends: Mapping[int, int]) -> Offsets:
     return Offsets(opened.meta.id, opened.meta.query, ends, opened.meta.group)
 
 
-def _resolve(wanted: str | Mapping[str, int], option: str, logs: Sequence[Log]) -> dict[int, int]:
+def _resolve(wanted: str | Mapping[str, int], option: str, logs: Sequence[RowLog]) -> dict[int, int]:
     """Return the offset of each partition that ``startingOffsets`` or ``endingOffsets`` stands for."""
     if isinstance(wanted, str):
         return {log.partition: log.end if wanted == LATEST else log.begin for log in logs}
@@ -179,7 +179,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(partial(_read_task, Columns(schema, options.model)))
         self._options = options
-        self._journal: Journal[LogWriter] | None = None
+        self._journal: Journal[RowLogWriter] | None = None
         self._receivers: list[Receiver] = []
         self._initial: Offsets | None = None
         self._group_lock = contextlib.ExitStack()
@@ -189,7 +189,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
 
     # --- opening and closing
 
-    def _open(self, *positions: Offsets) -> Journal[LogWriter]:
+    def _open(self, *positions: Offsets) -> Journal[RowLogWriter]:
         """Open the journal and start the receivers, once.
 
         Args:
@@ -278,7 +278,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
         """End the run with the messages that the broker holds for this query now. The first offsets wait for them."""
         self._is_available_now = True
 
-    def _received(self, *positions: Offsets) -> Journal[LogWriter]:
+    def _received(self, *positions: Offsets) -> Journal[RowLogWriter]:
         """Open the journal as :meth:`_open`. For AvailableNow, wait once until the broker has sent its messages."""
         opened = self._open(*positions)
         if self._is_available_now and self._final_offsets is None:
@@ -315,7 +315,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
             receiver.raise_failure(PATIENCE)
 
     def _limited(
-        self, logs: Sequence[Log], begins: Mapping[int, int], ends: dict[int, int], limit: ReadLimit
+        self, logs: Sequence[RowLog], begins: Mapping[int, int], ends: dict[int, int], limit: ReadLimit
     ) -> dict[int, int]:
         """Return ``ends`` within ``limit``; the share of each partition is proportional to its pending rows."""
         if isinstance(limit, ReadAllAvailable):
@@ -357,7 +357,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
 
     # --- the checkpoint and the journal
 
-    def _begins(self, offsets: Offsets, opened: Journal[LogWriter]) -> dict[int, int]:
+    def _begins(self, offsets: Offsets, opened: Journal[RowLogWriter]) -> dict[int, int]:
         """Return the offset of each partition in ``offsets``, after a check that they belong to the journal."""
         meta, ends = opened.meta, offsets.ends
         if offsets.journal != meta.id:
@@ -371,7 +371,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
             )
         return {log.partition: ends.get(log.partition, log.begin) for log in opened.logs}
 
-    def _seen(self, positions: Sequence[Offsets], opened: Journal[LogWriter]) -> dict[int, int]:
+    def _seen(self, positions: Sequence[Offsets], opened: Journal[RowLogWriter]) -> dict[int, int]:
         """Return, by partition, the offset before which offsets were used: by the checkpoint, or by the journal."""
         seen = {log.partition: opened.used(log.partition) for log in opened.logs}
         for position in positions:
@@ -379,7 +379,9 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
                 seen[partition] = max(seen[partition], offset)
         return seen
 
-    def _lost(self, positions: Sequence[Offsets], seen: Mapping[int, int], opened: Journal[LogWriter]) -> Sequence[str]:
+    def _lost(
+        self, positions: Sequence[Offsets], seen: Mapping[int, int], opened: Journal[RowLogWriter]
+    ) -> Sequence[str]:
         """Return which rows are missing in the journal: at its end, or before its first one.
 
         Raises:
@@ -406,7 +408,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
             logger.warning("journal %s: %s", redacted(path), text)
         return lost
 
-    def _require_read(self, opened: Journal[LogWriter], ends: Mapping[int, int]) -> None:
+    def _require_read(self, opened: Journal[RowLogWriter], ends: Mapping[int, int]) -> None:
         """Check that tasks have read the first rows of a new query before anything after them is planned or deleted.
 
         A file sink skips micro-batches whose numbers are in the log of its output path, and the numbers of a new

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from messaging.connection import ConnectionState
-    from pyspark_messaging.journal.log import LogWriter
+    from pyspark_messaging.journal.log import RowLogWriter
     from pyspark_messaging.options import ReadOptions
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Receiver:
         InvalidOptionError: ``passwordFile`` cannot be read, or an option is given that the query sets itself.
     """
 
-    def __init__(self, options: ReadOptions, group: str, log: LogWriter) -> None:
+    def __init__(self, options: ReadOptions, group: str, log: RowLogWriter) -> None:
         self.partition = log.partition
         self._log = log
         self._options = options
@@ -382,7 +382,7 @@ class Redeliveries:
     For one thread, which writes; :meth:`remember` is for any.
     """
 
-    def __init__(self, log: LogWriter, window: int) -> None:
+    def __init__(self, log: RowLogWriter, window: int) -> None:
         #: messages that were not stored again
         self.dropped = 0
         self._log = log

@@ -17,7 +17,7 @@ from pyspark_messaging.telemetry.model import METRICS
 from pyspark_messaging.telemetry.report import duration
 
 if TYPE_CHECKING:
-    from pyspark_messaging.telemetry.report import Run
+    from pyspark_messaging.telemetry.report import PipelineRun
 
 BLUE: Final = "#0072B2"
 SKY: Final = "#56B4E9"
@@ -43,7 +43,7 @@ _STYLE: Final = {
 }
 
 
-def draw(run: Run, folder: Path) -> list[Path]:
+def draw(run: PipelineRun, folder: Path) -> list[Path]:
     """Draw all plots; return their files."""
     folder.mkdir(parents=True, exist_ok=True)
     plots = {"readings": readings, "aggregates": heat_map, "lateness": lateness, "batches": batches}
@@ -61,7 +61,7 @@ def _figure(width: float, height: float, title: str, subtitle: str) -> Figure:
     return figure
 
 
-def readings(run: Run) -> Figure:
+def readings(run: PipelineRun) -> Figure:
     """Draw the readings and the anomalies of three devices, those with the most kinds of anomalies."""
     kinds = run.anomalies.groupby("device")["metric"].agg(["nunique", "size"]).sort_values(["nunique", "size"])
     devices = list(kinds.index[-3:]) or sorted(run.readings["device"].unique())[:3]
@@ -88,7 +88,7 @@ def readings(run: Run) -> Figure:
     return figure
 
 
-def heat_map(run: Run) -> Figure:
+def heat_map(run: PipelineRun) -> Figure:
     """Draw the aggregates: a row for each device, a column for each window."""
     devices = sorted(run.readings["device"].unique())
     hours = pd.date_range(run.readings["start"].min(), run.readings["start"].max(), freq="h")
@@ -122,7 +122,7 @@ def heat_map(run: Run) -> Figure:
     return figure
 
 
-def lateness(run: Run) -> Figure:
+def lateness(run: PipelineRun) -> Figure:
     """Draw how late readings were, against the watermark."""
     figure = _figure(
         10.5, 5.2,
@@ -157,7 +157,7 @@ def lateness(run: Run) -> Figure:
     return figure
 
 
-def batches(run: Run) -> Figure:
+def batches(run: PipelineRun) -> Figure:
     """Draw the rows per second and the duration of micro-batches."""
     rows = run.batches.sort_values("at")
     began = rows["at"].min()

@@ -37,7 +37,7 @@ class Check(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PipelineRun:
     """The results of a run.
 
     Attributes:
@@ -72,7 +72,7 @@ class Run:
         ledger: Path,
         batches: list[dict[str, Any]],
         **live: Any,
-    ) -> Run:
+    ) -> PipelineRun:
         """Read the tables; ``live`` are the other fields: ``alerts``, ``severe`` and ``watermark``."""
         return cls(
             ledger=pd.DataFrame([json.loads(line) for line in ledger.read_text(encoding="utf-8").splitlines()]),

@@ -26,7 +26,7 @@ from pyspark_messaging.telemetry.session import LocalSpark, check_installed
 
 if TYPE_CHECKING:
     from pyspark_messaging.telemetry.job import TelemetryJob
-    from pyspark_messaging.telemetry.report import Run
+    from pyspark_messaging.telemetry.report import PipelineRun
 
 T = TypeVar("T")
 
@@ -85,11 +85,13 @@ def _torn_down() -> Iterator[contextlib.ExitStack]:
                 signal.signal(number, handler)
 
 
-def _run(plan: FleetPlan, output: Path, display: Display, stack: contextlib.ExitStack) -> tuple[Run, list[Path]]:
+def _run(
+    plan: FleetPlan, output: Path, display: Display, stack: contextlib.ExitStack
+) -> tuple[PipelineRun, list[Path]]:
     # not at import: PySpark and matplotlib are slow to import, and may be missing
     from pyspark_messaging.telemetry import batch, plots
     from pyspark_messaging.telemetry.job import Folders, TelemetryJob
-    from pyspark_messaging.telemetry.report import Run
+    from pyspark_messaging.telemetry.report import PipelineRun
 
     folders = Folders(output)
     ledger = output / _LEDGER
@@ -111,7 +113,7 @@ def _run(plan: FleetPlan, output: Path, display: Display, stack: contextlib.Exit
     wait("the first query subscribes", job.wait_subscribed)
     display.say(f"{len(job.queries)} queries run: {', '.join(job.queries)}")
 
-    status = _Status(job, bridge)
+    status = _Progress(job, bridge)
     with Fleet(url, plan, ledger, folders.work / "fleet.log") as fleet:
         end = START + plan.span
         display.say(
@@ -131,14 +133,14 @@ def _run(plan: FleetPlan, output: Path, display: Display, stack: contextlib.Exit
     tables = wait("the batch job runs", lambda: batch.run(spark, folders, ledger))
     display.say("the batch job has written site_hourly, site_daily, top_devices and completeness")
     live = {"alerts": dict(bridge.delays), "severe": len(bridge.severe), "watermark": watermark}
-    done = wait("the tables are verified", lambda: Run.load(spark, folders, tables, ledger, batches, **live))
+    done = wait("the tables are verified", lambda: PipelineRun.load(spark, folders, tables, ledger, batches, **live))
     wait("Spark ends", local.close)
     drawn = wait("plots are drawn", lambda: plots.draw(done, output / "plots"))
     display.say(f"{len(drawn)} plots are drawn")
     return done, drawn
 
 
-class _Status:
+class _Progress:
     """The progress of the queries, in a line."""
 
     def __init__(self, job: TelemetryJob, bridge: AlertBridge) -> None:
@@ -159,7 +161,7 @@ class _Status:
         return text if last is None else f"{text}; last: {last.device} {last.metric} {last.value:.1f}"
 
 
-def _summary(done: Run, output: Path, plots: list[Path], seconds: float) -> None:
+def _summary(done: PipelineRun, output: Path, plots: list[Path], seconds: float) -> None:
     """Print the figures, the checks, and the paths of tables and plots."""
     made, found, others = done.injected()
     injected = f"of {made:,} that the fleet made up {found:,} were found; {others:,} others"
