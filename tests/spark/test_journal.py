@@ -45,6 +45,7 @@ from pyspark_messaging.errors import (
 )
 from pyspark_messaging.journal import Journal, folders, leave_mark
 from pyspark_messaging.journal.log import RowLog, RowLogWriter, read
+from tests.disks import ballast
 from tests.journal.conftest import in_memory as in_memory
 from tests.spark import journals
 from tests.spark.journals import NOW, SOURCE, add, check, rows, segments
@@ -1296,6 +1297,14 @@ def test_a_cursor_that_has_no_room_is_stored_later(path: str) -> None:
     assert json.loads(stored.read_text())["offsets"] == {"0": 0}
     journal.note_commit()
     assert json.loads(stored.read_text())["offsets"] == {"0": 3}
+
+
+def test_queries_begin_on_a_full_disk_one_after_the_other(small_disk: Path) -> None:
+    """The cursor must not take the room that is kept for ``journal.json``."""
+    journal = opened(str(small_disk / "journal"))
+    for _ in range(3):
+        ballast(small_disk)
+        assert journal.begin_query(adopt=False) == journal.meta.query
 
 
 def test_a_journal_of_the_version_before_cursors_is_drained(path: str) -> None:

@@ -204,9 +204,9 @@ class Journal(Generic[L]):
                     with journal_errors(self.folder, f"cannot make room for {META}"):
                         self.folder.delete(_SPARE)
                 self._change(query=query, committed=False, before=None, resumed={}, unread=unread)
-                self._replace_cursors(query)
             finally:
                 self._reserve_room()
+            self._replace_cursors(query)  # may have no room: nothing is reserved for it
         return query
 
     def _reserve_room(self) -> None:
