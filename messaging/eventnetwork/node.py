@@ -167,7 +167,7 @@ class EventNode:
             self._announcer.set_last_will()
         channels = (self.names.all_members, self.names.member(inbox or self.member))
         joined = [self._joint.add(each) for each in channels]
-        joined[-1].listen(partial(self._control.post, self._joined, joined))
+        joined[-1].listen(partial(self._control.post, self._joined, channels, joined))
         self._wants.request()
         self._control.post_later(self._membership.interval, self._tick)
         _nodes.add(self)
@@ -200,23 +200,22 @@ class EventNode:
 
     # --- the connection and time, on the control thread
 
-    def _joined(self, joined: list[Promise[None]]) -> None:
-        """Join the network: the channels of announcements are subscribed to."""
-        for each in joined:
-            error = each.exception()
-            if error is not None:
-                engine().call(self.ready.reject, error)
-                self.ready.was_retrieved = True
-                if not isinstance(error, ClosedError):
-                    logger.error(
-                        "%s: cannot join the event network %r: %s; no announcements arrive",
-                        self.title, self.names.prefix, error,
-                    )  # fmt: skip
+    def _joined(self, channels: Sequence[str], joined: Sequence[Promise[None]]) -> None:
+        """Join the network: the channels of announcements are subscribed to, or will be with a later attempt."""
+        errors = {channel: each.exception() for channel, each in zip(channels, joined, strict=True)}
+        failed = {channel: error for channel, error in errors.items() if error is not None}
+        for error in failed.values():
+            engine().call(self.ready.reject, error)
+            self.ready.was_retrieved = True
+            if isinstance(error, ClosedError):
                 return
         self._joint.abandon(self.names.is_of_one_run)  # an earlier run may have been killed
         self._joint.on_restored = partial(self._control.post, self._connected)
         self._joint.on_lost = partial(self._control.post, self._disconnected)
-        self._connected()
+        for channel, error in failed.items():
+            self._channel_failed(channel, error)
+        if not failed:
+            self._connected()
 
     def _connected(self) -> None:
         if self._is_closed:
@@ -250,7 +249,7 @@ class EventNode:
             self._retry_at = math.inf
         elif self._retry_at == math.inf:
             self._retry_at = now + self._retry_pause
-        elif now >= self._retry_at and self._is_connected:
+        elif now >= self._retry_at and self._instance.connection_state.value.is_up:
             self._retry_at, self._retry_pause = math.inf, min(2 * self._retry_pause, _RETRY[1])
             self._retry()
 

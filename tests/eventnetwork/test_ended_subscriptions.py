@@ -50,6 +50,20 @@ def test_a_member_subscribes_again_to_what_the_broker_ended(broker: FakeBroker, 
         node.close()
 
 
+def test_a_member_that_the_broker_refused_at_first_joins_later(broker: FakeBroker, connect: Connect) -> None:
+    """As RabbitMQ does when it closes the channel on which the member subscribes."""
+    instance = connect(broker)
+    refusal = SubscriptionRefusedError("the broker closed the channel")
+    broker.errors["subscribe"].append(refusal)
+    node = EventNode(PROFILE, Service(), instance, EventNetwork())
+    try:
+        assert node.ready.exception(PATIENCE) is refusal
+        eventually(lambda: len(broker.live) == 2)
+        eventually(lambda: not any("not connected" in each or "no announcements" in each for each in node.problems()))
+    finally:
+        node.close()
+
+
 @pytest.fixture
 def heard(memory: str) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
     """``heard(kind)``: the announcements of a kind so far, in their order."""
