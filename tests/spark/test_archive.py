@@ -53,7 +53,6 @@ from pyspark_messaging.archive import (
     read_events,
     reader,
     replay,
-    replaying,
 )
 from pyspark_messaging.archive.query import SCHEMA, to_rows
 from pyspark_messaging.recorder.recorded_event import dump_data, dump_event, load_data, load_event
@@ -688,81 +687,67 @@ def test_wrong_arguments_of_a_replay(
 # --- replay
 
 
-class PausedTime:
-    """Time that passes only during the waits of a replay."""
+class Clock:
+    """Time that passes only during waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_wait: Callable[[threading.Event], object] = lambda _: None) -> None:
         self.time = 100.0
         self.waits: list[float] = []
-        self.on_wait: Callable[[], object] = lambda: None
+        self._on_wait = on_wait
 
-    def monotonic(self) -> float:
+    def now(self) -> float:
         return self.time
 
-    def pause(self, seconds: float) -> None:
+    def wait(self, stop: threading.Event, seconds: float) -> None:
         self.waits.append(seconds)
         self.time += seconds
-        self.on_wait()
-
-
-@pytest.fixture
-def paused_time(monkeypatch: pytest.MonkeyPatch) -> PausedTime:
-    found = PausedTime()
-    monkeypatch.setattr(replaying, "clock", found)
-    monkeypatch.setattr(replaying, "_STEP", math.inf)
-    return found
+        self._on_wait(stop)
 
 
 @table("speed, waits", [(1.0, [2, 1, 3600]), (10.0, [0.2, 0.1, 360]), (0.5, [4, 2, 7200])])
-def test_pace_of_a_replay(
-    tmp_path: Path, other: TypedEventBus, paused_time: PausedTime, speed: float, waits: list[float]
-) -> None:
+def test_pace_of_a_replay(tmp_path: Path, other: TypedEventBus, speed: float, waits: list[float]) -> None:
     path = write(
         tmp_path, *(event(number, NOON + timedelta(seconds=at)) for number, at in enumerate([0, 2, 3, 3, 3603]))
     )
-    handled = Handled(other)
-    found = replay(path, other, **ALWAYS, speed=speed)
-    assert paused_time.waits == pytest.approx(waits)
+    clock, handled = Clock(), Handled(other)
+    found = replay(path, other, **ALWAYS, speed=speed, clock=clock)
+    assert clock.waits == pytest.approx(waits)
     assert handled.numbers == [0, 1, 2, 3, 4]
     assert (found.first, found.last) == (NOON, NOON + timedelta(seconds=3603))
 
 
-def test_a_replay_that_is_late_catches_up(tmp_path: Path, other: TypedEventBus, paused_time: PausedTime) -> None:
+def test_a_replay_that_is_late_catches_up(tmp_path: Path, other: TypedEventBus) -> None:
     path = write(tmp_path, *(event(number, NOON + timedelta(seconds=number)) for number in range(4)))
+    clock = Clock()
 
     @other.on("*")
     def slow(event: dict[str, Any]) -> None:
         if event["n"] == 1:
-            paused_time.time += 1.5
+            clock.time += 1.5
 
-    paused_time.on_wait = lambda: other.flush().result(PATIENCE)
-    replay(path, other, **ALWAYS, speed=1.0)
-    assert sum(paused_time.waits) == pytest.approx(3.0, abs=1.6)
-    assert len(paused_time.waits) < 4
+    clock._on_wait = lambda _: other.flush().result(PATIENCE)
+    replay(path, other, **ALWAYS, speed=1.0, clock=clock)
+    assert sum(clock.waits) == pytest.approx(3.0, abs=1.6)
+    assert len(clock.waits) < 4
 
 
 def test_a_replay_without_speed_waits_for_slow_handlers_and_not_for_the_clock(
-    tmp_path: Path, other: TypedEventBus, paused_time: PausedTime
+    tmp_path: Path, other: TypedEventBus
 ) -> None:
     path = write(tmp_path, *(event(number, NOON + timedelta(seconds=number)) for number in range(12_000)))
-    handled = Handled(other)
-    assert replay(path, other, **ALWAYS).delivered == 12_000
+    handled, clock = Handled(other), Clock()
+    assert replay(path, other, **ALWAYS, clock=clock).delivered == 12_000
     assert handled.numbers == list(range(12_000))  # when it returns, all are handled
-    assert paused_time.waits == []
+    assert clock.waits == []
 
 
-def test_a_replay_is_stopped_while_it_waits(
-    tmp_path: Path, other: TypedEventBus, paused_time: PausedTime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_is_stopped_while_it_waits(tmp_path: Path, other: TypedEventBus) -> None:
     path = write(tmp_path, *(event(number, NOON + timedelta(hours=number)) for number in range(3)))
     handled = Handled(other)
-    stop = threading.Event()
-    paused_time.on_wait = stop.set
-    found = replay(path, other, **ALWAYS, speed=1.0, stop=stop)
+    found = replay(path, other, **ALWAYS, speed=1.0, stop=threading.Event(), clock=Clock(threading.Event.set))
     assert (found.delivered, found.is_stopped) == (1, True)
     other.flush().result(PATIENCE)
     assert handled.numbers == [0]
-    monkeypatch.undo()
     stop = threading.Event()
     timer = threading.Timer(0.2, stop.set)
     timer.start()

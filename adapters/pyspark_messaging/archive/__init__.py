@@ -44,13 +44,14 @@ from pyspark_messaging.archive.reader import (
     Reading,
     read_events,
 )
-from pyspark_messaging.archive.replaying import Replayed, replay
+from pyspark_messaging.archive.replaying import Clock, Replayed, replay
 from pyspark_messaging.recorder import EventRecorder, RecordedEvent, RecorderDTO
 
 __all__ = [
     "ArchiveError",
     "ArchiveMissingError",
     "ArchiveUnreadableError",
+    "Clock",
     "EventRecorder",
     "InvalidRangeError",
     "Reading",

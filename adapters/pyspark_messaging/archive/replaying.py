@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.dispatch.permission import check_principal
 from messaging.dispatch.topics import check_topic
 from messaging.errors import ArgumentError, DeadlineError, InvalidEventError, check_instance
-from messaging.execution import clock, may_block
+from messaging.execution import may_block
 from messaging.typedevent import TypedEventBus
 from pyspark_messaging.archive.reader import Reading, read_events
 
@@ -27,8 +28,33 @@ logger = logging.getLogger(__name__)
 
 #: events that are delivered between two waits for the handlers
 _BURST: Final = 1000
-#: longest pause between two checks of ``stop``, in seconds
+#: pause between two checks of ``stop``, in seconds
 _STEP: Final = 0.1
+
+
+class Clock(Protocol):
+    """The time source of a replay. Tests have one of their own."""
+
+    def now(self) -> float:
+        """Return seconds since an arbitrary time."""
+        ...
+
+    def wait(self, stop: threading.Event, seconds: float) -> None:
+        """Wait at most ``seconds``. The caller repeats it until the time has come, or ``stop`` is set."""
+        ...
+
+
+class _Monotonic:
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait(self, stop: threading.Event, seconds: float) -> None:
+        # not stop.wait(): an interrupt of the main thread could leave the lock of the event taken
+        if not stop.is_set():
+            time.sleep(min(seconds, _STEP))
+
+
+_CLOCK: Final = _Monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +88,7 @@ def replay(
     mark: str | None = None,
     stop: threading.Event | None = None,
     principal: str | None = None,
+    clock: Clock = _CLOCK,
 ) -> Replayed:
     """Deliver a time range of an archive to a bus, as untyped events.
 
@@ -84,6 +111,7 @@ def replay(
             field of that name. Typed handlers whose type has no such field ignore it.
         stop: ends the replay when it is set, within a tenth of a second, from any thread.
         principal: the publisher of the events (157.8).
+        clock: for tests.
 
     Returns:
         The number of delivered, duplicate, unreadable and refused events.
@@ -111,13 +139,13 @@ def replay(
     stop = threading.Event() if stop is None else stop
     delivered = refused = 0
     first = last = None
-    begun = clock.monotonic()
+    begun = clock.now()
     with contextlib.closing(events):
         for event in events:
             if speed is not None and first is not None:
                 due = begun + (event.time - first) / timedelta(seconds=1) / speed
-                while not stop.is_set() and (left := due - clock.monotonic()) > 0:
-                    clock.pause(min(left, _STEP))
+                while not stop.is_set() and (left := due - clock.now()) > 0:
+                    clock.wait(stop, left)
             if stop.is_set():
                 break
             data = event.data
@@ -131,7 +159,7 @@ def replay(
                 logger.warning("event %d of %s is left out: %s", event.sequence, event.recorder, error)
                 continue
             if first is None:
-                first, begun = event.time, clock.monotonic()
+                first, begun = event.time, clock.now()
             last = event.time
             delivered += 1
             if delivered % _BURST == 0:
