@@ -15,8 +15,9 @@ thread                    runs                                           how man
 ``messaging-relay``       the relay of a transactional outbox            one for each ``Relay`` on a thread
 ``messaging-supervisor``  delivery threads are added, receivers over     one for each event service and monitor that
                           their time limit detected; no user code        has something to deliver
-``messaging-monitoring``  health checks and metrics over HTTP            one for each endpoint, and for each request
-``messaging-monitor``     the HTTP server of a monitor; no user code     one for each monitor
+``messaging-http``        the HTTP server of a monitoring endpoint, or   one for each of them, and one for each
+                          of a monitor; reporters                        connection
+``messaging-monitor``     snapshots of a monitor are taken; reporters    one for each monitor
 ``messaging-snapshots``   snapshots are taken and published; reporters   one for each publisher of snapshots
 ========================  =============================================  ==============================================
 

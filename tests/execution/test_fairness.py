@@ -244,8 +244,7 @@ def redelivering(later: Later, adapter: Any, publisher: Any = None, **options: A
         owner,
         SimpleNamespace(is_redelivered=True),  # type: ignore[arg-type]
         publisher,
-        lambda each: adapter.acknowledge([each.token]),
-        lambda _: None,
+        None,
     )
 
 

@@ -196,7 +196,7 @@ def test_a_publisher_that_waits_for_room_can_be_interrupted(broker: FakeBroker, 
     confirming = threading.Thread(target=confirm)
     confirming.start()
     try:
-        assert interrupt_everywhere(run, lambda: None, "waiting.py", "admission.py", "deadlines.py") > 20
+        assert interrupt_everywhere(run, lambda: None, "waiting.py", "publishing/sending.py", "deadlines.py") > 20
     finally:
         is_over.set()
         confirming.join()
