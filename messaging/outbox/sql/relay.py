@@ -256,8 +256,8 @@ class Relay:
         refuse_in_loop("the start of a relay", "use `async with`")
         if self._database.is_borrowed_async:
             raise ArgumentError("an AsyncEngine belongs to the event loop that uses it: use `async with Relay(...)`")
+        run = self._new_run(until_idle)  # first: a relay that is running can be stopped
         started, self._thread_ended = Flag(), Flag()
-        run = self._new_run(until_idle)
 
         def host() -> None:
             try:
