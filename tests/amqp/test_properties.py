@@ -299,3 +299,5 @@ def test_where_a_client_of_mqtt_5_wants_its_reply_is_its_reply_channel(name: str
     assert known.extensions == {"headers": {"k": "v"}}
     assert told({}).extensions == {}
     assert told({}, reply_to="b.c").reply_to_channel == "b/c"
+    for value in (None, 3):  # set by an application
+        assert read(Basic.Properties(headers={name: value}).marshal()).extensions == {"headers": {name: value}}

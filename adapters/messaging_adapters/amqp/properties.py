@@ -223,9 +223,11 @@ def _read(data: bytes, at: int, end: int, redelivered: bool) -> AmqpProperties:
             delivery_count = earlier + (delivery_count or 1)
         if compression.HEADER in fields:
             content_encoding = compression.read(content_encoding, fields)
-        reply_topic = fields.pop(REPLY_TOPIC, None) or fields.pop(_REPLY_TOPIC_3_13, None)
-        if type(reply_topic) is str:
+        reply_topic = fields.get(REPLY_TOPIC) or fields.get(_REPLY_TOPIC_3_13)
+        if type(reply_topic) is str:  # another value is a header of the sender
             reply_to_channel = names.channel_name(reply_topic)
+            fields.pop(REPLY_TOPIC, None)
+            fields.pop(_REPLY_TOPIC_3_13, None)
         offset = fields.get(OFFSET)
         if type(offset) is int:
             extensions[STREAM_OFFSET] = offset
