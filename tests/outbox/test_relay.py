@@ -390,3 +390,12 @@ def test_a_stop_with_its_own_instance_takes_no_longer(
     assert relay.wait(0)
     assert "does not end" not in caplog.text
     assert status(engine).pending == 1
+
+
+def test_a_relay_that_is_started_a_second_time_does_not_count_as_running(engine: Engine, m: Messaging) -> None:
+    relay = Relay(engine, m)
+    relay.start()
+    relay.stop()
+    with pytest.raises(ClosedError):
+        relay.start()
+    assert not relay.is_running
