@@ -2,10 +2,10 @@
 
 ::
 
-    model       readings, alerts, parameters    anomaly     the rule for anomalies
+    model       readings and alerts             anomaly     the rule for anomalies
     job         the streaming job               batch       the batch job over its tables
     bridge      alerts onto an event bus        session     the Spark session of a job
-    fleet       simulated devices               processes   the fleet's process, a private mosquitto
+    fleet, plan simulated devices               processes   the fleet's process, a private mosquitto
     report      checks and figures of a run     plots       pictures of it
     run         all of it, once                 command     ``messaging pipeline``
 
