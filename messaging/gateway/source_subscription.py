@@ -43,13 +43,9 @@ class SourceSubscription:
 
     def __init__(self, route: str, settings: RouteSettings, source: Messaging, take: Callable[[Any], object]) -> None:
         self._route = route
-        self._settings = settings.source
+        self._settings = settings
         self._source = source
         self._take = take
-        extensions = with_prefetch(of_route(settings, source.features), settings.source.prefetch)
-        if PACKET_ID in source.features:
-            extensions.setdefault(PACKET_ID, True)
-        self._extensions = extensions
         self._pattern = ChannelPattern(settings.source.channel).pattern
         self.problem: str | None = None
         self.is_confirmed = self.is_stopped = False
@@ -73,17 +69,26 @@ class SourceSubscription:
         except MessagingError as error:
             self._ended(error)
 
+    def _extensions(self) -> dict[str, Any]:
+        """Return the subscription options, by the present features of the source: the next broker may have others."""
+        settings, features = self._settings, self._source.features
+        extensions = with_prefetch(of_route(settings, features), settings.source.prefetch)
+        if PACKET_ID in features:
+            extensions.setdefault(PACKET_ID, True)
+        return extensions
+
     def _open(self) -> MessageStream[Any]:
-        context = MessageContext(self._pattern, extensions=MappingProxyType(self._extensions))
+        extensions = self._extensions()
+        context = MessageContext(self._pattern, extensions=MappingProxyType(extensions))
         subscribe = self._source.subscription.subscribe
-        if is_unacknowledged(self._extensions):
+        if is_unacknowledged(extensions):
             return subscribe(context)
         try:
             return subscribe(context, keep_subscription=True, acknowledge="manual")
         except ArgumentError:
             logger.warning(
                 "route '%s': the broker of '%s' keeps no messages of %r while the gateway is away; set a queue, or a "
-                "client_id and a session", self._route, self._source.name, self._settings.channel,
+                "client_id and a session", self._route, self._source.name, self._settings.source.channel,
             )  # fmt: skip
             return subscribe(context, acknowledge="manual")
 
@@ -109,7 +114,7 @@ class SourceSubscription:
         return (
             self._source is other._source
             and self._pattern == other._pattern
-            and exclude_each_other(self._extensions, other._extensions, self._source.features)
+            and exclude_each_other(self._extensions(), other._extensions(), self._source.features)
         )
 
     def end(self) -> Promise[None] | None:
