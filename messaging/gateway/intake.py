@@ -81,7 +81,7 @@ class Rules:
         self.pipeline = pipeline
         self.max_hops = max_hops
         #: whether messages are held for a time
-        self.has_timers = settings.batch is not None or (settings.sample is not None and settings.sample.keep == "last")
+        self.has_timers = self.holds_messages(settings)
         self._destinations = destinations
         self._pattern = ChannelPattern(settings.source.channel)
         self._template = ChannelTemplate(settings.target.channel)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -182,12 +182,9 @@ class Cursors:
         """
         with self._lock:
             passed, position = self._passed[name], self._position(other)
-            for begin, end in self._passed[other]:
-                passed.add(begin, end)
+            passed.add_all(self._passed[other])
             if other in self._earlier:
-                earlier = self._earlier.setdefault(name, _Ranges())
-                for begin, end in self._earlier[other]:
-                    earlier.add(begin, end)
+                self._earlier.setdefault(name, _Ranges()).add_all(self._earlier[other])
             self._move(name, passed.leave(max(position, self._position(name))))
         self._changed()
 
@@ -467,6 +464,11 @@ class _Ranges:
         if at < until:  # the ranges between touch the new one
             begin, end = min(begin, self._begins[at]), max(end, self._ends[until - 1])
         self._begins[at:until], self._ends[at:until] = [begin], [end]
+
+    def add_all(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Add the offsets of other ranges."""
+        for begin, end in ranges:
+            self.add(begin, end)
 
     def leave(self, offset: int) -> int:
         """Return the first offset from ``offset`` on that is not in the set, and forget the ranges before it.

@@ -68,8 +68,8 @@ class DurableQueue(Generic[Item]):
         journal: holds the records. It is closed with the queue.
         name: of the cursor.
         restore: makes a message of a record. On the thread that loads it.
-        max_messages, max_bytes: bounds of the messages in memory, taken ones included, and of the bytes of
-            their payloads.
+        max_messages, max_bytes: bounds of the messages in memory, taken ones included, and of the bytes of their
+            payloads.
         newest_first: whether :meth:`begin_range` begins one.
         on_recorded: called when a position was recorded. On a worker thread.
 
