@@ -21,6 +21,7 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.cli.conftest import Run
 from tests.cli.program import Program, ready
+from tests.processes import has_ended
 
 Ask = Callable[..., tuple[int, str, str]]
 
@@ -73,15 +74,6 @@ def written(file: Path) -> str:
     """Return the line of ``file`` when a command has written it."""
     eventually(lambda: file.exists() and file.read_text().endswith("\n"))
     return file.read_text().strip()
-
-
-def has_ended(pid: str) -> bool:
-    """Return whether a process has ended; without its parent it may remain as a zombie."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return True
-    return status.rpartition(")")[2].split()[0] == "Z"
 
 
 # --- one reply

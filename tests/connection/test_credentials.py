@@ -37,6 +37,7 @@ from tests.connection.test_state import observe, start
 from tests.doubles.fake import FakeBroker, brokers, settle_loop
 from tests.doubles.fixtures import Connect
 from tests.instance import test_secrets
+from tests.processes import has_ended
 
 SECRET = "hunter2-pl4nted"
 
@@ -554,7 +555,7 @@ def test_a_command_that_hangs_is_killed_with_the_processes_that_it_started(
         connect(login, password_command=script(tmp_path, body), connect_timeout=1.0)
     eventually(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     for pid in map(int, pids.read_text().split()):
-        eventually(functools.partial(is_gone, pid), f"the end of {pid}")
+        eventually(functools.partial(has_ended, pid), f"the end of {pid}")
 
 
 def test_a_process_that_leaves_the_group_of_a_command_does_not_hold_up_its_deadline(tmp_path: Path) -> None:
@@ -570,15 +571,6 @@ def test_a_process_that_leaves_the_group_of_a_command_does_not_hold_up_its_deadl
         run(tuple(script(tmp_path, body)), 1.0)
     assert time.monotonic() - started < PATIENCE
     os.kill(int(pid.read_text()), signal.SIGKILL)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_text()
-    except (ProcessLookupError, FileNotFoundError):
-        return True
-    return state.rpartition(")")[2].split()[0] == "Z"  # nobody waits for an orphan
 
 
 def test_a_command_does_not_see_the_terminal_nor_its_interrupts(tmp_path: Path) -> None:

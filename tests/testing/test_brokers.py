@@ -16,16 +16,8 @@ from paho.mqtt import MQTTException, publish, subscribe
 from messaging.testing import brokers
 from messaging.testing.brokers import HOST, Broker, BrokerError, Mosquitto, RabbitMQ, require
 from messaging.testing.waiting import eventually
+from tests.processes import has_ended
 from tests.scripts import ROOT
-
-
-def gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    stat = Path(f"/proc/{pid}/stat")  # a zombie that is not reaped yet is gone, too
-    return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
 def listening(port: int) -> bool:
@@ -57,7 +49,7 @@ def test_mosquitto_with_persistence_comes_back_with_its_port_and_data(how: str) 
         if how == "kill":
             eventually(lambda: any(b"kept" in f.read_bytes() for f in broker.directory.glob("mosquitto.db")))
         getattr(broker, how)()
-        assert gone(pid)
+        assert has_ended(pid)
         assert not listening(port)
         assert not broker.running
         broker.start()
@@ -69,7 +61,7 @@ def test_no_process_and_no_directory_is_left_behind() -> None:
     with Mosquitto() as broker:
         pid, directory = broker.pid, broker.directory
         assert directory.is_dir()
-    assert gone(pid)
+    assert has_ended(pid)
     assert not directory.exists()
     with pytest.raises(BrokerError, match="not running"):
         _ = broker.pid
@@ -80,7 +72,7 @@ def test_a_suspended_broker_can_be_stopped_in_good_order() -> None:
         pid = broker.pid
         os.kill(pid, signal.SIGSTOP)
         broker.stop()
-        assert gone(pid)
+        assert has_ended(pid)
         assert "terminating" in broker.log()
 
 
@@ -148,10 +140,10 @@ def test_brokers_die_with_the_process_that_started_them(number: signal.Signals) 
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pid, directory = process.stdout.readline().split()
-        assert not gone(int(pid))
+        assert not has_ended(int(pid))
         process.send_signal(number)
         process.wait(10)
-    eventually(lambda: gone(int(pid)))
+    eventually(lambda: has_ended(int(pid)))
     eventually(lambda: not Path(directory).exists())
 
 
@@ -185,6 +177,6 @@ def test_rabbitmq_is_under_control_listens_on_loopback_only_and_leaves_nothing_r
         for port in ports:
             with socket.socket() as probe:
                 assert probe.connect_ex((outside, port)) != 0
-    eventually(lambda: all(map(gone, pids)))
+    eventually(lambda: all(map(has_ended, pids)))
     assert not any(map(listening, ports))
     assert not broker.directory.exists()
