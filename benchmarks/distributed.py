@@ -19,8 +19,8 @@ from typing import Any, Final
 import messaging
 from benchmarks import amqp, contenders, mqtt, report
 from benchmarks.harness import Case, Metric, Plan, measure
+from messaging.dispatch.eventnetwork import EventNetwork
 from messaging.distributedeventing import DistributedEventAdmin
-from messaging.eventnetwork import EventNetwork
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.typedevent import TypedEventBus

@@ -13,11 +13,11 @@ from typing import NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 
+from messaging.connection.properties import announced as announced_by
 from messaging.gateway import GatewaySettings, schema
 from messaging.instance import find_adapter
 from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS, Features, parse_url
 from messaging.model.settings import NetworkSettings, Settings, TlsSettings, load_settings
-from messaging.properties import announced as announced_by
 from messaging_adapters.amqp.extensions import EXTENSIONS
 
 ROOT = Path(__file__).parent.parent

@@ -12,10 +12,10 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from messaging.connection import StateName
+from messaging.connection.properties import announced
 from messaging.model import Features
-from messaging.properties import announced
 from messaging.receiving import Subscription
-from messaging.reporting import counter, gauge, identity, info, label, part, state
+from messaging.services.reporting import counter, gauge, identity, info, label, part, state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

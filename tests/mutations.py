@@ -298,10 +298,10 @@ FAULTS = (
     ),
     Fault(
         "events without acknowledgement pile up without a bound",
-        "messaging/eventnetwork/event_intake.py",
+        "messaging/dispatch/eventnetwork/event_intake.py",
         "        if self._admitted - self._taken >= MAX_UNACKNOWLEDGED or size > MAX_UNACKNOWLEDGED_BYTES:",
         "        if False:",
-        "tests/eventnetwork tests/distributedeventing",
+        "tests/dispatch/eventnetwork tests/distributedeventing",
     ),
     # remote events and leases
     Fault(
@@ -389,10 +389,10 @@ FAULTS = (
     ),
     Fault(
         "a replayed message is taken in again",
-        "messaging/eventnetwork/seals.py",
+        "messaging/dispatch/eventnetwork/seals.py",
         '            return "replayed"',
         "            return None",
-        "tests/eventnetwork tests/distributedeventing",
+        "tests/dispatch/eventnetwork tests/distributedeventing",
     ),
     Fault(
         "a program whose engine hangs is healthy",

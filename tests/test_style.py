@@ -140,9 +140,9 @@ def test_the_page_on_the_architecture_names_modules_and_rooms_that_exist(house: 
     paths = page[page.index("## The paths") :]
     named = set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)", paths))
     assert named - modules == set()
-    told = {
-        room: int(floor)
-        for floor, rooms in re.findall(r"^\| (\d+) \| (.+?) \|", page, re.M)
-        for room in re.findall(r"`(\w+)`", rooms)
-    }
-    assert told == floors(house)
+    rooms = [
+        room
+        for names in re.findall(r"^\|[^|]*\| (`.+?) \|", page[: page.index("## Threads")], re.M)
+        for room in re.findall(r"`(\w+)`", names)
+    ]
+    assert sorted(rooms) == sorted(floors(house))

@@ -27,10 +27,10 @@ from messaging.errors import (
     InvalidOptionError,
     InvalidUrlError,
 )
+from messaging.errors.text import did_you_mean
 from messaging.instance import find_adapter
 from messaging.model import CHECKS, MAX_PREFETCH, SUBSCRIBE_ONLY, BrokerUrl, Features, check_name, overlap, parse_url
 from messaging.model.settings import load_settings
-from messaging.text import did_you_mean
 from pyspark_messaging import option_values as values
 from pyspark_messaging.errors import invalid_option
 from pyspark_messaging.option_values import EARLIEST, LATEST

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from messaging.cli import options
 from messaging.errors import ArgumentError, ConfigurationError, MessagingError
-from messaging.text import did_you_mean
+from messaging.errors.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from messaging.errors import ConfigurationError
-from messaging.text import did_you_mean
+from messaging.errors.text import did_you_mean
 
 logger = logging.getLogger(__name__)
 

@@ -175,7 +175,7 @@ def publish(
     """
     from messaging.cli.events_network import grammar_of
     from messaging.cli.events_publish import NOTIFYING, check_qos, data_of, publish_event, read_payload
-    from messaging.eventdata import WireEvent
+    from messaging.dispatch.eventdata import WireEvent
 
     broker, words = split(broker, [each for each in (topic, payload) if each is not None])
     if not words:

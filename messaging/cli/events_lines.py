@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.cli.formats import UnformattableError, compiled
 from messaging.cli.journal import read_records
+from messaging.dispatch.eventdata import WireEvent, decode, time_of, write_json
 from messaging.errors import ArgumentError, DecodeError, MessagingError
-from messaging.eventdata import WireEvent, decode, time_of, write_json
+from messaging.errors.text import did_you_mean, visible
 from messaging.journal import Journal
 from messaging.model import Features, Message, MessageContext
-from messaging.text import did_you_mean, visible
 
 if TYPE_CHECKING:
     from messaging.dispatch import TopicGrammar
-    from messaging.eventnetwork import ArrivedEvent
+    from messaging.dispatch.eventnetwork import ArrivedEvent
     from messaging.journal import JournalView, Record
 
 logger = logging.getLogger(__name__)

@@ -18,17 +18,13 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.bounded import BoundedCache
 from messaging.cli.events_lines import EventLine
 from messaging.cli.options import Grammar, NetworkOptions
 from messaging.cli.output import LOOK, ExitCode, dump, one_line, show_list, wait_while_read, write
+from messaging.codecs.cache import BoundedCache
 from messaging.dispatch import DISTRIBUTED_EVENTS, TYPED_EVENTS
-from messaging.distributedeventing.admin_network import RemoteSessions
-from messaging.distributedeventing.listed_topics import topics_of
-from messaging.distributedeventing.qos import supported_by
-from messaging.errors import DeadlineError, MessagingError, PartialNotificationError
-from messaging.eventdata import WireError, WireEvent
-from messaging.eventnetwork import (
+from messaging.dispatch.eventdata import WireError, WireEvent
+from messaging.dispatch.eventnetwork import (
     PREFIX,
     ArrivedEvent,
     EventNetwork,
@@ -38,11 +34,15 @@ from messaging.eventnetwork import (
     SeenEvents,
     TopicInterest,
 )
+from messaging.distributedeventing.admin_network import RemoteSessions
+from messaging.distributedeventing.listed_topics import topics_of
+from messaging.distributedeventing.qos import supported_by
+from messaging.errors import DeadlineError, MessagingError, PartialNotificationError
 
 if TYPE_CHECKING:
     from messaging.cli.connecting import BrokerOptions
     from messaging.dispatch import TopicGrammar
-    from messaging.eventnetwork import MemberDTO, NodeDTO
+    from messaging.dispatch.eventnetwork import MemberDTO, NodeDTO
     from messaging.instance import Messaging
 
 logger = logging.getLogger(__name__)

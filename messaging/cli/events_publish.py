@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.cli.events_network import MemberObserver, grammar_of, joined, settings_of
 from messaging.cli.options import Grammar, NetworkOptions
 from messaging.cli.output import ExitCode, report
+from messaging.dispatch.eventdata import WireEvent, from_portable, read_json
+from messaging.dispatch.eventnetwork import DISPATCH, DeliveryNotification, framework_uuid
 from messaging.distributedeventing.qos import STANDARD, QosReader, supported_by
 from messaging.errors import ArgumentError, DecodeError, NullEventError, PartialNotificationError, PayloadTooLargeError
-from messaging.eventdata import WireEvent, from_portable, read_json
-from messaging.eventnetwork import DISPATCH, DeliveryNotification, framework_uuid
-from messaging.text import did_you_mean
+from messaging.errors.text import did_you_mean
 
 if TYPE_CHECKING:
     from messaging.cli.connecting import BrokerOptions
-    from messaging.eventnetwork.membership import OtherMember
+    from messaging.dispatch.eventnetwork.membership import OtherMember
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from messaging.cli.output import (
     write,
 )
 from messaging.errors import ArgumentError, ConfigurationError, ConnectFailedError, GatewaySettingsError
-from messaging.text import counted
+from messaging.errors.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -334,8 +334,8 @@ def _routes(data: Path, given: list[str] | None) -> list[str]:
     Raises:
         ConfigurationError: one of them has none.
     """
+    from messaging.errors.text import did_you_mean
     from messaging.gateway.dead_letters import route_folders
-    from messaging.text import did_you_mean
 
     known = [*route_folders(data)]
     for name in given or ():

@@ -24,10 +24,10 @@ from messaging.cli.output import (
     write,
 )
 from messaging.errors import ArgumentError, MessagingError
+from messaging.errors.text import visible
 from messaging.journal import DeadLetter, Journal, JournalView, Record, outline, verify
 from messaging.journal import repair as repair_identity
 from messaging.model import check_pattern, matcher
-from messaging.text import visible
 
 logger = logging.getLogger(__name__)
 

@@ -253,7 +253,7 @@ def _ask(m: Messaging, channel: str, timeout: float) -> int | None:
     Raises:
         ArgumentError: an object that is no mailbox answers.
     """
-    from messaging.calls import call
+    from messaging.dispatch.calls import call
 
     try:
         found: int = call(m, channel, "mailbox", timeout=timeout).result()

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 from messaging.errors import MessagingError
-from messaging.text import visible
+from messaging.errors.text import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -27,7 +27,8 @@ from messaging.cloudevents.attributes import REQUIRED, canonical, is_name, times
 from messaging.cloudevents.event import CloudEvent, attributes_of, event_of
 from messaging.cloudevents.json_format import JsonFormat, parse, read_event
 from messaging.codecs import decode
-from messaging.errors import ArgumentError, DecodeError, InvalidEventError, check_instance, check_mapping
+from messaging.errors import ArgumentError, DecodeError, InvalidEventError
+from messaging.errors.checks import check_instance, check_mapping
 from messaging.model import Features, Message, MessageContext, MessageContextBuilder
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from messaging.cloudevents.attributes import (
     is_json,
     timestamp,
 )
-from messaging.errors import InvalidEventError, check_mapping
+from messaging.errors import InvalidEventError
+from messaging.errors.checks import check_mapping
+from messaging.errors.text import tolerant
 from messaging.execution import clock
-from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from cloudevents.core.base import BaseCloudEvent

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, get_args
 from messaging.cloudevents.bindings import Binding, Mode, from_message, merged_headers, parts_of
 from messaging.codecs import encode
 from messaging.errors import ArgumentError, CodecError
+from messaging.errors.text import SafeLog
 from messaging.model import Features
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticErrorMixin
 from pydantic_core import from_json
 
-from messaging.bounded import BoundedCache
 from messaging.codecs.bounds import MAX_EXPONENT, holds_vast, may_collide
+from messaging.codecs.cache import BoundedCache
 from messaging.errors import ArgumentError, DecodeError
 
 if TYPE_CHECKING:

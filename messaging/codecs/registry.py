@@ -7,8 +7,8 @@ from importlib import metadata
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from messaging.bounded import BoundedCache
 from messaging.codecs.builtin import CborCodec, JsonCodec, MsgpackCodec, OctetStreamCodec, TextCodec
+from messaging.codecs.cache import BoundedCache
 from messaging.codecs.mediatype import parse_media_type
 from messaging.errors import ArgumentError, UnknownContentTypeError
 

@@ -26,8 +26,8 @@ from messaging.errors import (
     MessagingError,
     TakenOverError,
 )
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, clock, of_library
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter

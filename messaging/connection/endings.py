@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from messaging.adapter import KeepsSession
 from messaging.errors import ConnectionLostError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import clock
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter

@@ -6,8 +6,8 @@ import asyncio
 import ipaddress
 import socket
 
+from messaging.environment.forks import per_process
 from messaging.execution import on_worker, shielded
-from messaging.forking import per_process
 
 
 @per_process

@@ -19,10 +19,10 @@ from messaging.errors import (
     RedirectedError,
     TakenOverError,
 )
+from messaging.errors.text import SafeLog
 from messaging.execution import clock, of_library
 from messaging.model import Endpoint, parse_host
 from messaging.model.settings import NetworkSettings
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter, Events

@@ -8,9 +8,9 @@ from uuid import uuid4
 
 from messaging.adapter import TakesLastWill
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import clock, of_library
 from messaging.model import Features
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter

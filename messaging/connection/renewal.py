@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.adapter import TakesCredentials
 from messaging.connection.credentials import source_of
 from messaging.errors import ConnectionLostError, CredentialsError, InvalidOptionError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, clock, jitter, of_library, on_worker
 from messaging.model.settings import PASSWORD_SOURCES
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter

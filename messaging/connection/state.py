@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Final, Literal
 from reactivex import Observable
 from reactivex import abc as rx
 
+from messaging.errors.checks import check_result
+from messaging.errors.text import SafeLog
 from messaging.execution import Serial, ValueObserver, callbacks_of, clock
-from messaging.functions import check_result
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.errors import MessagingError

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from messaging.adapter import FlowControl, KeepsSession
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, of_library
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter

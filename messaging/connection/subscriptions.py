@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.connection.endings import Endings
 from messaging.errors import ClosedError, ConnectionLostError, MessagingError, SubscriptionRefusedError
+from messaging.errors.text import SafeLog
 from messaging.execution import clock, shielded
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter

@@ -6,8 +6,8 @@ import ssl
 from typing import Final
 
 from messaging.errors import ConnectFailedError, InvalidOptionError
+from messaging.errors.text import SafeLog
 from messaging.model.settings import NetworkSettings, TlsSettings
-from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
 

@@ -1,7 +1,7 @@
-"""The core that the event services share: topics, handlers in the registry, delivery in order, permissions.
+"""The core of the event services: topics, handlers in the registry, delivery in order, permissions, networks.
 
-``messaging.typedevent`` and ``messaging.eventadmin`` stand on this room. It imports ``messaging.services`` and rooms
-below. Applications do not import from it: the event services export what applications need.
+All event services stand on this room. Applications do not import from it: the event services export the names that
+applications need.
 
 ======================  ================================================================================================
 ``grammar``             the contract of a grammar: topics, topic filters, and the index that finds values by topic
@@ -13,6 +13,9 @@ below. Applications do not import from it: the event services export what applic
 ``calling``             registering functions, their names for people, awaiting their results, checking observers
 ``dispatcher``          the handlers of one bus: added, changed and removed with their registrations, found by topic
 ``event_service``       opening and closing of an event service
+``eventdata``           the data of events: schemas, maps, conversion to types; one event on the wire
+``eventnetwork``        event services of several processes on one broker: members, interests, events
+``calls``               calls between processes: the operations of one object behind one request channel
 ======================  ================================================================================================
 """
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from reactivex import Observable
 
 from messaging.errors import ClosedError, DeadlineError
+from messaging.errors.checks import check_result
 from messaging.execution import Flag, callbacks_of, clock
-from messaging.functions import check_result
 
 if TYPE_CHECKING:
     from reactivex import abc as rx

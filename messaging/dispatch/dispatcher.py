@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.dispatch.grammar import TopicGrammar
 from messaging.dispatch.permission import TopicPermission, check_principal, denied
 from messaging.dispatch.topics import TYPED_EVENTS
-from messaging.errors import ArgumentError, ClosedError, check_instance
+from messaging.environment.forks import LiveObjects
+from messaging.errors import ArgumentError, ClosedError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise
-from messaging.forking import LiveObjects
 from messaging.services import ServiceEvent, ServiceEventKind, as_filter, interface_name
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch.grammar import AbstractTopicFilter, TopicIndex

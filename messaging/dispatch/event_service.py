@@ -13,11 +13,12 @@ from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.handler import dto_of
 from messaging.dispatch.permission import TopicPolicy
 from messaging.dispatch.terms import Tolerance, check_count
-from messaging.errors import ArgumentError, ClosedError, DeadlineError, check_instance
+from messaging.environment.forks import LiveObjects
+from messaging.errors import ArgumentError, ClosedError, DeadlineError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Pool, Promise, clock, may_block, seconds, workers
-from messaging.forking import LiveObjects
 from messaging.services import ServiceRegistry, default_registry
-from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from messaging.dispatch.dispatcher import Dispatcher

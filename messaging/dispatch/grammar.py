@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
 from messaging.errors import InvalidTopicError, NullEventError
-from messaging.text import exact, tolerant
+from messaging.errors.text import exact, tolerant
 
 F = TypeVar("F", bound="AbstractTopicFilter")
 F_contra = TypeVar("F_contra", contravariant=True)

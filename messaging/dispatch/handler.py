@@ -10,10 +10,10 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from messaging.dispatch.calling import name_of, run_elsewhere, too_long
+from messaging.errors.checks import is_coroutine
+from messaging.errors.text import SafeLog
 from messaging.execution import Lane, LoopLane, ThreadLane, handlers_loop, running_loop
-from messaging.functions import is_coroutine
-from messaging.reporting import counter, gauge, identity, label
-from messaging.text import SafeLog
+from messaging.services.reporting import counter, gauge, identity, label
 
 if TYPE_CHECKING:
     from messaging.dispatch.grammar import AbstractTopicFilter

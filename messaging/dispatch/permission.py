@@ -12,9 +12,9 @@ from typing import Any, Final, TypeAlias
 
 from messaging.dispatch.grammar import AbstractTopicFilter, TopicGrammar
 from messaging.dispatch.topics import TYPED_EVENTS
-from messaging.errors import ArgumentError, PermissionDeniedError, check_instance, check_mapping
-from messaging.functions import plain_function
-from messaging.text import SafeLog, exact, tolerant
+from messaging.errors import ArgumentError, PermissionDeniedError
+from messaging.errors.checks import check_instance, check_mapping, plain_function
+from messaging.errors.text import SafeLog, exact, tolerant
 
 logger = SafeLog(__name__)
 

@@ -16,6 +16,7 @@
 ==================  ================================================================================================
 """
 
+from messaging.dispatch.eventnetwork import EventNetwork, EventSigning, MemberDTO, NodeDTO, SigningKey
 from messaging.distributedeventing.admin import DistributedEventAdmin
 from messaging.distributedeventing.events import ABORT, CONTINUE, ConsumerLifecycle, DistributableEvent, PushEvent
 from messaging.distributedeventing.listed_topics import DistributedEventAdminDTO, TopicDTO
@@ -36,7 +37,6 @@ from messaging.distributedeventing.whiteboard import (
     PushEventConsumer,
     PushEventSource,
 )
-from messaging.eventnetwork import EventNetwork, EventSigning, MemberDTO, NodeDTO, SigningKey
 
 __all__ = [
     "ABORT",

@@ -28,6 +28,7 @@ from messaging.dispatch import (
     check_count,
     registered,
 )
+from messaging.dispatch.eventnetwork import PREFIX, EventNetwork, EventNode, MemberDTO, MemberProfile, new_reply_topic
 from messaging.distributedeventing.admin_network import AdminNetwork
 from messaging.distributedeventing.consumer_registrar import ConsumerOptions, ConsumerRegistrar
 from messaging.distributedeventing.event_consumer import EventConsumer
@@ -40,11 +41,11 @@ from messaging.distributedeventing.sources import EventSources
 from messaging.distributedeventing.subscription import EventSubscription
 from messaging.distributedeventing.whiteboard import DistributableEventConsumer, PushEventConsumer
 from messaging.distributedeventing.whiteboard import DistributedEventConstants as Names
-from messaging.errors import ArgumentError, MessagingError, check_instance
-from messaging.eventnetwork import PREFIX, EventNetwork, EventNode, MemberDTO, MemberProfile, new_reply_topic
+from messaging.errors import ArgumentError, MessagingError
+from messaging.errors.checks import check_instance
 from messaging.execution import Promise, may_block, seconds
 from messaging.instance import Messaging
-from messaging.reporting import PartReporter, Reporter
+from messaging.services.reporting import PartReporter, Reporter
 
 if TYPE_CHECKING:
     from messaging.distributedeventing.events import DistributableEvent

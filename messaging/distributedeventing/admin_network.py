@@ -8,11 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-from messaging.bounded import BoundedCache
-from messaging.distributedeventing.dispatched import DispatchedEvent
-from messaging.distributedeventing.events import check_reply_topic
-from messaging.errors import EventSessionLostError, RemoteEventError
-from messaging.eventnetwork import (
+from messaging.codecs.cache import BoundedCache
+from messaging.dispatch.eventnetwork import (
     DISPATCH,
     ArrivedEvent,
     DeliveryNotification,
@@ -21,7 +18,10 @@ from messaging.eventnetwork import (
     TopicInterest,
     framework_of,
 )
-from messaging.text import SafeLog
+from messaging.distributedeventing.dispatched import DispatchedEvent
+from messaging.distributedeventing.events import check_reply_topic
+from messaging.errors import EventSessionLostError, RemoteEventError
+from messaging.errors.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from messaging.dispatch.eventdata import as_data
 from messaging.distributedeventing.events import DistributableEvent, PushEvent
 from messaging.errors import InvalidEventError
-from messaging.eventdata import as_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
+    from messaging.dispatch.eventdata import Converter
     from messaging.distributedeventing.events import EventKind
-    from messaging.eventdata import Converter
 
 #: identifies a session: the member and the session there; ``None`` is the default session of all senders (5.2.3)
 SessionKey = tuple[str, str] | None

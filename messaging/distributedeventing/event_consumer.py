@@ -24,14 +24,14 @@ from messaging.errors import (
     InvalidEventError,
     TooManyRequestsError,
 )
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Promise, handlers_loop, running_loop
 from messaging.services import interface_name
-from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from messaging.dispatch import EventService
+    from messaging.dispatch.eventnetwork import DeliveryNotification
     from messaging.distributedeventing.dispatched import SessionKey
-    from messaging.eventnetwork import DeliveryNotification
     from messaging.execution import Lane
     from messaging.services import LdapFilter, ServiceReference
 

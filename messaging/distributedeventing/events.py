@@ -9,8 +9,9 @@ from typing import Any, Final, Generic, Literal, Self, TypeVar, get_args
 from uuid import UUID
 
 from messaging.dispatch import DISTRIBUTED_EVENTS
-from messaging.errors import ArgumentError, check_instance
-from messaging.text import tolerant
+from messaging.errors import ArgumentError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import tolerant
 
 T = TypeVar("T")
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.bounded import BoundedCache
-from messaging.reporting import counter, gauge, part
+from messaging.codecs.cache import BoundedCache
+from messaging.services.reporting import counter, gauge, part
 
 if TYPE_CHECKING:
     from messaging.dispatch import HandlerDTO
-    from messaging.eventnetwork import NodeDTO
+    from messaging.dispatch.eventnetwork import NodeDTO
 
 #: topics that are listed of one process
 MAX_TOPICS: Final = 10_000

@@ -18,11 +18,12 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.dispatch import DISTRIBUTED_EVENTS, Principal, TopicPermission, TopicPolicy
-from messaging.errors import ArgumentError, PermissionDeniedError, check_instance
-from messaging.eventnetwork import is_private
-from messaging.text import SafeLog
+from messaging.dispatch.eventnetwork import is_private
+from messaging.errors import ArgumentError, PermissionDeniedError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog
 
 logger = SafeLog(__name__)
 

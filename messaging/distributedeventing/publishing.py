@@ -12,28 +12,22 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import TopicPermission
+from messaging.dispatch.eventdata import WireError, WireEvent
+from messaging.dispatch.eventnetwork import DISPATCH, DeliveryNotification, framework_uuid
 from messaging.distributedeventing.dispatched import DispatchedEvent
 from messaging.distributedeventing.events import DistributableEvent, PushEvent
-from messaging.errors import (
-    ArgumentError,
-    InvalidEventError,
-    MessagingError,
-    NullEventError,
-    PermissionDeniedError,
-    check_instance,
-)
-from messaging.eventdata import WireError, WireEvent
-from messaging.eventnetwork import DISPATCH, DeliveryNotification, framework_uuid
+from messaging.errors import ArgumentError, InvalidEventError, MessagingError, NullEventError, PermissionDeniedError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, clock, seconds
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher, EventService, Principal
+    from messaging.dispatch.eventnetwork import EventNode
     from messaging.distributedeventing.event_consumer import EventConsumer
     from messaging.distributedeventing.policies import NetworkPolicy
     from messaging.distributedeventing.qos import DeliveryQos, QosReader
     from messaging.distributedeventing.terms import ConsumerTerms
-    from messaging.eventnetwork import EventNode
 
 logger = SafeLog(__name__)
 

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from messaging.distributedeventing.events import DistributableEvent, PushEvent
 from messaging.distributedeventing.publishing import given_event
-from messaging.errors import ArgumentError, ClosedError, check_instance
-from messaging.text import tolerant
+from messaging.errors import ArgumentError, ClosedError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import tolerant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from messaging.dispatch import Principal
+    from messaging.dispatch.eventnetwork import DeliveryNotification
     from messaging.distributedeventing.dispatched import DispatchedEvent
     from messaging.distributedeventing.publishing import Publishing
-    from messaging.eventnetwork import DeliveryNotification
     from messaging.execution import Promise
     from messaging.services import ServiceRegistration
 

@@ -15,11 +15,11 @@ from messaging.distributedeventing.events import ABORT, CONTINUE, PushEvent
 from messaging.distributedeventing.terms import is_hidden
 from messaging.distributedeventing.whiteboard import DistributedEventConstants as Names
 from messaging.distributedeventing.whiteboard import PushEventConsumer, PushEventSource
-from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
+from messaging.errors import ArgumentError, ClosedError, MessagingError
+from messaging.errors.checks import check_instance, check_result
+from messaging.errors.text import SafeLog
 from messaging.execution import Serial
-from messaging.functions import check_result
 from messaging.services import ServiceEventKind, as_filter, interface_name
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,9 +10,10 @@ from reactivex.disposable import Disposable
 
 from messaging.dispatch import PlainObservable
 from messaging.distributedeventing.events import ABORT, CONTINUE, PushEvent
-from messaging.errors import EventQueueOverflowError, StreamConsumedError, check_instance
+from messaging.errors import EventQueueOverflowError, StreamConsumedError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Serial
-from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from collections.abc import Callable

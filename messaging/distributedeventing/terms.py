@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import DISTRIBUTED_EVENTS, Terms, check_principal, read_filter, read_timeout, read_topics
+from messaging.dispatch.eventdata import converter_to, is_untyped, load_type
 from messaging.distributedeventing.events import ConsumerLifecycle
 from messaging.distributedeventing.whiteboard import DistributedEventConstants as Names
 from messaging.errors import ArgumentError
-from messaging.eventdata import converter_to, is_untyped, load_type
 
 if TYPE_CHECKING:
-    from messaging.eventdata import Converter
+    from messaging.dispatch.eventdata import Converter
     from messaging.services import ServiceReference
 
 _LIFECYCLES: Final = {

@@ -34,6 +34,7 @@ from messaging.dispatch import (
     read_timeout,
 )
 from messaging.errors import ArgumentError, NullEventError
+from messaging.errors.text import SafeLog
 from messaging.eventadmin.admin_handler import (
     AdminHandler,
     AdminTerms,
@@ -46,8 +47,7 @@ from messaging.eventadmin.event import Event, EventHandler
 from messaging.eventadmin.event import EventConstants as Names
 from messaging.eventadmin.posting import PostedQueue
 from messaging.execution import Flag, Promise, clock, running_loop, workers
-from messaging.reporting import PartReporter, Reporter, gauge, part
-from messaging.text import SafeLog
+from messaging.services.reporting import PartReporter, Reporter, gauge, part
 
 if TYPE_CHECKING:
     from messaging.dispatch import Principal

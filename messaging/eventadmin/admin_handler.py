@@ -25,12 +25,12 @@ from messaging.dispatch import (
     too_long,
 )
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
+from messaging.errors.text import SafeLog
 from messaging.eventadmin.event import LOG_TOPIC, Event
 from messaging.eventadmin.event import EventConstants as Names
 from messaging.eventadmin.function import HandlerFunction
 from messaging.eventadmin.posting import EventInbox
 from messaging.execution import clock, running_loop
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.dispatch import EventService

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from messaging.dispatch import TopicFilter, check_principal, parse_filter
-from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
+from messaging.dispatch.eventdata import checked_copy, is_simple
+from messaging.errors import ArgumentError, ClosedError, MessagingError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog
 from messaging.eventadmin.admin import EventAdmin
 from messaging.eventadmin.event import Event, EventConstants, EventHandler
-from messaging.eventdata import checked_copy, is_simple
 from messaging.services import escaped
-from messaging.text import SafeLog
 from messaging.typedevent import TypedEventBus, TypedEventConstants, UntypedEventHandler
 from messaging.typedevent.receivers import EventRelay
 

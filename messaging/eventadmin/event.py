@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from messaging.dispatch import check_topic
 from messaging.errors import InvalidEventError, InvalidFilterError
+from messaging.errors.text import exact, printable, tolerant
 from messaging.services import LdapFilter, as_filter
-from messaging.text import exact, printable, tolerant
 
 #: topic of log events (5.6.3)
 LOG_TOPIC: Final = "org/osgi/service/log/LogEntry"

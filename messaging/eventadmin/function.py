@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from messaging.dispatch import name_of
 from messaging.errors import ArgumentError
+from messaging.errors.checks import is_coroutine
 from messaging.execution import Flag, handlers_loop, running_loop
-from messaging.functions import is_coroutine
 
 if TYPE_CHECKING:
     from messaging.eventadmin.event import Event

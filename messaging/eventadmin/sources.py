@@ -23,14 +23,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.dispatch import check_principal
-from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError, check_instance
+from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog
 from messaging.eventadmin.admin import EventAdmin
 from messaging.eventadmin.admin_handler import is_quiet
 from messaging.eventadmin.event import LOG_TOPIC, Event
 from messaging.eventadmin.event import EventConstants as Names
 from messaging.execution import clock
 from messaging.services import ServiceRegistry
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.connection import ConnectionState

@@ -1,8 +1,10 @@
 """Execution: the engine's event loop, clock, promises, lanes, worker threads, and interruptible waiting.
 
-May import: ``errors``, ``functions``, ``text``, ``forking``.
+May import: ``errors``, ``environment``.
 """
 
+from messaging.errors.checks import ValueObserver as ValueObserver
+from messaging.errors.checks import callbacks_of as callbacks_of
 from messaging.execution.backoff import Backoff as Backoff
 from messaging.execution.backoff import doubled as doubled
 from messaging.execution.backoff import jitter as jitter
@@ -39,5 +41,3 @@ from messaging.execution.waiting import refuse_in_loop as refuse_in_loop
 from messaging.execution.waiting import running_loop as running_loop
 from messaging.execution.waiting import seconds as seconds
 from messaging.execution.waiting import warn_in_loop as warn_in_loop
-from messaging.functions import ValueObserver as ValueObserver
-from messaging.functions import callbacks_of as callbacks_of

@@ -29,10 +29,10 @@ from itertools import repeat
 from operator import methodcaller
 from typing import Any, Final, Protocol, cast
 
+from messaging.environment.forks import LiveObjects
+from messaging.errors.text import SafeLog
 from messaging.execution.mailboxes import after_cancelled, mailbox
 from messaging.execution.waiting import Waiters, may_block
-from messaging.forking import LiveObjects
-from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
 

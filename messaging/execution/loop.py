@@ -21,14 +21,14 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from messaging import forking
+from messaging.environment import forks
+from messaging.environment.forks import per_process
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution.clock import clock
 from messaging.execution.promise import Promise
 from messaging.execution.threads import start_thread, workers
 from messaging.execution.waiting import Flag
-from messaging.forking import per_process
-from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
 
@@ -50,7 +50,7 @@ class Engine:
         self.loop = clock.new_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ident: int | None = None
-        self._generation = forking.generation
+        self._generation = forks.generation
         self._is_parked = Flag()
         self._is_ended = False
         try:
@@ -79,7 +79,7 @@ class Engine:
         uvloop runs without the interpreter lock. A timer or a socket that wakes it after the interpreter was finalized
         would crash the process.
         """
-        if self._generation == forking.generation:  # otherwise the thread is the parent's
+        if self._generation == forks.generation:  # otherwise the thread is the parent's
             self.call(self.loop.stop)
             self._is_parked.wait(_PARK_TIMEOUT)
 

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from messaging.environment.forks import in_child
 from messaging.execution.clock import clock
-from messaging.forking import in_child
 
 #: number of pending callbacks, less one, after which a mailbox wakes its loop again: a power of two, less one
 _LOST: Final = 1023

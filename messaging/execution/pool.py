@@ -16,12 +16,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
+from messaging.environment.forks import LiveObjects
+from messaging.errors.text import SafeLog
 from messaging.execution.clock import clock
 from messaging.execution.lanes import DeliveryThread, LoopLane, ThreadLane, here
 from messaging.execution.mailboxes import Mailbox, mailbox
 from messaging.execution.threads import start_thread, workers
-from messaging.forking import LiveObjects
-from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
 

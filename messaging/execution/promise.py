@@ -11,13 +11,13 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, Final, Generic, Self, TypeVar
 
-from messaging import forking
+from messaging.environment import forks
 from messaging.errors import ClosedError, DeadlineError, MessagingError, UnsupportedFeatureError
+from messaging.errors.checks import check_procedure, check_result
+from messaging.errors.text import SafeLog, printable, tolerant
 from messaging.execution.mailboxes import mailbox
 from messaging.execution.threads import call_back
 from messaging.execution.waiting import Flag, may_block, refuse_in_loop, seconds
-from messaging.functions import check_procedure, check_result
-from messaging.text import SafeLog, printable, tolerant
 
 logger = SafeLog(__name__)
 
@@ -28,7 +28,7 @@ U = TypeVar("U")
 PENDING: Final = object()
 #: guards the first listener of each promise; held rarely and shortly, so one lock serves all promises
 _listener_lock = threading.Lock()
-forking.hold_over_fork(_listener_lock)
+forks.hold_over_fork(_listener_lock)
 
 
 class Promise(Generic[T]):
@@ -47,7 +47,7 @@ class Promise(Generic[T]):
         self._error: MessagingError | None = None
         self._listeners: list[Callable[[], object]] | None = None
         self.was_retrieved = False
-        self._generation = forking.generation
+        self._generation = forks.generation
 
     @classmethod
     def resolved(cls, value: T, what: str | Callable[[], str] = "operation") -> Self:
@@ -196,7 +196,7 @@ class Promise(Generic[T]):
     @property
     def is_inherited(self) -> bool:
         """Return whether a parent of this process made the promise: if it is pending, it stays so."""
-        return self._generation != forking.generation
+        return self._generation != forks.generation
 
     def _is_abandoned(self) -> bool:
         """Fail a pending promise of a parent process; return whether it is one. Its listeners are the parent's."""

@@ -40,9 +40,9 @@ from functools import partial
 from typing import Final
 from weakref import WeakSet
 
+from messaging.environment.forks import per_process
+from messaging.errors.text import SafeLog
 from messaging.execution.clock import clock
-from messaging.forking import per_process
-from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.errors import ArgumentError, ClosedError, JournalFullError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import Waiters, clock, engine
 from messaging.gateway.destinations import Destination
 from messaging.gateway.recognition import Recognition
 from messaging.gateway.stored import Stored, without_members
 from messaging.journal import DurableQueue, Journal
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from messaging.errors import ArgumentError, MessagingError, check_instance
+from messaging.errors import ArgumentError, MessagingError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import did_you_mean
 from messaging.gateway.destinations import PASSED_HEADER
 from messaging.gateway.extensions import (
     RETAIN_AS_PUBLISHED,
@@ -35,7 +37,6 @@ from messaging.gateway.settings import GatewaySettings, listening_address
 from messaging.model import ANY_LEVELS, Features, overlap, parse_url, publish_options, subscribe_options
 from messaging.model.context import check_printable
 from messaging.observability.monitor.publisher import checked_channel, checked_interval
-from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

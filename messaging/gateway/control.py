@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging import errors
 from messaging.errors import ArgumentError, ConfigurationError, ConnectFailedError, MessagingError
+from messaging.errors.text import SafeLog, did_you_mean
 from messaging.execution import clock, start_thread
-from messaging.text import SafeLog, did_you_mean
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.errors import InvalidHeaderError, MessagingError
 from messaging.gateway.extensions import of_target
 from messaging.journal import RecordTemplate

@@ -21,6 +21,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from messaging.errors import ClosedError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, Flag, Serial, clock, engine, workers
 from messaging.gateway.destinations import Destinations, Shape, passed_gateways
 from messaging.gateway.extensions import of_source, with_prefetch
@@ -28,7 +29,6 @@ from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
 from messaging.gateway.pipeline.steps import filled
 from messaging.gateway.reports import DeviceStateDTO
 from messaging.model import Features, Message
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     import asyncio

@@ -27,9 +27,9 @@ from messaging.errors import (
     PublishRefusedError,
     UnsupportedFeatureError,
 )
+from messaging.errors.text import SafeLog, counted
 from messaging.execution import Backoff, Serial, clock, engine
-from messaging.reporting import Histogram
-from messaging.text import SafeLog, counted
+from messaging.services.reporting import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,13 +21,14 @@ from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ValidationError
 
-from messaging.bounded import BoundedCache
-from messaging.errors import ConfigurationError, MissingExtraError, check_path
+from messaging.codecs.cache import BoundedCache
+from messaging.errors import ConfigurationError, MissingExtraError
+from messaging.errors.checks import check_path
+from messaging.errors.text import did_you_mean
 from messaging.gateway.checks import check_into
 from messaging.gateway.positions import toml_positions
 from messaging.gateway.problems import KeyPath, Positions, Problem, Problems, TextPosition
 from messaging.gateway.settings import PATH_OPTIONS, GatewaySettings
-from messaging.text import did_you_mean
 
 logger = logging.getLogger(__name__)
 

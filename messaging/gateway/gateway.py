@@ -10,7 +10,9 @@ import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.errors import ClosedError, ConfigurationError, MessagingError, check_instance
+from messaging.errors import ClosedError, ConfigurationError, MessagingError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog, counted, did_you_mean, tolerant
 from messaging.execution import Flag, Waiters, clock, seconds
 from messaging.gateway.buffer import ROUTES_FOLDER
 from messaging.gateway.control import ControlServer
@@ -21,9 +23,8 @@ from messaging.gateway.route import STORE_TIMEOUT, Route
 from messaging.gateway.services import GatewayServices
 from messaging.gateway.settings import GatewaySettings
 from messaging.journal.folders import LocalFolder
-from messaging.reporting import register_reporter
 from messaging.services import ServiceRegistry, default_registry
-from messaging.text import SafeLog, counted, did_you_mean, tolerant
+from messaging.services.reporting import register_reporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -60,7 +61,7 @@ class Gateway:
 
     Attributes:
         settings: the present configuration.
-        kind, name: see :class:`~messaging.reporting.Reporter`.
+        kind, name: see :class:`~messaging.services.reporting.Reporter`.
     """
 
     kind = "gateway"

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import SecretStr
 
+from messaging.connection.properties import announced
 from messaging.errors import InvalidOptionError, MessagingError
 from messaging.gateway.problems import error, warning
 from messaging.gateway.settings import FOLDER_OPTIONS, PATH_OPTIONS
 from messaging.instance import find_adapter
 from messaging.model import parse_url
 from messaging.model.settings import PASSWORD_SOURCES, is_secret, load_settings
-from messaging.properties import announced
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import messaging
+from messaging.connection.properties import announced
 from messaging.errors import ConfigurationError
 from messaging.gateway.instance_checks import unconnected
 from messaging.gateway.status import last_will
 from messaging.gateway.targets import Target
 from messaging.model.settings import PARAMETERS
-from messaging.properties import announced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,8 +17,9 @@ from collections import deque
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.errors import ClosedError, JournalError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Serial, clock, engine
 from messaging.gateway.destinations import Shape, passed_gateways
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft, is_redelivered
@@ -27,7 +28,6 @@ from messaging.gateway.source_subscription import PACKET_ID, SourceSubscription
 from messaging.gateway.stored import Stored
 from messaging.journal import Record
 from messaging.model import Features, MessageContext, stored_properties
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     import asyncio

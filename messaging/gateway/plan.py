@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from messaging.errors import InvalidUrlError, check_instance
+from messaging.errors import InvalidUrlError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import counted
 from messaging.gateway.pipeline import ChannelPattern
 from messaging.gateway.settings import GatewaySettings
 from messaging.model import parse_url
-from messaging.text import counted
 
 if TYPE_CHECKING:
     from messaging.gateway.settings import BufferSettings, RouteSettings, SourceSettings, TargetSettings

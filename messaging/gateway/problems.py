@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
-from messaging.errors import GatewaySettingsError, check_instance
+from messaging.errors import GatewaySettingsError
+from messaging.errors.checks import check_instance
 
 #: the place of a value in a document: keys of tables, and indexes of arrays from 0
 KeyPath = tuple[str | int, ...]

@@ -32,9 +32,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import MessagingError
+from messaging.errors.text import SafeLog
 from messaging.gateway.stored import members_of
 from messaging.journal.folders import journal_errors
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from messaging.reporting import HistogramDTO, counter, gauge, histogram, info, label, part
+from messaging.services.reporting import HistogramDTO, counter, gauge, histogram, info, label, part
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 from reactivex import operators
 
 from messaging.errors import ClosedError, MessagingError, ReplyError
+from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, Promise, clock, engine, workers
 from messaging.gateway.destinations import Destinations, Shape, passed_gateways
 from messaging.gateway.extensions import of_source, with_prefetch
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
 from messaging.gateway.reports import RequestRouteDTO
 from messaging.model import Features, Message
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

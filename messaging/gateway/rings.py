@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 
 #: equal messages of one channel, and the time in which they come, seconds
 MANY: Final = 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ConfigurationError, JournalError, MessagingError
+from messaging.errors.text import SafeLog, counted
 from messaging.execution import clock
 from messaging.gateway.buffer import Buffer
 from messaging.gateway.dead_letters import TARGET, letters, replay
@@ -16,7 +17,6 @@ from messaging.gateway.reports import BufferDTO, RouteDTO
 from messaging.gateway.stored import Stored
 from messaging.journal import Record
 from messaging.model import Features, Message, MessageContext, restored_context
-from messaging.text import SafeLog, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,11 +7,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, ClosedError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, clock, engine, workers
 from messaging.gateway.extensions import exclude_each_other, is_unacknowledged, of_route, with_prefetch
 from messaging.gateway.pipeline import ChannelPattern
 from messaging.model import MessageContext
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging import MessageStream, Messaging, Promise

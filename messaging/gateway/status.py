@@ -14,10 +14,10 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Serial, clock, engine
 from messaging.gateway.pipeline import ChannelTemplate
 from messaging.model import Features
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     import asyncio

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.errors import ConfigurationError, GatewaySettingsError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Waiters, clock, engine, workers
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.gateway.gateway import Gateway

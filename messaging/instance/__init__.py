@@ -3,15 +3,15 @@
 May import every room below: an instance puts them together.
 """
 
+from messaging.connection.properties import FEATURE_PROPERTY as FEATURE_PROPERTY  # names that are imported from here
+from messaging.connection.properties import NAME_PROPERTY as NAME_PROPERTY
+from messaging.connection.properties import PROTOCOL_PROPERTY as PROTOCOL_PROPERTY
+from messaging.connection.properties import PROVIDER_PROPERTY as PROVIDER_PROPERTY
 from messaging.instance.connecting import connect as connect
 from messaging.instance.connecting import find_adapter as find_adapter
 from messaging.instance.messaging import Messaging as Messaging
 from messaging.instance.queues import Queues as Queues
 from messaging.instance.queues import check_queue as check_queue
-from messaging.properties import FEATURE_PROPERTY as FEATURE_PROPERTY  # names that are imported from here
-from messaging.properties import NAME_PROPERTY as NAME_PROPERTY
-from messaging.properties import PROTOCOL_PROPERTY as PROTOCOL_PROPERTY
-from messaging.properties import PROVIDER_PROPERTY as PROVIDER_PROPERTY
 
 __all__ = [
     "Messaging",

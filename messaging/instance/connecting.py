@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
 from messaging.environment import URL_VARIABLE
 from messaging.errors import ArgumentError, ConfigurationError, MessagingError, UnknownSchemeError
+from messaging.errors.text import did_you_mean
 from messaging.execution import may_block
 from messaging.instance.messaging import Messaging
 from messaging.model import concealed, parse_url
 from messaging.services import ServiceRegistry, default_registry
-from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
     from messaging.instance.contexts import Announced

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from messaging.bounded import BoundedCache
 from messaging.codecs import encode
+from messaging.codecs.cache import BoundedCache
 from messaging.errors import ArgumentError, InvalidExtensionError, UnknownKeywordError
+from messaging.errors.text import did_you_mean, exact
 from messaging.model import (
     CHECKS,
     Features,
@@ -22,7 +23,6 @@ from messaging.model import (
     publishing_only,
     subscribing_only,
 )
-from messaging.text import did_you_mean, exact
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter

@@ -12,9 +12,12 @@ from uuid import uuid4
 
 from messaging.adapter import TakesEndpoint
 from messaging.connection import Connection
-from messaging.errors import ClosedError, InvalidUrlError, check_mapping
+from messaging.connection.properties import announced
+from messaging.environment.forks import LiveObjects
+from messaging.errors import ClosedError, InvalidUrlError
+from messaging.errors.checks import check_mapping
+from messaging.errors.text import tolerant
 from messaging.execution import Promise, engine, may_block, seconds, warn_in_loop, workers
-from messaging.forking import LiveObjects
 from messaging.instance.contexts import Contexts
 from messaging.instance.queues import Queues
 from messaging.instance.services import InstanceServices
@@ -22,13 +25,11 @@ from messaging.instance.shortcuts import Shortcuts
 from messaging.interception import InstanceInfo, Interceptors
 from messaging.model import AcknowledgeMessageContextBuilder, Features, MessageContextBuilder, MessageContextProvider
 from messaging.model.settings import load_settings
-from messaging.properties import announced
 from messaging.publishing import MessagePublisher, Outbox
 from messaging.receiving import MessageSubscription, in_observer
 from messaging.replyto import OpenRequests, Replies, ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard
-from messaging.reporting import PartReporter, Reporter
 from messaging.runtime import MessageServiceRuntime
-from messaging.text import tolerant
+from messaging.services.reporting import PartReporter, Reporter
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter

@@ -7,9 +7,9 @@ import threading
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
+from messaging.connection.properties import builder_properties, instance_properties
+from messaging.environment.forks import hold_over_fork, in_child
 from messaging.errors import DuplicateNameError, MessagingError
-from messaging.forking import hold_over_fork, in_child
-from messaging.properties import builder_properties, instance_properties
 from messaging.receiving import MessageSubscription
 from messaging.replyto import ReplyToManySubscriptionHandler, ReplyToSingleSubscriptionHandler
 from messaging.services import ServiceEventKind

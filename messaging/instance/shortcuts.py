@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 
+from messaging.connection.properties import NAME_PROPERTY, announced
 from messaging.errors import ArgumentError, DeadlineError
 from messaging.execution import Promise, may_block
 from messaging.instance.contexts import extension_key
@@ -19,7 +20,6 @@ from messaging.model import (
     check_name,
     integer,
 )
-from messaging.properties import NAME_PROPERTY, announced
 from messaging.receiving import MessageHandler
 from messaging.replyto import (
     CHANNEL,

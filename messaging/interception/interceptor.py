@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from messaging.errors import ArgumentError, check_mapping
+from messaging.errors import ArgumentError
+from messaging.errors.checks import check_mapping
+from messaging.errors.text import tolerant
 from messaging.model import Features
-from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.model import Message

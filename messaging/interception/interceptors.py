@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ArgumentError
-from messaging.functions import check_procedure
+from messaging.errors.checks import check_procedure
+from messaging.errors.text import SafeLog
 from messaging.interception.interceptor import Interceptor
 from messaging.interception.processing import ProcessChain
 from messaging.interception.publishing import PublishChain
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.interception.interceptor import InboundOperation, InstanceInfo

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from contextvars import Context, ContextVar, Token, copy_context
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from messaging.errors.text import SafeLog
 from messaging.interception.interceptor import InboundMessage
 from messaging.model import AcknowledgeType, context_of
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.interception.interceptor import InboundOperation, InstanceInfo, Interceptor

@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from messaging.errors import InterceptorError, MessagingError
+from messaging.errors.checks import check_procedure, check_result
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, Serial, clock, engine
-from messaging.functions import check_procedure, check_result
 from messaging.interception.interceptor import OutboundMessage, Outcome
 from messaging.model import Features, Message
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.interception.interceptor import InstanceInfo, Interceptor, OutboundOperation

@@ -26,7 +26,7 @@
     frames       the binary format of segments
     folders      files, and the lock of the writer
 
-May import: ``model``, ``reporting``, ``execution``, ``errors``, ``text``, ``forking``.
+May import: ``model``, ``services``, ``execution``, ``errors``, ``environment``.
 """
 
 from messaging.journal.cursors import Cursor as Cursor

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from messaging.errors import ArgumentError, ClosedError, JournalError, JournalRangeError, check_instance
+from messaging.errors import ArgumentError, ClosedError, JournalError, JournalRangeError
+from messaging.errors.checks import check_instance
 from messaging.execution import clock
 from messaging.journal.folders import journal_errors
 from messaging.journal.reader import RecordReader

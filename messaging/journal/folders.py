@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, TypeVar
 
+from messaging.environment.forks import LiveObjects, hold_over_fork
 from messaging.errors import JournalError, JournalFullError, JournalLockedError, JournalUnreadableError
 from messaging.execution import clock
-from messaging.forking import LiveObjects, hold_over_fork
 
 E = TypeVar("E", bound=JournalError)
 

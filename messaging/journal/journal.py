@@ -19,6 +19,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from messaging.environment.forks import LiveObjects
 from messaging.errors import (
     ArgumentError,
     JournalCorruptError,
@@ -27,12 +28,9 @@ from messaging.errors import (
     JournalRangeError,
     JournalUnreadableError,
     WouldBlockError,
-    check_instance,
-    check_path,
 )
+from messaging.errors.checks import check_instance, check_path, check_procedure
 from messaging.execution import Promise, Waiters, clock, may_block, seconds
-from messaging.forking import LiveObjects
-from messaging.functions import check_procedure
 from messaging.journal.ages import RecordAges
 from messaging.journal.commit import FSYNC_POLICIES, Fsync, GroupCommit
 from messaging.journal.cursors import Cursor, Cursors, acknowledged_end, check_cursor_name

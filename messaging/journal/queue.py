@@ -27,8 +27,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from messaging.errors import ClosedError, MessagingError
+from messaging.errors.text import SafeLog, counted
 from messaging.execution import clock, engine, workers
-from messaging.text import SafeLog, counted
 
 if TYPE_CHECKING:
     from messaging.journal.cursors import Cursor

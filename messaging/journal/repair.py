@@ -11,7 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from messaging.errors import JournalError, JournalUnreadableError, check_path
+from messaging.errors import JournalError, JournalUnreadableError
+from messaging.errors.checks import check_path
 from messaging.execution import clock
 from messaging.journal.database import FILE as STATE
 from messaging.journal.database import ForeignStateError, move_aside

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from messaging.errors import ArgumentError
-from messaging.reporting import PartReporter, counter, gauge, info, label, part
+from messaging.services.reporting import PartReporter, counter, gauge, info, label, part
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Journal(Protocol):
 
 
 class JournalReporter(PartReporter):
-    """Reports the state of an open journal; register it by :func:`messaging.reporting.register_reporter`.
+    """Reports the state of an open journal; register it by :func:`messaging.services.reporting.register_reporter`.
 
     Args:
         journal: an open :class:`~messaging.journal.Journal`.

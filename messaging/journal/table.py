@@ -18,9 +18,9 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.errors import ArgumentError, JournalCorruptError, JournalError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import refuse_in_loop, result_of
 from messaging.journal.journal import Journal
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from messaging.errors import JournalError, JournalUnreadableError, check_path
+from messaging.errors import JournalError, JournalUnreadableError
+from messaging.errors.checks import check_path
 from messaging.journal.database import FILE as STATE_FILE
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.frames import Damage, walk

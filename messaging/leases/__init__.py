@@ -12,7 +12,7 @@
 ``clock``           the clock of leases
 ==================  =================================================================================================
 
-May import: ``calls``, ``execution``, ``errors``, ``forking``, ``text``, ``model``.
+May import: ``dispatch``, ``execution``, ``errors``, ``environment``, ``model``.
 """
 
 from messaging.leases.batch import LeaseMap as LeaseMap

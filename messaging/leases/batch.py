@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from messaging.errors import ArgumentError, DecodeError, LeaseMapError, MessagingError, check_mapping
+from messaging.errors import ArgumentError, DecodeError, LeaseMapError, MessagingError
+from messaging.errors.checks import check_mapping
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, workers
 from messaging.leases.lease import ANY, Lease, check_duration, check_leases, check_requests
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.leases.lease import Grantor

@@ -13,13 +13,13 @@ import contextlib
 import secrets
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.calls import checked_instance
+from messaging.dispatch.calls import checked_instance
+from messaging.dispatch.eventdata import from_portable, read_json, to_portable, write_json
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError
-from messaging.eventdata import from_portable, read_json, to_portable, write_json
+from messaging.errors.text import SafeLog, brief, printable
 from messaging.execution import clock, refuse_in_loop, seconds
 from messaging.leases.remote import infos_of, lease_operations
 from messaging.model import Message  # noqa: TC001  # the annotation of `_answer` is evaluated
-from messaging.text import SafeLog, brief, printable
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging

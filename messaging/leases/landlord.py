@@ -23,21 +23,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.errors import (
-    ArgumentError,
-    ClosedError,
-    LeaseDeniedError,
-    MessagingError,
-    UnknownLeaseError,
-    check_instance,
-)
+from messaging.environment.forks import LiveObjects
+from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, MessagingError, UnknownLeaseError
+from messaging.errors.checks import check_instance, check_procedure, check_result
+from messaging.errors.text import SafeLog, brief, tolerant
 from messaging.execution import Promise, Serial, clock, engine, seconds
-from messaging.forking import LiveObjects
-from messaging.functions import check_procedure, check_result
 from messaging.leases.clock import Clock, lease_time
 from messaging.leases.granted import GrantedLease, LeaseEnd, LeaseInfo
 from messaging.leases.lease import ANY, Lease, check_duration, check_leases, check_requests
-from messaging.text import SafeLog, brief, tolerant
 
 if TYPE_CHECKING:
     import asyncio

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
-from messaging import forking
+from messaging.environment import forks
 from messaging.errors import (
     ArgumentError,
     ClosedError,
@@ -17,11 +17,11 @@ from messaging.errors import (
     ListenerGoneError,
     MessagingError,
     UnknownLeaseError,
-    check_instance,
 )
+from messaging.errors.checks import check_instance
+from messaging.errors.text import brief, tolerant
 from messaging.execution import clock
 from messaging.leases.clock import Clock, lease_time
-from messaging.text import brief, tolerant
 
 if TYPE_CHECKING:
     from messaging.execution import Promise
@@ -33,7 +33,7 @@ FOREVER: Final = math.inf
 
 #: guards the pending renewals of all leases of other processes; held for moments only
 _renewals_lock = threading.Lock()
-forking.hold_over_fork(_renewals_lock)
+forks.hold_over_fork(_renewals_lock)
 
 
 class Grantor(Protocol):

@@ -1,7 +1,7 @@
 """Leases of landlords in other processes, over any messaging instance with requests.
 
-An object that grants leases serves the operations of :data:`LEASES` on its channel (:mod:`messaging.calls`). Leases
-travel as ``[id, seconds]``, errors as ``[class, text]``. Seconds are a number, or ``null`` for ever.
+An object that grants leases serves the operations of :data:`LEASES` on its channel (:mod:`messaging.dispatch.calls`).
+Leases travel as ``[id, seconds]``, errors as ``[class, text]``. Seconds are a number, or ``null`` for ever.
 """
 
 from __future__ import annotations
@@ -12,13 +12,23 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.calls import NOTHING, TEXT, Function, Interface, Operation, RemoteObject, WireForm, list_of, outcome_of
+from messaging.dispatch.calls import (
+    NOTHING,
+    TEXT,
+    Function,
+    Interface,
+    Operation,
+    RemoteObject,
+    WireForm,
+    list_of,
+    outcome_of,
+)
 from messaging.errors import ArgumentError, DecodeError, MessagingError, PayloadTooLargeError, ReplyError
+from messaging.errors.text import brief
 from messaging.execution import Promise, converted
 from messaging.leases.clock import lease_time
 from messaging.leases.granted import LeaseInfo
 from messaging.leases.lease import Lease, check_leases, check_requests
-from messaging.text import brief
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
@@ -128,7 +138,7 @@ def infos_of(value: Any) -> list[LeaseInfo]:
 class RemoteGrantor(RemoteObject):
     """The way to a landlord in another process; a :class:`~messaging.leases.Grantor`. Thread safe.
 
-    The channel is that of the object that serves the leases; see :class:`~messaging.calls.RemoteObject`.
+    The channel is that of the object that serves the leases; see :class:`~messaging.dispatch.calls.RemoteObject`.
     """
 
     interface = LEASES

@@ -23,6 +23,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from messaging.environment.forks import LiveObjects
 from messaging.errors import (
     ArgumentError,
     ClosedError,
@@ -30,13 +31,12 @@ from messaging.errors import (
     LeaseDeniedError,
     MessagingError,
 )
+from messaging.errors.checks import check_procedure, check_result
+from messaging.errors.text import SafeLog, brief
 from messaging.execution import Flag, Serial, clock, engine, seconds, workers
-from messaging.forking import LiveObjects
-from messaging.functions import check_procedure, check_result
 from messaging.leases.batch import ask_each
 from messaging.leases.lease import ANY, Lease, check_duration
 from messaging.leases.renewed import RenewalRequests, RenewedLeases
-from messaging.text import SafeLog, brief
 
 if TYPE_CHECKING:
     import asyncio

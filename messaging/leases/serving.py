@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from messaging.calls import CallServer, Function
-from messaging.errors import check_instance
+from messaging.dispatch.calls import CallServer, Function
+from messaging.errors.checks import check_instance
 from messaging.leases.directory import LeaseDirectory
 from messaging.leases.landlord import Landlord
 from messaging.leases.remote import lease_operations

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from messaging.errors import DecodeError
+from messaging.errors.text import brief
 from messaging.leases.clock import Clock, boot_id, lease_time, wall_time
-from messaging.text import brief
 
 _BOOT: Final = boot_id()
 

@@ -3,7 +3,7 @@
 Messages and their contexts, builders, acknowledgement states, channels, URLs, settings, features and extensions (RFC
 5.6, 5.8, 6.3).
 
-May import: ``errors``, ``text``, ``forking``, ``codecs``, ``services``, and for the event loop of a provider
+May import: ``errors``, ``environment``, ``codecs``, ``services``, and for the event loop of a provider
 ``execution``. ``model.settings``, ``model.credentials`` and ``model.envelope`` are imported by their own names, because
 they load pydantic.
 """
@@ -58,6 +58,7 @@ from messaging.model.extensions import subscribe_options as subscribe_options
 from messaging.model.extensions import subscribing_only as subscribing_only
 from messaging.model.extensions import with_headers as with_headers
 from messaging.model.features import GENERATE_REPLY_CHANNEL_ALIAS as GENERATE_REPLY_CHANNEL_ALIAS
+from messaging.model.features import REPLY_FEATURES as REPLY_FEATURES
 from messaging.model.features import Features as Features
 from messaging.model.headers import REPEATED_TEXT as REPEATED_TEXT
 from messaging.model.headers import as_text as as_text

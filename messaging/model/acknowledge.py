@@ -10,9 +10,9 @@ import enum
 import threading
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from messaging.forking import hold_over_fork
+from messaging.environment.forks import hold_over_fork
+from messaging.errors.text import tolerant
 from messaging.model.context import MessageContext, rebuilt_context
-from messaging.text import tolerant
 
 #: One lock guards the state of all messages. It is held for a comparison and an assignment only: a lock for each
 #: message would cost more than it saves.

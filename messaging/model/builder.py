@@ -7,11 +7,11 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol, Self, TypeVar, runtime_checkable
 
 from messaging.errors import ArgumentError, InvalidContentError
-from messaging.functions import check_procedure
+from messaging.errors.checks import check_procedure
+from messaging.errors.text import exact
 from messaging.model.context import NO_EXTENSIONS, DirectAcknowledgement, MessageContext, frozen
 from messaging.model.message import Message
 from messaging.services import LdapFilter
-from messaging.text import exact
 
 T = TypeVar("T")
 

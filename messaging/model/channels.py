@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Final
 
 from messaging.errors import InvalidChannelError
-from messaging.text import exact
+from messaging.errors.text import exact
 
 SEPARATOR: Final = "/"
 ANY_LEVEL: Final = "+"

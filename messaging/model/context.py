@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeVar
 
 from messaging.errors import ArgumentError
+from messaging.errors.text import printable, tolerant
 from messaging.model import channels
 from messaging.model.features import Features
-from messaging.text import printable, tolerant
 
 C = TypeVar("C", bound="MessageContext")
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import SecretStr
 
 from messaging.errors import ArgumentError
+from messaging.errors.checks import is_coroutine
+from messaging.errors.text import tolerant
 from messaging.execution import clock, running_loop
-from messaging.functions import is_coroutine
 from messaging.model.channels import MAX_BYTES, forbidden_character
-from messaging.text import tolerant
 
 if TYPE_CHECKING:
     import asyncio

@@ -21,9 +21,9 @@ from messaging.errors import (
     InvalidHeaderError,
     UnsupportedFeatureError,
 )
+from messaging.errors.text import did_you_mean
 from messaging.model import channels, headers
 from messaging.model.features import Features
-from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
     from messaging.model.context import MessageContext

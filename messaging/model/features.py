@@ -76,3 +76,6 @@ class Features:
 
 #: RFC 5.7 calls it generateReplyChannel, the table in 6.2 generateReplyToChannel: both are announced.
 GENERATE_REPLY_CHANNEL_ALIAS: Final = "generateReplyToChannel"
+
+#: the features of an instance that can send requests and answer them (RFC 5.7)
+REPLY_FEATURES: Final = frozenset({Features.REPLY_TO, Features.REPLY_TO_MANY_PUBLISH, Features.REPLY_TO_MANY_SUBSCRIBE})

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
+from messaging.errors.text import tolerant
 from messaging.model.context import NO_EXTENSIONS
-from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.model.acknowledge import AcknowledgeMessageContext

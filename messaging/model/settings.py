@@ -34,13 +34,13 @@ from pydantic import Secret as Concealed
 from pydantic_core import from_json
 
 from messaging.environment import ENVIRONMENT_PREFIX
+from messaging.environment.forks import hold_over_fork
 from messaging.errors import CodecError, InvalidOptionError
-from messaging.forking import hold_over_fork
+from messaging.errors.text import did_you_mean
 from messaging.model.channels import MAX_BYTES, forbidden_character
 from messaging.model.credentials import as_command, as_provider
 from messaging.model.extensions import MAX_PREFETCH, MAX_SECONDS, Overflow
 from messaging.model.url import concealed
-from messaging.text import did_you_mean
 
 if TYPE_CHECKING:
     from messaging.model.url import BrokerUrl

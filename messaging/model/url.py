@@ -16,8 +16,8 @@ from urllib.parse import quote, unquote_to_bytes
 from pydantic import Secret, SecretStr
 
 from messaging.errors import InvalidUrlError
+from messaging.errors.text import tolerant
 from messaging.model.channels import forbidden_character
-from messaging.text import tolerant
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*\Z")
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z")

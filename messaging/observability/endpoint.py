@@ -17,11 +17,12 @@ import json
 import threading
 from typing import TYPE_CHECKING, Final, Self
 
-from messaging.errors import ClosedError, MissingExtraError, check_instance
+from messaging.errors import ClosedError, MissingExtraError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog
 from messaging.observability.health import check_health, check_readiness
 from messaging.observability.web import HttpAnswer, HttpRequest, WebServer, check_port, is_loopback, text_answer
 from messaging.services import ServiceRegistry, default_registry
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from messaging.errors import ArgumentError, check_instance
+from messaging.errors import ArgumentError
+from messaging.errors.checks import check_instance, check_result
 from messaging.execution import Flag, engine, seconds, workers
-from messaging.functions import check_result
-from messaging.reporting import reporters
 from messaging.services import ServiceRegistry, default_registry
+from messaging.services.reporting import reporters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,8 +24,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from messaging.errors import ArgumentError, check_instance
+from messaging.errors import ArgumentError
 from messaging.errors import MissingExtraError as _MissingExtraError
+from messaging.errors.checks import check_instance
 from messaging.execution import clock
 from messaging.interception import InboundMessage, Interceptor, OutboundMessage, Outcome
 from messaging.observability.samples import Family, Sampler
@@ -42,8 +43,8 @@ except ImportError as error:
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from messaging.reporting import HistogramDTO
     from messaging.services import ServiceRegistry
+    from messaging.services.reporting import HistogramDTO
 
 
 #: upper bounds of the buckets of latencies, seconds

@@ -30,11 +30,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.errors import MissingExtraError as _MissingExtraError
-from messaging.errors import check_instance
+from messaging.errors.checks import check_instance, plain_function
 from messaging.execution import clock
-from messaging.functions import plain_function
 from messaging.interception import InboundMessage, Interceptor, OutboundMessage, Outcome
 from messaging.model import Features
 

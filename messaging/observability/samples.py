@@ -19,13 +19,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from messaging.errors import check_instance
-from messaging.reporting import HistogramDTO, Meaning, meanings, reporters
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog, visible
 from messaging.services import ServiceRegistry, default_registry
-from messaging.text import SafeLog, visible
+from messaging.services.reporting import HistogramDTO, Meaning, meanings, reporters
 
 if TYPE_CHECKING:
-    from messaging.reporting import Reporter
+    from messaging.services.reporting import Reporter
 
 logger = SafeLog(__name__)
 

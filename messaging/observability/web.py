@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, ConfigurationError
+from messaging.errors.text import SafeLog
 from messaging.execution import clock, start_thread
-from messaging.text import SafeLog
 
 logger = SafeLog(__name__)
 

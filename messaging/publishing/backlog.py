@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.errors import MessagingError
 from messaging.execution import clock, workers
 

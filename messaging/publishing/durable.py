@@ -33,7 +33,7 @@ from messaging.publishing.dead_letters import DeadLetters
 from messaging.publishing.intake import Intake
 from messaging.publishing.spilled import Spilled
 from messaging.publishing.stored import StoredPublication
-from messaging.reporting import counter, gauge
+from messaging.services.reporting import counter, gauge
 
 if TYPE_CHECKING:
     from messaging.execution import Deadlines, Engine

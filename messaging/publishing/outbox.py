@@ -12,7 +12,7 @@ import secrets
 from math import inf
 from typing import TYPE_CHECKING
 
-from messaging import forking
+from messaging.environment import forks
 from messaging.errors import DeadlineError, MessagingError, OutcomeUnknownError
 from messaging.execution import Deadlines, clock
 from messaging.publishing.sending import Admission, Sender
@@ -35,14 +35,14 @@ class Outbox:
         start, disconnected, retry, outstanding: see :class:`~messaging.publishing.sending.Sender`.
         admission: accepts the messages; public, because the publisher calls it without a detour.
         id: distinguishes the outboxes of all processes: message ids must not repeat.
-        generation: see :mod:`messaging.forking`.
+        generation: see :mod:`messaging.environment.forks`.
         deadlines: of all messages that are not settled.
         durable: the messages on disk, with the setting ``outbox_path``.
     """
 
     def __init__(self, engine: Engine, adapter: Adapter, timeout: float, max_messages: int, max_bytes: int) -> None:
         self.id = secrets.token_hex(8)
-        self.generation = forking.generation
+        self.generation = forks.generation
         self._engine = engine
         self.deadlines = Deadlines(engine, timeout, self._expire)
         self.admission = admission = Admission(engine, adapter.name, max_messages, max_bytes, self._wake)

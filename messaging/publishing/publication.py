@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
-from messaging import forking
+from messaging.environment import forks
 from messaging.errors import (
     ClosedError,
     ConnectionLostError,
@@ -29,7 +29,7 @@ class Publications(Protocol):
 
     #: distinguishes the outboxes of all processes
     id: str
-    #: see :mod:`messaging.forking`
+    #: see :mod:`messaging.environment.forks`
     generation: int
 
     def count_settled(self, entry: Publication) -> None:
@@ -113,7 +113,7 @@ class Publication(Promise[None]):
     @property
     def is_inherited(self) -> bool:
         """See ``Promise``."""
-        return self.outbox.generation != forking.generation
+        return self.outbox.generation != forks.generation
 
     @property
     def may_have_arrived(self) -> bool:

@@ -12,8 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, MessagingError, OutboxFullError
+from messaging.errors.text import SafeLog
 from messaging.execution import Waiters, clock, may_block, of_library
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from messaging import forking
+from messaging.environment import forks
 from messaging.errors import ClosedError, MessagingError, OutcomeUnknownError
 from messaging.execution import PENDING, Promise, clock
 from messaging.journal import RecordTemplate
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NOT_STORED: Final = frozenset({Features.EXTENSION_STORE_AND_FORWARD, Features.EXTENSION_TIMEOUT})
 #: guards the first access to ``stored`` of each publication; held rarely and shortly, so one lock serves all
 _stored_lock: Final = threading.Lock()
-forking.hold_over_fork(_stored_lock)
+forks.hold_over_fork(_stored_lock)
 
 
 class Arrivals(Protocol):

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from messaging.connection import Subscribed
 from messaging.errors import StreamOverflowError
+from messaging.errors.text import SafeLog
 from messaging.execution import clock
 from messaging.model import context_of
-from messaging.reporting import counter
-from messaging.text import SafeLog
+from messaging.services.reporting import counter
 
 if TYPE_CHECKING:
     from messaging.connection import Connection

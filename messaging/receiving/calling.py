@@ -32,8 +32,8 @@ from reactivex import Observable
 
 from messaging.codecs import check_model
 from messaging.errors import ArgumentError, CodecError
+from messaging.errors.checks import is_coroutine
 from messaging.execution import Promise, running_loop, workers
-from messaging.functions import is_coroutine
 from messaging.model import Message, maker
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ConnectionLostError, MessagingError, SubscriptionRefusedError
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, of_library
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.model import SubscriptionSpec

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from reactivex import abc as rx
 
 from messaging.errors import CodecError, DeadlineError, DecodeError, MessagingError, StreamConsumedError
+from messaging.errors.checks import check_result
+from messaging.errors.text import SafeLog
 from messaging.execution import (
     Flag,
     Promise,
@@ -25,10 +27,8 @@ from messaging.execution import (
     warn_in_loop,
     workers,
 )
-from messaging.functions import check_result
 from messaging.interception import PulledScope
 from messaging.receiving.calling import in_observer, observing
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.connection import Connection

@@ -29,9 +29,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.environment.forks import LiveObjects
 from messaging.errors import ArgumentError, JournalUnreadableError, MessagingError
 from messaging.execution import clock, workers
-from messaging.forking import LiveObjects
 from messaging.model import Features
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
 
 from messaging.errors import ClosedError
+from messaging.errors.text import SafeLog, printable, tolerant
 from messaging.execution import Promise
 from messaging.model import context_of
 from messaging.receiving.calling import HandlingVerdict, InvalidPayloadError, Work
 from messaging.receiving.consumers import Block, remove
 from messaging.receiving.runners import LoopRunner, runner_of
-from messaging.text import SafeLog, printable, tolerant
 
 if TYPE_CHECKING:
     from messaging.connection import Connection

@@ -8,6 +8,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import CodecError
+from messaging.errors.text import SafeLog
 from messaging.model import (
     AcknowledgeType,
     Message,
@@ -15,7 +16,6 @@ from messaging.model import (
     context_of,
 )
 from messaging.receiving.settlement import withdraw
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.model import Incoming, Message

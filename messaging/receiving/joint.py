@@ -27,11 +27,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ClosedError, ConnectionLostError, MessagingError
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Promise, of_library
 from messaging.model import AcknowledgeType, state_lock
 from messaging.receiving.changes import Changes, JointChange
 from messaging.receiving.joint_intake import Joined, JointCallbacks, JointIntake, Pauses
-from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter

@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.connection import Subscribed
+from messaging.errors.text import SafeLog
 from messaging.execution import clock
 from messaging.model import AcknowledgeType, channels
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.connection import Connection

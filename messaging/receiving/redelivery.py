@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from messaging.errors import ArgumentError, ClosedError, MessagingError, UnroutableError, UnsupportedFeatureError
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, clock
 from messaging.model import Features, Incoming, Message, MessageContext, carried_headers
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.model import Capabilities

@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.errors.checks import check_result
+from messaging.errors.text import SafeLog
 from messaging.execution import clock
-from messaging.functions import check_result
 from messaging.model import (
     AcknowledgeConsumer,
     AcknowledgeFilter,
@@ -27,7 +28,6 @@ from messaging.model import (
     state_lock,
 )
 from messaging.receiving.redelivery import INVALID, REJECTED
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     import asyncio

@@ -33,10 +33,10 @@ from reactivex import abc as rx
 from reactivex.scheduler import CurrentThreadScheduler
 
 from messaging.errors import ClosedError, DeadlineError
+from messaging.errors.text import tolerant
 from messaging.execution import callbacks_of, clock, may_block, refuse_in_loop
 from messaging.model import ReceivedMessage, V
 from messaging.receiving.consumers import Block, Pull, Push, StreamEndedError, ignore, remove
-from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.connection import Connection

@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from messaging.errors import ClosedError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.model import context_of, maker
 from messaging.receiving.buffer import MessageBuffer, OnInvalid, ReadThrottle, ReceivingSubscription
 from messaging.receiving.deduplication import Deduplicator
 from messaging.receiving.handout import HandOut
 from messaging.receiving.redelivery import Redelivery
 from messaging.receiving.settlement import Credit, DirectAcknowledger, Settlement, withdraw
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.connection import Connection

@@ -22,8 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.errors import ArgumentError, ClosedError, check_instance, check_optional, check_path
-from messaging.eventdata import from_portable, to_portable
+from messaging.dispatch.eventdata import from_portable, to_portable
+from messaging.errors import ArgumentError, ClosedError
+from messaging.errors.checks import check_instance, check_optional, check_path
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import refuse_in_loop
 from messaging.journal import JournalTable
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
@@ -36,7 +38,6 @@ from messaging.remoteevent.kept_listeners import KeptListeners
 from messaging.remoteevent.listener import BatchListener
 from messaging.remoteevent.renewals import OwnedRenewals
 from messaging.remoteevent.targets import as_target
-from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from types import TracebackType

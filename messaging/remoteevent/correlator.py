@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from messaging.errors import check_instance
-from messaging.functions import plain_function
+from messaging.errors.checks import check_instance, plain_function
 from messaging.remoteevent.generator import EventGenerator
 from messaging.remoteevent.listener import BatchListener
 from messaging.remoteevent.targets import LocalTarget

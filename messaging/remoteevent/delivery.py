@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.errors import ArgumentError, DeadlineError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, Serial, clock, engine, may_block, seconds
 from messaging.remoteevent.failures import Disposition, disposition
 from messaging.remoteevent.listener import WantedEvents, WithdrawnError, outcomes_of
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.leases import Lease

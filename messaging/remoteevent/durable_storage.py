@@ -18,15 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import (
-    ClosedError,
-    DecodeError,
-    JournalFullError,
-    JournalUnreadableError,
-    MessagingError,
-    check_path,
-)
-from messaging.eventdata import from_portable, to_portable
+from messaging.dispatch.eventdata import from_portable, to_portable
+from messaging.errors import ClosedError, DecodeError, JournalFullError, JournalUnreadableError, MessagingError
+from messaging.errors.checks import check_path
+from messaging.errors.text import SafeLog
 from messaging.execution import clock, refuse_in_loop
 from messaging.journal import JournalTable
 from messaging.remoteevent.delivery import wait_for_all
@@ -36,7 +31,6 @@ from messaging.remoteevent.interests import Interest
 from messaging.remoteevent.kept_leases import KeptLeases
 from messaging.remoteevent.kept_listeners import KeptListeners
 from messaging.remoteevent.layout import NumberedLine, decode_event, encode_event
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.execution import Promise

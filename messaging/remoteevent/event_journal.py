@@ -20,12 +20,12 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.dispatch.eventdata import write_json
 from messaging.errors import ClosedError, DecodeError, JournalError, JournalFullError, MessagingError
-from messaging.eventdata import write_json
+from messaging.errors.text import SafeLog
 from messaging.execution import clock, may_block, workers
 from messaging.journal import Journal, RecordTemplate
 from messaging.remoteevent.layout import decode_event
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import DeadlineError
+from messaging.errors.checks import plain_function
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, workers
-from messaging.functions import plain_function
 from messaging.remoteevent.event import RemoteEvent
 from messaging.remoteevent.failures import as_failure
 from messaging.remoteevent.listener import BatchListener, WantedEvents, WithdrawnError, outcomes_of, wanted_test
 from messaging.remoteevent.targets import Batch, as_target, settled
 from messaging.remoteevent.time_limits import TIME_LIMIT, LimitedCall, TimeLimits
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.remoteevent.listener import Outcome

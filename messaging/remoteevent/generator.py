@@ -21,16 +21,10 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from messaging.errors import (
-    ArgumentError,
-    ClosedError,
-    InvalidEventError,
-    MessagingError,
-    UnknownEventError,
-    check_instance,
-    check_optional,
-)
-from messaging.eventdata import from_portable, to_portable
+from messaging.dispatch.eventdata import from_portable, to_portable
+from messaging.errors import ArgumentError, ClosedError, InvalidEventError, MessagingError, UnknownEventError
+from messaging.errors.checks import check_instance, check_optional
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Promise, clock
 from messaging.leases import Landlord, Lease, LeaseEnd, release
 from messaging.remoteevent.delivery import SHORT, Delivery, DeliveryCounts, RetryPolicy
@@ -47,7 +41,6 @@ from messaging.remoteevent.storage import MemoryStorage, Storage
 from messaging.remoteevent.targets import as_target
 from messaging.remoteevent.transacted import TransactedEvents
 from messaging.remoteevent.transactions.transaction import check_transaction
-from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -203,8 +196,8 @@ class EventGenerator:
 
         Args:
             event_id: a declared kind.
-            handback: a value with a form in JSON, see :mod:`messaging.eventdata`, bytes included: it comes back with
-                each notification. ``None``: none.
+            handback: a value with a form in JSON, see :mod:`messaging.dispatch.eventdata`, bytes included: it comes
+                back with each notification. ``None``: none.
             listener: gets the notifications: an object with ``notify``, a function of one parameter, a third party such
                 as a mailbox, or a stub of a listener in another process. A coroutine function runs on the event loop
                 that runs where this is called.

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ClosedError, DecodeError, JournalFullError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, workers
 from messaging.remoteevent.event_journal import Checkpoint, EventJournal, channel_of, record_of
 from messaging.remoteevent.layout import decode_event, encode_event
 from messaging.remoteevent.received import ReceivedEvents, stream_of
 from messaging.remoteevent.targets import settled
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.journal import JournalTable, Record

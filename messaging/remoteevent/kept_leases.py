@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, DecodeError, JournalError
+from messaging.errors.text import SafeLog
 from messaging.execution import may_block
 from messaging.leases import LeaseEnd, StoredTime, seconds_of, value_of
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.journal import JournalTable

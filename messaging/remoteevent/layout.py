@@ -4,7 +4,7 @@
 ``source``     text
 ``id``         integer or text
 ``sequence``   integer
-``handback``   a portable value, see :mod:`messaging.eventdata`; missing for ``None``
+``handback``   a portable value, see :mod:`messaging.dispatch.eventdata`; missing for ``None``
 ``type``       name of the subclass of ``RemoteEvent``; missing for ``RemoteEvent`` itself
 ``data``       the fields of the subclass, portable; missing with ``type``
 ``suppressed`` number of older events that a mailbox dropped in favour of this one; missing for 0
@@ -18,10 +18,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.dispatch.eventdata import convert, from_portable, read_json, to_portable, write_json
 from messaging.errors import ConversionError, DecodeError, InvalidEventError
-from messaging.eventdata import convert, from_portable, read_json, to_portable, write_json
+from messaging.errors.text import SafeLog
 from messaging.remoteevent.event import ForeignEvent, RemoteEvent, check_sequence_number
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.remoteevent.event import EventId

@@ -17,8 +17,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ArgumentError, ClosedError, UnknownEventError, check_instance, check_optional
-from messaging.eventdata import from_portable, to_portable
+from messaging.dispatch.eventdata import from_portable, to_portable
+from messaging.errors import ArgumentError, ClosedError, UnknownEventError
+from messaging.errors.checks import check_instance, check_optional
+from messaging.errors.text import SafeLog
 from messaging.execution import clock
 from messaging.leases import Landlord, Lease, LeaseEnd, release
 from messaging.remoteevent.delivery import SHORT, DeliveryCounts, RetryPolicy
@@ -27,7 +29,6 @@ from messaging.remoteevent.failures import Disposition, as_failure, disposition
 from messaging.remoteevent.listener import BatchListener, WantedEvents, WithdrawnError, outcomes_of, wanted_test
 from messaging.remoteevent.targets import Batch, as_target
 from messaging.remoteevent.targets import settled as settled_with
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.errors import MessagingError

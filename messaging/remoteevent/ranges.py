@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from messaging.errors import ArgumentError, DecodeError
+from messaging.errors.text import tolerant
 from messaging.remoteevent.event import check_sequence_number
-from messaging.text import tolerant
 
 #: ranges above the floor, unless the caller sets another bound
 MAX_RANGES: Final = 1000

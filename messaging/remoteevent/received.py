@@ -6,8 +6,8 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.dispatch.eventdata import to_portable, write_json
 from messaging.errors import DecodeError
-from messaging.eventdata import to_portable, write_json
 from messaging.remoteevent.event_journal import channel_of
 from messaging.remoteevent.ranges import SequenceRanges
 

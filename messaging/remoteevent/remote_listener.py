@@ -1,8 +1,9 @@
 """Listeners of other processes: stubs that send notifications as requests, and servers that answer them.
 
-A notification is a call (:mod:`messaging.calls`) with the operation ``notify``: its argument ``listener`` names one of
-the listeners behind the channel, and its body has one line for each event (:mod:`messaging.remoteevent.layout`). The
-result is a list with ``null`` for each event that the listener took, and ``[class, text]`` of the error for others.
+A notification is a call (:mod:`messaging.dispatch.calls`) with the operation ``notify``: its argument ``listener``
+names one of the listeners behind the channel, and its body has one line for each event
+(:mod:`messaging.remoteevent.layout`). The result is a list with ``null`` for each event that the listener took, and
+``[class, text]`` of the error for others.
 
 **Threads.** A server passes one batch at a time to each listener; the batches of several senders wait in a queue, which
 is bounded by their number and their bytes. One that has waited longer than its sender does is not passed on.
@@ -18,7 +19,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from messaging.calls import CallServer, Interface, Operation, RemoteObject, WireForm, checked_limit, described, error_of
+from messaging.dispatch.calls import (
+    CallServer,
+    Interface,
+    Operation,
+    RemoteObject,
+    WireForm,
+    checked_limit,
+    described,
+    error_of,
+)
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -30,8 +40,8 @@ from messaging.errors import (
     MessagingError,
     PayloadTooLargeError,
     ReplyError,
-    check_instance,
 )
+from messaging.errors.checks import check_instance
 from messaging.execution import Promise, clock, workers
 from messaging.model import check_name
 from messaging.remoteevent.failures import Disposition, disposition

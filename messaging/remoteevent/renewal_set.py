@@ -22,14 +22,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from messaging import forking
-from messaging.errors import ArgumentError, ClosedError, MessagingError, UnknownLeaseError, check_optional
+from messaging.environment import forks
+from messaging.errors import ArgumentError, ClosedError, MessagingError, UnknownLeaseError
+from messaging.errors.checks import check_optional
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import clock, engine, seconds, workers
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
 from messaging.remoteevent.generator import EventGenerator
 from messaging.remoteevent.renewals import OwnedRenewals
-from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from messaging.leases import GrantedLease
@@ -374,7 +375,7 @@ class _Warning:
 #: the warnings of the sets of each landlord, by the id of the lease: a landlord has one callback for all of them
 _warnings: Final[WeakKeyDictionary[Landlord, WeakValueDictionary[str, _Warning]]] = WeakKeyDictionary()
 _warnings_lock = threading.Lock()  # guards _warnings
-forking.hold_over_fork(_warnings_lock)
+forks.hold_over_fork(_warnings_lock)
 
 
 def _warnings_of(landlord: Landlord) -> WeakValueDictionary[str, _Warning]:

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError, UnknownLeaseError
+from messaging.errors.text import SafeLog
 from messaging.execution import refuse_in_loop
 from messaging.leases import Lease, LeaseRenewalManager, RemoteGrantor, StoredTime, reference_of, seconds_of, value_of
 from messaging.leases.lease import check_duration
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.execution import Promise

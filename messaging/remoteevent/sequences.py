@@ -23,15 +23,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ArgumentError, check_instance
+from messaging.errors import ArgumentError
+from messaging.errors.checks import check_instance, plain_function
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, workers
-from messaging.functions import plain_function
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
 from messaging.remoteevent.failures import Disposition, disposition
 from messaging.remoteevent.listener import BatchListener, WantedEvents, outcomes_of, wanted_test
 from messaging.remoteevent.ranges import SequenceRanges
 from messaging.remoteevent.targets import as_target
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.remoteevent.event import EventKind

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.calls import PLAIN, Function, Interface, Operation, WireForm
-from messaging.errors import ArgumentError, OutcomeUnknownError, check_instance
+from messaging.dispatch.calls import PLAIN, Function, Interface, Operation, WireForm
+from messaging.errors import ArgumentError, OutcomeUnknownError
+from messaging.errors.checks import check_instance
 from messaging.leases import LEASE, SECONDS, Landlord, Lease, LeasingServer, lease_from_value, lease_time
 from messaging.leases.lease import check_duration
 from messaging.remoteevent.event import EventRegistration, check_event_id, check_sequence_number
@@ -97,7 +98,7 @@ class EventServer(LeasingServer):
 class RemoteGenerator(RemoteParty):
     """The way to a generator, an agent or a multiplexer in another process. Thread safe; a context manager.
 
-    The channel is that of its :class:`EventServer`; see :class:`~messaging.calls.RemoteObject`.
+    The channel is that of its :class:`EventServer`; see :class:`~messaging.dispatch.calls.RemoteObject`.
     """
 
     interface = GENERATORS

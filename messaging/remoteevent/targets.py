@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, DeadlineError, MessagingError, UnknownEventError
+from messaging.errors.checks import check_result, is_coroutine
 from messaging.execution import (
     Promise,
     clock,
@@ -22,7 +23,6 @@ from messaging.execution import (
     running_loop,
     workers,
 )
-from messaging.functions import check_result, is_coroutine
 from messaging.remoteevent.failures import Disposition, as_failure, disposition
 from messaging.remoteevent.listener import WithdrawnError, wanted_test
 from messaging.remoteevent.time_limits import TIME_LIMIT, LimitedCall, TimeLimits

@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from messaging.environment.forks import LiveObjects
 from messaging.errors import ArgumentError
+from messaging.errors.text import brief
 from messaging.execution import Deadlines, clock, engine, seconds
-from messaging.forking import LiveObjects
-from messaging.text import brief
 
 #: time limit of one notification, seconds
 TIME_LIMIT: Final = 30.0

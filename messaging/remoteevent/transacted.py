@@ -32,6 +32,7 @@ from messaging.errors import (
     MessagingError,
     UnknownTransactionError,
 )
+from messaging.errors.text import SafeLog
 from messaging.execution import Deadlines, Promise, clock, engine, seconds, workers
 from messaging.leases import release
 from messaging.remoteevent.delivery import SHORT, Delivery, wait_for_all
@@ -39,7 +40,6 @@ from messaging.remoteevent.event import EventId, EventRegistration, RemoteEvent
 from messaging.remoteevent.interests import Interest, MemoryQueue
 from messaging.remoteevent.targets import as_target
 from messaging.remoteevent.transactions import TransactionState, Vote
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,6 +10,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from messaging.codecs import check_model
+from messaging.connection.properties import announced
 from messaging.errors import ArgumentError, StreamConsumedError
 from messaging.execution import clock
 from messaging.interception import Outcome
@@ -22,7 +23,6 @@ from messaging.model import (
     requested,
     subscribe_options,
 )
-from messaging.properties import announced
 from messaging.receiving import Consumption, MessageStream, Subscription
 from messaging.replyto.inboxes import RequestPublication
 from messaging.replyto.markers import MANY, Marker

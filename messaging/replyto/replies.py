@@ -16,10 +16,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.errors import ArgumentError, InvalidChannelError
+from messaging.errors.checks import check_procedure
 from messaging.execution import Promise, clock, engine, workers
-from messaging.functions import check_procedure
 from messaging.model import Features, MessageContext, channels
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from messaging.errors import (
     ReplyError,
     StreamConsumedError,
 )
+from messaging.errors.text import SafeLog
 from messaging.execution import Deadlines, Promise, clock
 from messaging.model import Features, MessageContext
 from messaging.receiving import Consumption, Subscription
 from messaging.replyto import markers
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.connection import Connection

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from messaging.errors.text import SafeLog
 from messaging.execution import clock, workers
 from messaging.model import Features, channels, context_of
 from messaging.receiving import HandlerConsumer, HandlingVerdict, Subscription
@@ -14,7 +15,6 @@ from messaging.replyto import markers
 from messaging.replyto.markers import read as read_marker
 from messaging.replyto.request_copies import ExpectedCopies, SharedVerdict, identity_of
 from messaging.replyto.served_request import ServedRequest, ServedStreamRequest
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter

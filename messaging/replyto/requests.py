@@ -31,9 +31,9 @@ from messaging.errors import (
     ReplyError,
     TooManyRequestsError,
 )
+from messaging.errors.text import SafeLog
 from messaging.execution import Deadlines, clock
 from messaging.replyto.inboxes import ReplyInbox, ReplyInboxes, Request, RequestPublication
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.connection import Connection

@@ -24,6 +24,7 @@ from messaging.errors import (
     ReplyError,
     UnroutableError,
 )
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, workers
 from messaging.model import (
     AcknowledgeType,
@@ -40,7 +41,6 @@ from messaging.receiving import HandlingVerdict, Work
 from messaging.replyto import markers
 from messaging.replyto.markers import Marker
 from messaging.replyto.replies import NO_EXTENSIONS
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.interception import OutboundMessage

@@ -13,7 +13,7 @@ from reactivex import Observable, operators
 
 from messaging.codecs import encode
 from messaging.errors import ArgumentError
-from messaging.functions import is_coroutine
+from messaging.errors.checks import is_coroutine
 from messaging.model import Features, Message, MessageContextBuilder, channels
 from messaging.receiving import Handler, ResultForm, TypedFunction, evaluated, is_awaitable
 from messaging.replyto import handlers, streaming

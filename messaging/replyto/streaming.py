@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from reactivex import Observable
 
 from messaging.errors import MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
+from messaging.errors.text import SafeLog
 from messaging.execution import Waiters, clock, mailbox, may_block, workers
 from messaging.replyto.served_request import checked
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.publishing import Publication

@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.errors import MessagingError
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import clock, running_loop, workers
 from messaging.receiving import AsyncBlock, runner_of
 from messaging.replyto import handlers, serving
@@ -25,7 +26,6 @@ from messaging.replyto.request_channel import RETRY_FIRST, RequestChannel
 from messaging.replyto.serving import RegisteredHandler, mistaken_key, read_terms
 from messaging.services import ServiceEvent, ServiceEventKind, ServiceReference, ServiceRegistration, interface_name
 from messaging.services.filter import as_filter
-from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from messaging.connection import Connection

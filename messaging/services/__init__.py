@@ -1,6 +1,7 @@
 """The service registry and LDAP filters: parts of a program find each other by interface and properties.
 
-The room imports only rooms below: errors, arguments, texts, forks. Import from the room, not from its modules.
+May import: ``errors``, ``environment``. Import from the room, not from its modules, but for :mod:`reporting
+<messaging.services.reporting>`.
 
 ==============  ==================================================================================================
 ``registry``    ServiceRegistry and ServiceRegistration: offering and finding services
@@ -8,6 +9,7 @@ The room imports only rooms below: errors, arguments, texts, forks. Import from 
 ``listening``   service events and their listeners
 ``version``     versions as property values
 ``filter``      LdapFilter, and reading its text; ``matching`` compiles it
+``reporting``   reporters: parts that report their state to metrics, health checks and the monitor
 ==============  ==================================================================================================
 """
 

@@ -35,9 +35,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 from messaging.errors import ArgumentError, InvalidFilterError
+from messaging.errors.text import tolerant
 from messaging.services.matching import Match, combine, comparison, presence, shown, substring
 from messaging.services.reference import ServiceProperties
-from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.services.matching import Lookup

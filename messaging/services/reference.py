@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-from messaging.errors import ArgumentError, check_mapping
-from messaging.text import exact, printable, tolerant
+from messaging.errors import ArgumentError
+from messaging.errors.checks import check_mapping
+from messaging.errors.text import exact, printable, tolerant
 
 OBJECT_CLASS: Final = "objectClass"
 SERVICE_ID: Final = "service.id"

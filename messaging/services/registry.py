@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
+from messaging.environment.forks import hold_over_fork
 from messaging.errors import ArgumentError, ClosedError, MessagingError
-from messaging.forking import hold_over_fork
-from messaging.functions import check_procedure, plain_function
+from messaging.errors.checks import check_procedure, plain_function
+from messaging.errors.text import tolerant
 from messaging.services.filter import LdapFilter, as_filter
 from messaging.services.listening import Change, ListenerRegistration, ServiceEventKind, ServiceListener
 from messaging.services.reference import (
@@ -40,7 +41,6 @@ from messaging.services.reference import (
     ServiceReference,
     interface_name,
 )
-from messaging.text import tolerant
 
 #: set by the registry; ``register`` and ``update`` ignore properties of these names, as OSGi does
 _OWN: Final = frozenset(key.casefold() for key in (OBJECT_CLASS, SERVICE_ID, SERVICE_SCOPE))

@@ -14,7 +14,7 @@ aliases, checks sequence numbers, asks for rebirths, and marks metrics stale. Se
     readings      metrics with their origin and quality
     decoder       the state of edge nodes
 
-Needs the extra ``sparkplug``. May import: ``codecs``, ``execution``, ``errors``, ``text``.
+Needs the extra ``sparkplug``. May import: ``codecs``, ``execution``, ``errors``.
 """
 
 from messaging.errors import MissingExtraError as _MissingExtraError

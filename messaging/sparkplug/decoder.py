@@ -16,15 +16,15 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from messaging.errors import ArgumentError, DecodeError, UnknownMetricError
+from messaging.errors.checks import plain_function
+from messaging.errors.text import SafeLog
 from messaging.execution import clock, seconds
-from messaging.functions import plain_function
 from messaging.sparkplug.datatypes import DataType
 from messaging.sparkplug.definitions import Definitions
 from messaging.sparkplug.model import Metric, Payload, Template
 from messaging.sparkplug.payloads import decode, encode
 from messaging.sparkplug.readings import STALE, Reading, quality_of
 from messaging.sparkplug.topics import MessageType, Topic
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -17,12 +17,12 @@
 ``event``              a published event, converted once to each type
 =====================  =================================================================================================
 
-The data of events, as maps and converted to types, is a room of its own: :mod:`messaging.eventdata`.
+The data of events, as maps and converted to types, is a room of its own: :mod:`messaging.dispatch.eventdata`.
 """
 
 from messaging.dispatch import HandlerDTO, Tolerance, TopicPermission, TopicPermissionCollection, TopicPolicy
-from messaging.eventdata import convert, to_map, topic_of
-from messaging.eventnetwork import EventNetwork
+from messaging.dispatch.eventdata import convert, to_map, topic_of
+from messaging.dispatch.eventnetwork import EventNetwork
 from messaging.typedevent.bus import TypedEventBus, TypedEventBusDTO
 from messaging.typedevent.bus_connection import BusConnection, BusConnectionDTO
 from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO

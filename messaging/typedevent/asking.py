@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from reactivex.disposable import Disposable
 
 from messaging.dispatch import PlainObservable, TopicFilter, TopicPermission, check_count, is_topic
+from messaging.dispatch.eventdata import microseconds, time_of
+from messaging.dispatch.eventnetwork import MAX_PAST, TYPED, ArrivedEvent, PastRequest, TopicInterest
 from messaging.errors import ArgumentError, DecodeError, MessagingError
-from messaging.eventdata import microseconds, time_of
-from messaging.eventnetwork import MAX_PAST, TYPED, ArrivedEvent, PastRequest, TopicInterest
+from messaging.errors.text import SafeLog
 from messaging.execution import clock
-from messaging.text import SafeLog
 from messaging.typedevent.monitor import MonitorEvent
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from reactivex import abc as rx
 
     from messaging.dispatch import TopicPolicy
-    from messaging.eventnetwork import EventNode
-    from messaging.eventnetwork.replays import Done
+    from messaging.dispatch.eventnetwork import EventNode
+    from messaging.dispatch.eventnetwork.replays import Done
 
 logger = SafeLog(__name__)
 

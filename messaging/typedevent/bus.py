@@ -31,13 +31,14 @@ from messaging.dispatch import (
     check_topic,
     registered,
 )
-from messaging.errors import ArgumentError, NullEventError, check_instance
-from messaging.eventdata import schema_of, topic_of
-from messaging.eventnetwork import EventNetwork
+from messaging.dispatch.eventdata import schema_of, topic_of
+from messaging.dispatch.eventnetwork import EventNetwork
+from messaging.errors import ArgumentError, NullEventError
+from messaging.errors.checks import check_instance
 from messaging.execution import LoopLane, clock, running_loop
 from messaging.journal import JournalReporter
-from messaging.reporting import PartReporter, Reporter, counter, gauge, part
 from messaging.services import ServiceRegistration, ServiceRegistry, Version
+from messaging.services.reporting import PartReporter, Reporter, counter, gauge, part
 from messaging.typedevent.bus_connection import BusConnection
 from messaging.typedevent.connected_bus import ConnectedBus
 from messaging.typedevent.connection_terms import LIMIT, ConnectionTerms

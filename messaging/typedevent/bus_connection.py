@@ -18,12 +18,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from messaging.dispatch import TYPED_EVENTS, TopicPermission, parse_filter
-from messaging.errors import ArgumentError, check_instance
-from messaging.eventdata import WireEvent
-from messaging.eventnetwork import EventNetwork, EventNode, MemberProfile, NodeDTO, framework_uuid, last_hop
+from messaging.dispatch.eventdata import WireEvent
+from messaging.dispatch.eventnetwork import EventNetwork, EventNode, MemberProfile, NodeDTO, framework_uuid, last_hop
+from messaging.errors import ArgumentError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Promise, clock, engine, may_block, seconds, workers
-from messaging.reporting import PartReporter, counter, gauge, register_reporter
-from messaging.text import SafeLog, tolerant
+from messaging.services.reporting import PartReporter, counter, gauge, register_reporter
 from messaging.typedevent.asking import PAST_LIMIT, PAST_TIMEOUT, ask_past
 from messaging.typedevent.connected_bus import InboundEvents
 from messaging.typedevent.connection_terms import filters_of

@@ -4,8 +4,8 @@ The bus announces the topic filters of its handlers, monitors and history, as fa
 what arrives: handlers receive it as events of this process, converted to their types. Publication time and origin are
 kept.
 
-**Loop guard.** An event keeps its id and the members it passed, see :mod:`messaging.eventnetwork.hops`. A bus takes an
-event once, over however many connections and bridges it comes.
+**Loop guard.** An event keeps its id and the members it passed, see :mod:`messaging.dispatch.eventnetwork.hops`. A bus
+takes an event once, over however many connections and bridges it comes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.dispatch import EventService, TopicPermission, parse_filter
+from messaging.dispatch.eventdata import checked_copy
+from messaging.dispatch.eventnetwork import MAX_PAST, TYPED, NodeService, SeenEvents, TopicInterest
 from messaging.errors import DecodeError, MessagingError
-from messaging.eventdata import checked_copy
-from messaging.eventnetwork import MAX_PAST, TYPED, NodeService, SeenEvents, TopicInterest
 from messaging.typedevent.asking import PAST_TIMEOUT, past_request, read_past
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.late import LateJoin, PastDelivery
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from messaging.dispatch import Principal, TopicFilter, TopicPolicy
-    from messaging.eventnetwork import Announcement, ArrivedEvent, EventNode
+    from messaging.dispatch.eventnetwork import Announcement, ArrivedEvent, EventNode
     from messaging.execution import Lane
     from messaging.typedevent.monitor import TypedEventMonitor
     from messaging.typedevent.past import OwnPast, PastSender

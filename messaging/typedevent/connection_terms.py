@@ -7,7 +7,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from messaging.dispatch import TopicFilter, TopicPolicy, check_count, parse_filter
-from messaging.errors import ArgumentError, check_instance
+from messaging.errors import ArgumentError
+from messaging.errors.checks import check_instance
 from messaging.typedevent.asking import PAST_LIMIT, read_history
 from messaging.typedevent.outbound import RelayOverflow
 

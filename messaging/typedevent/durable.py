@@ -14,7 +14,7 @@ from typing import Final
 
 from messaging.dispatch import check_count, parse_filter
 from messaging.errors import ArgumentError
-from messaging.reporting import counter, gauge
+from messaging.services.reporting import counter, gauge
 
 #: defaults of ``DurableHistory``: seconds, events, bytes
 WINDOW: Final = 1.0

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.dispatch.eventdata import EventData, checked_copy, schema_of, to_map, topic_of
+from messaging.dispatch.eventnetwork import last_hop
 from messaging.errors import InvalidEventError, NullEventError
-from messaging.eventdata import EventData, checked_copy, schema_of, to_map, topic_of
-from messaging.eventnetwork import last_hop
 from messaging.execution import clock
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from messaging.eventdata import Converter
+    from messaging.dispatch.eventdata import Converter
 
 #: how long a handler waits for a conversion on another thread before it converts the event itself, seconds
 _PATIENCE: Final = 1.0

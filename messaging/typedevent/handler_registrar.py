@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import TopicPermission
+from messaging.dispatch.eventdata import is_untyped, load_type, topic_of
 from messaging.errors import ArgumentError
-from messaging.eventdata import is_untyped, load_type, topic_of
 from messaging.services import interface_name
 from messaging.typedevent.handlers import TypedEventConstants as Names
 from messaging.typedevent.handlers import TypedEventHandler, UntypedEventHandler, declared_properties

@@ -15,8 +15,8 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import JournalError, JournalUnreadableError
+from messaging.errors.text import SafeLog
 from messaging.journal.folders import journal_errors
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.journal import JournalView, Record

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.dispatch import TopicPermission
 from messaging.errors import ClosedError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, engine
-from messaging.text import SafeLog
 from messaging.typedevent.receivers import UNHANDLED, BusRoute, EventReceiver
 
 if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher
-    from messaging.eventnetwork import ArrivedEvent
+    from messaging.dispatch.eventnetwork import ArrivedEvent
     from messaging.execution import Lane
     from messaging.typedevent.event import PublishedEvent
 

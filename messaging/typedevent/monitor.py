@@ -20,10 +20,11 @@ from messaging.dispatch import (
     parse_filter,
     when_all_done,
 )
-from messaging.errors import ArgumentError, InvalidEventError, NullEventError, check_instance
-from messaging.eventdata import to_map
+from messaging.dispatch.eventdata import to_map
+from messaging.errors import ArgumentError, InvalidEventError, NullEventError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog
 from messaging.execution import LIMIT, Pool, ThreadLane, workers
-from messaging.text import SafeLog
 from messaging.typedevent.history import UNLIMITED, RangePolicy, newest
 from messaging.typedevent.replaying import NEAR, is_since, replayed
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.errors import ClosedError, InvalidEventError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import Serial, Waiters, clock, workers
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.typedevent.event import PublishedEvent

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from messaging.dispatch import TopicFilter, TopicPermission, parse_filter
+from messaging.dispatch.eventdata import WireError, WireEvent, time_of
+from messaging.dispatch.eventnetwork import MAX_ANSWER_BYTES, MAX_PAST, framework_uuid, key_of, last_hop
 from messaging.errors import DeadlineError, InvalidEventError, JournalError, MessagingError, PermissionDeniedError
-from messaging.eventdata import WireError, WireEvent, time_of
-from messaging.eventnetwork import MAX_ANSWER_BYTES, MAX_PAST, framework_uuid, key_of, last_hop
+from messaging.errors.text import SafeLog
 from messaging.execution import Serial, clock
-from messaging.text import SafeLog
 from messaging.typedevent.replaying import replayed
 
 if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher
-    from messaging.eventnetwork import Announcement, EventNode
+    from messaging.dispatch.eventnetwork import Announcement, EventNode
     from messaging.execution import Promise
     from messaging.typedevent.connection_terms import ConnectionTerms
     from messaging.typedevent.event import PublishedEvent

@@ -20,11 +20,11 @@ from messaging.dispatch import (
     read_timeout,
     read_topics,
 )
+from messaging.dispatch.eventdata import converter_to, load_type, to_map, topic_of
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError
-from messaging.eventdata import converter_to, load_type, to_map, topic_of
-from messaging.functions import is_coroutine
+from messaging.errors.checks import is_coroutine
+from messaging.errors.text import SafeLog
 from messaging.services import interface_name
-from messaging.text import SafeLog
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.handlers import TypedEventConstants as Names
 from messaging.typedevent.handlers import (
@@ -37,7 +37,7 @@ from messaging.typedevent.history import newest
 from messaging.typedevent.reify import event_parameter, reified_type
 
 if TYPE_CHECKING:
-    from messaging.eventdata import Converter
+    from messaging.dispatch.eventdata import Converter
     from messaging.execution import Lane
     from messaging.services import ServiceReference
     from messaging.typedevent.history import RangePolicy

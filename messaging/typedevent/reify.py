@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from messaging.dispatch import name_of
+from messaging.dispatch.eventdata import bound, is_reified
 from messaging.errors import ArgumentError
-from messaging.eventdata import bound, is_reified
 from messaging.typedevent.handlers import TypedEventHandler
 
 

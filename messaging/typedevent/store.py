@@ -15,11 +15,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from messaging.dispatch import TopicFilter, is_topic, parse_filter
+from messaging.environment.forks import LiveObjects
 from messaging.errors import JournalError, JournalRangeError, JournalUnreadableError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import Flag, clock, start_thread, workers
-from messaging.forking import LiveObjects
 from messaging.journal import Journal, encode_record
-from messaging.text import SafeLog
 from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.history_files import Guarantees, Sequences

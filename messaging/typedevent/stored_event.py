@@ -1,4 +1,4 @@
-"""Events as bytes, for the durable history: recorded events in the layout of :mod:`messaging.eventdata`.
+"""Events as bytes, for the durable history: recorded events in the layout of :mod:`messaging.dispatch.eventdata`.
 
 ``recorder`` is the id of the journal, and ``sequence`` the number of the event in it. ``origin`` is left out for local
 events. ``id`` identifies the event in event networks. The bounds of depth and numbers do not apply: the events are
@@ -10,9 +10,9 @@ from __future__ import annotations
 from uuid import UUID
 
 from messaging.dispatch import is_topic
+from messaging.dispatch.eventdata import WireEvent, decode, encode, microseconds, time_of
 from messaging.errors import DecodeError, InvalidEventError
-from messaging.eventdata import WireEvent, decode, encode, microseconds, time_of
-from messaging.text import SafeLog
+from messaging.errors.text import SafeLog
 from messaging.typedevent.event import PublishedEvent
 
 logger = SafeLog(__name__)

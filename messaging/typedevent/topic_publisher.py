@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from messaging.errors import ClosedError
-from messaging.text import tolerant
+from messaging.errors.text import tolerant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

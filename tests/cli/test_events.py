@@ -15,8 +15,8 @@ import pytest
 
 import messaging
 from messaging import Messaging
+from messaging.dispatch.eventdata import WireEvent, encode
 from messaging.distributedeventing import DistributedEventAdmin, EventNetwork
-from messaging.eventdata import WireEvent, encode
 from messaging.journal import Journal
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto

@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 from messaging.dispatch import DISTRIBUTED_EVENTS, TopicPermission, TopicPolicy
+from messaging.dispatch.eventnetwork import framework_uuid
 from messaging.distributedeventing import DistributableEvent, DistributedEventAdmin, PushEvent
 from messaging.errors import (
     ArgumentError,
@@ -17,7 +18,6 @@ from messaging.errors import (
     NullEventError,
     PermissionDeniedError,
 )
-from messaging.eventnetwork import framework_uuid
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually

@@ -31,6 +31,7 @@ from messaging.services import ServiceReference, ServiceRegistry
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
+from tests.dispatch.eventnetwork.plain import event
 from tests.distributedeventing.conftest import (
     Admins,
     Consumer,
@@ -45,7 +46,6 @@ from tests.distributedeventing.conftest import (
     prefix,
     record,
 )
-from tests.eventnetwork.plain import event
 from tests.threads import in_threads
 
 

@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 import messaging
 from messaging import Messaging
 from messaging.dispatch import DISTRIBUTED_EVENTS, TopicPermission, TopicPolicy
+from messaging.dispatch.eventdata import WireEvent, encode
+from messaging.dispatch.eventnetwork.announcements import Announcement, dump_announcement
 from messaging.distributedeventing import DistributedEventAdmin, EventNetwork, EventSigning, PushEvent, SigningKey
 from messaging.errors import ArgumentError, PermissionDeniedError
-from messaging.eventdata import WireEvent, encode
-from messaging.eventnetwork.announcements import Announcement, dump_announcement
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, subscribed

@@ -12,8 +12,8 @@ from messaging import Messaging
 from messaging.dispatch import DISTRIBUTED_EVENTS, TopicPermission, TopicPolicy
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
+from tests.dispatch.eventnetwork.plain import answers_to, event
 from tests.distributedeventing.conftest import Gate, Nodes, announce, connect, consume, record
-from tests.eventnetwork.plain import answers_to, event
 
 SENDER = str(uuid4())
 

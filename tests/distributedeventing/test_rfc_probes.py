@@ -15,8 +15,8 @@ from messaging.distributedeventing import DistributableEvent, DistributedEventAd
 from messaging.errors import ArgumentError, NullEventError, PartialNotificationError
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
+from tests.dispatch.eventnetwork.plain import event
 from tests.distributedeventing.conftest import Admins, Gate, Nodes, Pair, announce, connect, consume, flush, record
-from tests.eventnetwork.plain import event
 
 Publish = Callable[[DistributedEventAdmin, Any], object]
 

@@ -8,6 +8,8 @@ from uuid import uuid4
 import pytest
 
 import messaging
+from messaging.dispatch.eventdata import WireEvent, encode
+from messaging.dispatch.eventnetwork.announcements import Announcement, dump_announcement
 from messaging.distributedeventing import (
     ConsumerLifecycle,
     DistributableEvent,
@@ -16,8 +18,6 @@ from messaging.distributedeventing import (
     EventPublisherSession,
 )
 from messaging.errors import ArgumentError, ClosedError, EventSessionLostError, RemoteEventError
-from messaging.eventdata import WireEvent, encode
-from messaging.eventnetwork.announcements import Announcement, dump_announcement
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging.calls import CallServer, call
+from messaging.dispatch.calls import CallServer, call
 from messaging.errors import (
     ArgumentError,
     ClosedError,

@@ -23,8 +23,8 @@ from messaging.gateway import Gateway
 from messaging.observability import web
 from messaging.observability.endpoint import MAX_CONNECTIONS, MonitoringEndpoint
 from messaging.observability.health import check_health, check_readiness
-from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
+from messaging.services.reporting import PartReporter, register_reporter
 from messaging.testing.brokers import free_port
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually

@@ -17,9 +17,9 @@ from messaging.errors import ArgumentError
 from messaging.gateway import Gateway
 from messaging.journal import Journal
 from messaging.observability.metrics import LatencyInterceptor, MetricsCollector, default_metrics, rendered
-from messaging.reporting import Histogram, PartReporter, counter, gauge, info, label, register_reporter
-from messaging.reporting import histogram as histogram_of
 from messaging.services import ServiceRegistry
+from messaging.services.reporting import Histogram, PartReporter, counter, gauge, info, label, register_reporter
+from messaging.services.reporting import histogram as histogram_of
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually, results
 from tests.gateway.kit import route, settings, started, unique

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from messaging import Messaging
-from messaging.calls import call
+from messaging.dispatch.calls import call
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,

@@ -13,7 +13,7 @@ import pytest
 
 import messaging
 from messaging import Messaging
-from messaging.calls import CallServer, call, read_result
+from messaging.dispatch.calls import CallServer, call, read_result
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,

@@ -10,7 +10,7 @@ import pytest
 
 import messaging
 from messaging import Messaging
-from messaging.calls import CallServer, call
+from messaging.dispatch.calls import CallServer, call
 from messaging.errors import ClosedError, ReplyError
 from messaging.execution import Promise
 from messaging.replyto import DeferredReply

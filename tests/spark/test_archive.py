@@ -165,7 +165,7 @@ def test_payloads_that_are_no_recorded_event_are_refused(payload: bytes) -> None
 
 
 def test_numbers_have_no_bound() -> None:
-    """Those of other events have one; more values: ``tests/eventdata``."""
+    """Those of other events have one; more values: ``tests/dispatch/eventdata``."""
     assert load_data(dump_data({"value": 2**20_000})) == {"value": 2**20_000}
 
 

@@ -189,7 +189,7 @@ UUID7 = uuid.UUID(int=7)
 
 
 def test_values_and_types_survive(opened: Open) -> None:
-    """A typed event arrives as its type; more values: ``tests/eventdata``."""
+    """A typed event arrives as its type; more values: ``tests/dispatch/eventdata``."""
     order = Order(1, "a", [Item("x", 2.5), Item("y")])
     data = {"text": "\ud800", "big": math.inf, "raw": b"\x00\xff", "id": UUID7, "$only": {"$bytes": "no base64"}}
     with opened() as bus:

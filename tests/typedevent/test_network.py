@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 import messaging
 from messaging.dispatch import TopicPermission, TopicPolicy, parse_filter
+from messaging.dispatch.eventdata import WireEvent
+from messaging.dispatch.eventnetwork import ArrivedEvent
 from messaging.errors import ArgumentError, ClosedError, InvalidTopicError
-from messaging.eventdata import WireEvent
-from messaging.eventnetwork import ArrivedEvent
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually

@@ -18,9 +18,9 @@ from uuid import UUID, uuid4
 import pytest
 
 import messaging
+from messaging.dispatch.eventdata import WireEvent, decode, encode
+from messaging.dispatch.eventnetwork import ArrivedEvent, EventNetwork, EventNode
 from messaging.errors import ArgumentError, MessagingError, PartialNotificationError
-from messaging.eventdata import WireEvent, decode, encode
-from messaging.eventnetwork import ArrivedEvent, EventNetwork, EventNode
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
@@ -572,7 +572,7 @@ def test_a_request_of_a_stranger_is_answered_within_its_bounds(plant: Plant) -> 
 
 ANSWERING = """
 import os, signal, sys, messaging
-from messaging.eventnetwork import ArrivedEvent, EventNetwork, EventNode
+from messaging.dispatch.eventnetwork import ArrivedEvent, EventNetwork, EventNode
 from messaging.services import ServiceRegistry
 from messaging.typedevent import RangePolicy, TypedEventBus
 

@@ -26,8 +26,8 @@ from messaging.connection import tls
 from messaging.connection.names import reach
 from messaging.connection.proxies import open_through
 from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError
+from messaging.errors.text import without_frames
 from messaging.execution import clock
-from messaging.text import without_frames
 from messaging_adapters.amqp import frames, internals
 from messaging_adapters.amqp.protocol import FrameProtocol, cut
 

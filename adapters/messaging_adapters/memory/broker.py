@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
+from messaging.environment.forks import in_child
 from messaging.errors import ConnectionLostError, QueueRefusedError, SubscriptionRefusedError
 from messaging.execution import clock
-from messaging.forking import in_child
 from messaging_adapters.memory.modelled import wants_retained
 from messaging_adapters.memory.queues import Entry, MemoryConsumer, Queue, QueueLimits, binding, is_expired
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.model import (
     CORE_FEATURES,
     REPEATED_TEXT,
+    REPLY_FEATURES,
     Addressing,
     Capabilities,
     Features,
@@ -18,7 +19,6 @@ from messaging.model import (
     integer,
     seconds,
 )
-from messaging.properties import REPLY_FEATURES
 from messaging_adapters.mqtt import mapping, packets
 
 if TYPE_CHECKING:

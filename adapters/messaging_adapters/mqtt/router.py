@@ -24,7 +24,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.errors import SubscriptionRefusedError
 from messaging.model import channels
 from messaging_adapters.mqtt.capabilities import NO_LOCAL, RETAIN_AS_PUBLISHED

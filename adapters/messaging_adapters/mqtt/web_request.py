@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 from pydantic import SecretStr
 
 from messaging.errors import ConnectFailedError
+from messaging.errors.checks import is_coroutine
 from messaging.execution import clock, on_worker, shielded
-from messaging.functions import is_coroutine
 
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 #: printable ASCII without space; "#" would begin a fragment

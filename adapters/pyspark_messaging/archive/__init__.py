@@ -14,7 +14,7 @@ The history of a bus is bounded and ends with the process. An archive is neither
 ===================  ==================  =============================================================================
 ``topic``            string              the topic of the event
 ``timestamp``        timestamp           publication time; microseconds, UTC
-``data``             string              JSON: see :mod:`messaging.eventdata.values`
+``data``             string              JSON: see :mod:`messaging.dispatch.eventdata.values`
 ``recorder``         string              identifies the event, together with ``sequence``. A missing number is an
 ``sequence``         long                event that was lost, or that has not arrived yet
 ``channel``          string              the channel of the message

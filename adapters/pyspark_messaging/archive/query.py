@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from messaging.dispatch.eventdata import filters_of, patterns_of
 from messaging.dispatch.topics import parse_filter
 from messaging.errors import ArgumentError, DecodeError
-from messaging.eventdata import filters_of, patterns_of
 from messaging.model import check_name
 from pyspark_messaging import register
 from pyspark_messaging.recorder.event_recorder import CHANNEL

@@ -28,8 +28,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow import fs, ipc
 
+from messaging.dispatch.eventdata import filters_of, microseconds, time_of
 from messaging.errors import ArgumentError, DecodeError, MessagingError
-from messaging.eventdata import filters_of, microseconds, time_of
 from pyspark_messaging.errors import first_line, redacted
 from pyspark_messaging.recorder.recorded_event import RecordedEvent, load_data
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.dispatch.permission import check_principal
 from messaging.dispatch.topics import check_topic
-from messaging.errors import ArgumentError, DeadlineError, InvalidEventError, check_instance
+from messaging.errors import ArgumentError, DeadlineError, InvalidEventError
+from messaging.errors.checks import check_instance
 from messaging.execution import may_block
 from messaging.typedevent import TypedEventBus
 from pyspark_messaging.archive.reader import Reading, read_events

@@ -21,12 +21,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, Self
 from uuid import uuid4
 
-from messaging.errors import ArgumentError, ClosedError, DeadlineError, check_instance
-from messaging.eventdata import filters_of
+from messaging.dispatch.eventdata import filters_of
+from messaging.errors import ArgumentError, ClosedError, DeadlineError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import tolerant
 from messaging.execution import Promise, may_block, seconds, workers
 from messaging.instance import Messaging
 from messaging.model import check_name
-from messaging.text import tolerant
 from messaging.typedevent import MonitorEvent, TypedEventMonitor
 from pyspark_messaging.recorder.event_publisher import EventPublisher, RecorderDTO
 from pyspark_messaging.recorder.recorded_event import RecordedEvent

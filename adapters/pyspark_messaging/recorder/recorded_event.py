@@ -1,7 +1,8 @@
 """Recorded events: events on the wire that have a recorder, a sequence number, a time and a map as their data.
 
-:mod:`messaging.eventdata.layout` describes the payload, :mod:`messaging.eventdata.values` the form of the data. The
-bounds of depth and numbers do not apply to them: an archive may have events that were recorded before these bounds.
+:mod:`messaging.dispatch.eventdata.layout` describes the payload, :mod:`messaging.dispatch.eventdata.values` the form of
+the data. The bounds of depth and numbers do not apply to them: an archive may have events that were recorded before
+these bounds.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from messaging.dispatch import is_topic
-from messaging.errors import DecodeError, InvalidEventError
-from messaging.eventdata import (
+from messaging.dispatch.eventdata import (
     WireEvent,
     decode,
     encode,
@@ -24,6 +24,7 @@ from messaging.eventdata import (
     to_portable,
     write_json,
 )
+from messaging.errors import DecodeError, InvalidEventError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,

@@ -23,7 +23,7 @@ from pyspark.sql import types
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from messaging.errors import InvalidOptionError
-from messaging.text import did_you_mean
+from messaging.errors.text import did_you_mean
 from pyspark_messaging.errors import InvalidColumnError
 from pyspark_messaging.write.row_publisher import TEXT_COLUMNS, RowPublisher
 

@@ -11,8 +11,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import InvalidChannelError
+from messaging.errors.text import tolerant
 from messaging.model import ANY_LEVEL, ANY_LEVELS, SEPARATOR, check_name, check_pattern
-from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,7 @@ from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 
 from messaging.codecs.models import reason_of
 from messaging.errors import ArgumentError, ConfigurationError, DecodeError, MessagingError
-from messaging.functions import plain_function
+from messaging.errors.checks import plain_function
 from messaging.gateway.pipeline.draft import Draft
 from messaging.gateway.pipeline.paths import MISSING, FieldPath, remove_all
 from messaging.gateway.pipeline.sparkplug import SparkplugStep

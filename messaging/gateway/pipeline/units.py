@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from messaging.errors import ArgumentError
-from messaging.text import did_you_mean
+from messaging.errors.text import did_you_mean
 
 #: unit -> quantity, factor and offset to the base unit of the quantity: base = value * factor + offset
 _UNITS: Final[dict[str, tuple[str, float, float]]] = {

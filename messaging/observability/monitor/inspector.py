@@ -14,15 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from messaging.connection.properties import FEATURE_PROPERTY, NAME_PROPERTY
 from messaging.errors import ArgumentError, BoundReachedError
+from messaging.errors.text import visible
 from messaging.execution import clock
 from messaging.model import MessageContextBuilder, check_pattern
 from messaging.observability.monitor.plain import Bounds, Plain, clean
 from messaging.observability.monitor.published import observing
-from messaging.properties import FEATURE_PROPERTY, NAME_PROPERTY
 from messaging.receiving import MessageSubscription
 from messaging.services import LdapFilter, ServiceRegistry, escaped
-from messaging.text import visible
 
 if TYPE_CHECKING:
     from messaging.model import Message, MessageContext

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.errors import ArgumentError
 
 #: stands for a secret

@@ -12,10 +12,10 @@ from datetime import date, timedelta
 from itertools import islice
 from typing import Any, Final
 
+from messaging.errors.text import exact, visible
 from messaging.observability.monitor.masking import MASK, Masking
-from messaging.reporting import HistogramDTO, meanings
 from messaging.runtime import ServiceReferenceDTO
-from messaging.text import exact, visible
+from messaging.services.reporting import HistogramDTO, meanings
 
 #: integers beyond this are texts: JavaScript would round them
 _MAX_INT: Final = 2**53
@@ -63,7 +63,7 @@ class Plain:
         omitted: number of values that were left out or cut.
         roles: dotted name of a field -> its role and unit, such as ``gauge bytes``: of the fields that are no counters,
             or have a unit in which numbers are shown: ``bytes``, ``seconds``, or ``since`` for a time since the epoch.
-            See :mod:`messaging.reporting`.
+            See :mod:`messaging.services.reporting`.
     """
 
     def __init__(self, masking: Masking, bounds: Bounds, budget: Budget | None = None) -> None:

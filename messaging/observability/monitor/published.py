@@ -6,11 +6,11 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import DecodeError
+from messaging.errors.text import SafeLog
 from messaging.execution import clock
 from messaging.model import ANY_LEVEL, SEPARATOR, Features, MessageContextBuilder, check_pattern
 from messaging.observability.monitor.board import FORGET
 from messaging.observability.monitor.snapshot import MAX_BYTES, Snapshot, decoded
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -11,14 +11,15 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
+from messaging.errors import ArgumentError, ClosedError, MessagingError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Flag, seconds, start_thread
 from messaging.instance import Messaging
 from messaging.model import ANY_LEVEL, ANY_LEVELS, SEPARATOR, Features, MessageContextBuilder, check_name
 from messaging.observability.monitor.masking import Masking
 from messaging.observability.monitor.snapshot import MAX_BYTES, NAME, SnapshotSampler
 from messaging.services import ServiceRegistry
-from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

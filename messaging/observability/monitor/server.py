@@ -12,7 +12,9 @@ import threading
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.errors import BoundReachedError, ClosedError, MessagingError, check_instance
+from messaging.errors import BoundReachedError, ClosedError, MessagingError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog
 from messaging.execution import Flag, clock, start_thread
 from messaging.instance import Messaging
 from messaging.observability.monitor.access import HEADERS, Access, find_token
@@ -25,7 +27,6 @@ from messaging.observability.monitor.snapshot import SnapshotSampler
 from messaging.observability.monitor.viewers import Viewer, Viewers, event
 from messaging.observability.web import HttpAnswer, HttpRequest, WebServer, check_port, text_answer
 from messaging.services import ServiceRegistry, default_registry
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     import os

@@ -30,10 +30,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import DecodeError
+from messaging.errors.text import SafeLog
 from messaging.execution import clock
 from messaging.observability.monitor.plain import Bounds, Budget, Plain, clean
-from messaging.reporting import Reporter, reporters
-from messaging.text import SafeLog
+from messaging.services.reporting import Reporter, reporters
 
 if TYPE_CHECKING:
     from messaging.observability.monitor.masking import Masking

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, overload
 
 from sqlalchemy import delete, func, select, update
 
-from messaging.errors import ArgumentError, check_instance
+from messaging.errors import ArgumentError
+from messaging.errors.checks import check_instance
 from messaging.execution import seconds
 from messaging.outbox.sql.connections import database_now, in_transaction
 from messaging.outbox.sql.tables import DEAD, DEFAULT_TABLES, PENDING, SENT, OutboxTables

@@ -14,7 +14,8 @@ from sqlalchemy.exc import ArgumentError as SqlArgumentError
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from messaging.errors import ArgumentError, ConfigurationError, DatabaseError, MissingExtraError, check_path
+from messaging.errors import ArgumentError, ConfigurationError, DatabaseError, MissingExtraError
+from messaging.errors.checks import check_path
 from messaging.execution import workers
 from messaging.outbox.sql.tables import check_dialect
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.bounded import BoundedCache
+from messaging.codecs.cache import BoundedCache
 from messaging.errors import (
     ArgumentError,
     CodecError,
@@ -17,10 +17,10 @@ from messaging.errors import (
     PublishRefusedError,
     UnsupportedFeatureError,
 )
+from messaging.errors.text import SafeLog, printable
 from messaging.execution import jitter
 from messaging.model import Features, Message, MessageContext, restored_context
 from messaging.outbox.sql.claims import Refusal, Row
-from messaging.text import SafeLog, printable
 
 if TYPE_CHECKING:
     from messaging.execution import Promise

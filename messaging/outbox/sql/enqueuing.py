@@ -8,13 +8,8 @@ from uuid import uuid4
 
 from sqlalchemy import insert
 
-from messaging.errors import (
-    ArgumentError,
-    InvalidChannelError,
-    InvalidContentError,
-    InvalidExtensionError,
-    check_instance,
-)
+from messaging.errors import ArgumentError, InvalidChannelError, InvalidContentError, InvalidExtensionError
+from messaging.errors.checks import check_instance
 from messaging.execution import clock
 from messaging.model import (
     CHECKS,

@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import DatabaseError
+from messaging.errors.text import SafeLog
 from messaging.execution import clock
 from messaging.outbox.sql.delivery import Delivered, Delivery
 from messaging.outbox.sql.tables import bucket_of
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.outbox.sql.claims import Claim, Claims, Refusal

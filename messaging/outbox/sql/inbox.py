@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Final, overload
 
 from sqlalchemy import ColumnElement, delete, func, literal, select, tuple_
 
-from messaging.errors import ArgumentError, check_instance
+from messaging.errors import ArgumentError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import tolerant
 from messaging.execution import clock, seconds
 from messaging.model import Features, Message, check_text
 from messaging.outbox.sql.connections import database_now, in_transaction, insert_or_ignore
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables, check_dialect
-from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -10,7 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
-from messaging.errors import ArgumentError, ClosedError, MessagingError, check_instance
+from messaging.errors import ArgumentError, ClosedError, MessagingError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Flag, clock, refuse_in_loop, seconds, start_thread
 from messaging.instance import Messaging
 from messaging.model import check_text
@@ -20,7 +22,6 @@ from messaging.outbox.sql.delivery import RelayPolicy
 from messaging.outbox.sql.running import Run
 from messaging.outbox.sql.state import RunState
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables
-from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, clock
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.errors import DatabaseError

@@ -33,10 +33,11 @@ from sqlalchemy import (
     text,
 )
 
-from messaging.errors import ArgumentError, ConfigurationError, check_instance
+from messaging.errors import ArgumentError, ConfigurationError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import tolerant
 from messaging.outbox.sql import commit_order
 from messaging.outbox.sql.connections import in_transaction, insert_or_ignore
-from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

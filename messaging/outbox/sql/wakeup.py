@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, clock
 from messaging.outbox.sql.database import describe
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.outbox.sql.database import Database

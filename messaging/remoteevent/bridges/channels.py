@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ArgumentError, MessagingError
+from messaging.errors.checks import plain_function
 from messaging.execution import Promise
-from messaging.functions import plain_function
 from messaging.model import Message, check_name
 from messaging.remoteevent.bridges.feed import Bridge
 from messaging.remoteevent.event import RemoteEvent

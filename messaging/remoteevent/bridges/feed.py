@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from messaging.errors import ArgumentError, BoundReachedError
-from messaging.functions import plain_function
+from messaging.errors.checks import plain_function
 from messaging.leases import Landlord, Lease, LeaseRenewalManager, release
 from messaging.remoteevent.event import check_event_id
 from messaging.remoteevent.generator import EventGenerator

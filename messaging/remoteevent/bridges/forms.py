@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from messaging.dispatch.eventdata import from_portable, read_json, to_portable, write_json
 from messaging.errors import DecodeError
-from messaging.eventdata import from_portable, read_json, to_portable, write_json
 from messaging.remoteevent.layout import decode_event, encode_event
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ArgumentError
-from messaging.functions import plain_function
+from messaging.errors.checks import plain_function
 from messaging.remoteevent.bridges.feed import Bridge
 from messaging.remoteevent.bridges.forms import as_map
 from messaging.remoteevent.bridges.topics import topic_of

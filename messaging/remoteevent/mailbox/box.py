@@ -16,10 +16,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from messaging.errors import BoundReachedError, DecodeError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.remoteevent.event_journal import EventJournal
 from messaging.remoteevent.intake import EventIntake
 from messaging.remoteevent.layout import decode_event
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from pathlib import Path

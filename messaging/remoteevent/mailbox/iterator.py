@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from messaging.errors import ArgumentError, DeadlineError, InvalidIteratorError, MessagingError
+from messaging.errors.text import SafeLog, brief
 from messaging.execution import Promise, clock, engine, may_block, refuse_in_loop
 from messaging.remoteevent.time_limits import check_wait
-from messaging.text import SafeLog, brief
 
 if TYPE_CHECKING:
     from messaging.remoteevent.event import RemoteEvent

@@ -9,11 +9,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, DecodeError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import clock, workers
 from messaging.remoteevent.event_journal import channel_of, record_of
 from messaging.remoteevent.layout import decode_event, encode_event
 from messaging.remoteevent.mailbox.box import BoxBase
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.remoteevent.event import EventKind, RemoteEvent

@@ -32,10 +32,9 @@ from messaging.errors import (
     JournalLockedError,
     MessagingError,
     UnknownLeaseError,
-    check_instance,
-    check_optional,
-    check_path,
 )
+from messaging.errors.checks import check_instance, check_optional, check_path
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import refuse_in_loop, workers
 from messaging.journal import JournalTable
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, RemoteGrantor, release
@@ -50,7 +49,6 @@ from messaging.remoteevent.mailbox.records import check_bound, check_choice, che
 from messaging.remoteevent.mailbox.registration import KEEP, Keep, MailboxListener, MailboxRegistration
 from messaging.remoteevent.remote_listener import RemoteListener
 from messaging.remoteevent.renewals import OwnedRenewals, RenewalFailure
-from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from types import TracebackType

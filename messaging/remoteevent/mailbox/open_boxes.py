@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ClosedError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.execution import Serial, may_block
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.remoteevent.mailbox.box import Box

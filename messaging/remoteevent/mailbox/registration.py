@@ -25,6 +25,7 @@ from messaging.errors import (
     UnknownEventError,
     UnknownLeaseError,
 )
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Promise, Serial, refuse_in_loop, workers
 from messaging.leases import LeaseEnd
 from messaging.remoteevent.delivery import Delivery, DeliveryCounts, RetryPolicy
@@ -34,7 +35,6 @@ from messaging.remoteevent.mailbox.box_queue import BoxQueue
 from messaging.remoteevent.mailbox.iterator import Fetches, RemoteEventIterator, checked_most, new_token
 from messaging.remoteevent.mailbox.open_boxes import BoxSlot, OpenBoxes
 from messaging.remoteevent.targets import as_target, settled
-from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from messaging.leases import GrantedLease

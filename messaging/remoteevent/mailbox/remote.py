@@ -9,8 +9,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from messaging.calls import PLAIN, TEXT, Interface, Operation, WireForm, list_of
-from messaging.errors import ArgumentError, MessagingError, check_instance
+from messaging.dispatch.calls import PLAIN, TEXT, Interface, Operation, WireForm, list_of
+from messaging.errors import ArgumentError, MessagingError
+from messaging.errors.checks import check_instance
+from messaging.errors.text import SafeLog, brief
 from messaging.execution import Promise, refuse_in_loop
 from messaging.leases import (
     LEASE,
@@ -29,7 +31,6 @@ from messaging.remoteevent.event import EventRegistration, check_kind
 from messaging.remoteevent.layout import decode_event, encode_event
 from messaging.remoteevent.mailbox.iterator import RemoteEventIterator, checked_most
 from messaging.remoteevent.remote_listener import REFERENCE, ListenerReference, RemoteListener, RemoteParty
-from messaging.text import SafeLog, brief
 
 if TYPE_CHECKING:
     import datetime
@@ -183,7 +184,7 @@ MAILBOX: Final = Interface(
 class RemoteMailbox(RemoteParty):
     """The way to a mailbox in another process. Thread safe; a context manager, which closes it.
 
-    The channel is that of its :class:`MailboxServer`; see :class:`~messaging.calls.RemoteObject`.
+    The channel is that of its :class:`MailboxServer`; see :class:`~messaging.dispatch.calls.RemoteObject`.
     """
 
     interface = MAILBOX

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.calls import checked_instance
-from messaging.errors import ArgumentError, UnknownLeaseError, check_instance
+from messaging.dispatch.calls import checked_instance
+from messaging.errors import ArgumentError, UnknownLeaseError
+from messaging.errors.checks import check_instance
 from messaging.leases import Lease, LeasingServer, RemoteGrantor
 from messaging.model import check_name
 from messaging.remoteevent.mailbox.iterator import LONG_POLL

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from messaging.environment.forks import LiveObjects
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -25,10 +26,10 @@ from messaging.errors import (
     DeadlineError,
     MessagingError,
     UnknownTransactionError,
-    check_path,
 )
+from messaging.errors.checks import check_path
+from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Deadlines, Promise, clock, engine, may_block, seconds
-from messaging.forking import LiveObjects
 from messaging.leases import Landlord, Lease, LeaseEnd
 from messaging.remoteevent.delivery import PATIENT, RetryPolicy
 from messaging.remoteevent.transactions.decisions import Decisions
@@ -36,7 +37,6 @@ from messaging.remoteevent.transactions.participant import TransactionState
 from messaging.remoteevent.transactions.remote_participant import RemoteParticipant
 from messaging.remoteevent.transactions.transaction import Transaction, check_participant_name
 from messaging.remoteevent.transactions.two_phases import TwoPhases
-from messaging.text import SafeLog, tolerant
 
 if TYPE_CHECKING:
     from types import TracebackType

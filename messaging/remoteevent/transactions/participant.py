@@ -10,8 +10,8 @@ import enum
 import math
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
+from messaging.errors.checks import check_result
 from messaging.execution import Promise, clock, workers
-from messaging.functions import check_result
 from messaging.remoteevent.failures import as_failure
 
 if TYPE_CHECKING:

@@ -9,7 +9,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from messaging.calls import PLAIN, TEXT, CallServer, Interface, Operation, RemoteObject, WireForm, checked_limit
+from messaging.dispatch.calls import (
+    PLAIN,
+    TEXT,
+    CallServer,
+    Interface,
+    Operation,
+    RemoteObject,
+    WireForm,
+    checked_limit,
+)
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -19,8 +28,9 @@ from messaging.errors import (
     ClosedError,
     DeadlineError,
     UnknownTransactionError,
-    check_instance,
 )
+from messaging.errors.checks import check_instance
+from messaging.errors.text import brief, tolerant
 from messaging.execution import Promise, refuse_in_loop, result_of, workers
 from messaging.leases import (
     LEASE,
@@ -44,7 +54,6 @@ from messaging.remoteevent.transactions.transaction import (
     check_timeout,
 )
 from messaging.remoteevent.transactions.two_phases import EndCallbacks
-from messaging.text import brief, tolerant
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging

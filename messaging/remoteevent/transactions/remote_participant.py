@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from messaging.calls import NOTHING, CallServer, Interface, Operation, RemoteObject, WireForm
+from messaging.dispatch.calls import NOTHING, CallServer, Interface, Operation, RemoteObject, WireForm
 from messaging.errors import ClosedError, MessagingError, UnknownTransactionError
 from messaging.execution import Promise, refuse_in_loop, workers
 from messaging.remoteevent.transactions.participant import Vote, unnamed
@@ -46,7 +46,7 @@ PARTICIPANTS: Final = Interface(
 class RemoteParticipant(RemoteObject):
     """A stub of a participant in another process. Thread safe.
 
-    The channel is that of its :class:`ParticipantServer`; see :class:`~messaging.calls.RemoteObject`.
+    The channel is that of its :class:`ParticipantServer`; see :class:`~messaging.dispatch.calls.RemoteObject`.
     """
 
     interface = PARTICIPANTS

@@ -14,12 +14,12 @@ from messaging.errors import (
     MessagingError,
     OutcomeUnknownError,
 )
+from messaging.errors.checks import check_procedure
+from messaging.errors.text import tolerant
 from messaging.execution import Promise, result_of
-from messaging.functions import check_procedure
 from messaging.remoteevent.time_limits import check_wait
 from messaging.remoteevent.transactions.participant import Enlisted, TransactionState
 from messaging.remoteevent.transactions.two_phases import after
-from messaging.text import tolerant
 
 if TYPE_CHECKING:
     from messaging.leases import Lease

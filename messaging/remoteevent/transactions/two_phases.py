@@ -23,10 +23,10 @@ from messaging.errors import (
     OutcomeUnknownError,
     UnknownTransactionError,
 )
+from messaging.errors.checks import plain_function
+from messaging.errors.text import SafeLog
 from messaging.execution import Promise, Serial, clock, engine, workers
-from messaging.functions import plain_function
 from messaging.remoteevent.transactions.participant import ABORT_ATTEMPTS, Enlisted, TransactionState, Vote, ask
-from messaging.text import SafeLog
 
 if TYPE_CHECKING:
     from messaging.leases import Lease

@@ -13,8 +13,8 @@ import pytest
 import messaging
 from messaging.observability.monitor import SnapshotPublisher
 from messaging.observability.monitor.server import Monitor
-from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
+from messaging.services.reporting import PartReporter, register_reporter
 from messaging.testing.waiting import PATIENCE, Recorder
 
 playwright = pytest.importorskip("playwright.sync_api")

@@ -15,8 +15,8 @@ from messaging.observability.monitor import SnapshotPublisher
 from messaging.observability.monitor.masking import Masking
 from messaging.observability.monitor.published import PublishedSnapshots
 from messaging.observability.monitor.snapshot import MAX_BYTES
-from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
+from messaging.services.reporting import PartReporter, register_reporter
 from messaging.testing.brokers import Mosquitto, require
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually, subscribed

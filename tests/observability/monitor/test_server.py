@@ -24,8 +24,8 @@ from messaging.observability.monitor.access import TOKEN_VARIABLE
 from messaging.observability.monitor.inspector import MAX_INSPECTIONS
 from messaging.observability.monitor.server import Monitor
 from messaging.observability.monitor.viewers import MAX_VIEWERS
-from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
+from messaging.services.reporting import PartReporter, register_reporter
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually

@@ -16,8 +16,8 @@ from messaging.observability.monitor.board import FORGET, Board
 from messaging.observability.monitor.masking import Masking
 from messaging.observability.monitor.rates import keyed
 from messaging.observability.monitor.snapshot import MAX_BYTES, Report, Snapshot, SnapshotSampler, decoded, encoded
-from messaging.reporting import PartReporter, register_reporter
 from messaging.services import ServiceRegistry
+from messaging.services.reporting import PartReporter, register_reporter
 from messaging.testing.tables import table
 
 JSON = st.recursive(

@@ -14,8 +14,8 @@ from messaging.observability.monitor.plain import Bounds, Plain
 from messaging.observability.monitor.rates import Rates, numbers
 from messaging.observability.monitor.snapshot import Report
 from messaging.observability.monitor.views import view
-from messaging.reporting import Histogram, counter, gauge, label
 from messaging.services import ServiceRegistry
+from messaging.services.reporting import Histogram, counter, gauge, label
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
 from messaging.typedevent import TypedEventBus

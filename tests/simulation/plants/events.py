@@ -178,12 +178,12 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/own_interests.py",
+                "messaging/dispatch/eventnetwork/own_interests.py",
                 "        staying = self._replaced()\n",
                 "        staying: frozenset[str] = frozenset()\n",
             ),
         ),
-        "tests/eventnetwork/test_own_interests.py::test_topics_that_change_leave_no_gap",
+        "tests/dispatch/eventnetwork/test_own_interests.py::test_topics_that_change_leave_no_gap",
     ),
     Planted(
         "an interest is announced before the broker has confirmed its subscription",
@@ -191,12 +191,12 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/own_interests.py",
+                "messaging/dispatch/eventnetwork/own_interests.py",
                 "[*(each for each, pattern in self._interests.items() if pattern in confirmed), *self._ending]",
                 "[*(each for each, pattern in self._interests.items() if pattern in self._patterns), *self._ending]",
             ),
         ),
-        "tests/eventnetwork/test_own_interests.py"
+        "tests/dispatch/eventnetwork/test_own_interests.py"
         "::test_an_interest_is_announced_after_the_broker_confirmed_its_subscription",
     ),
     Planted(
@@ -205,7 +205,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/own_interests.py",
+                "messaging/dispatch/eventnetwork/own_interests.py",
                 """\
         if self._adding.get(pattern) is not added:
             return  # removed meanwhile, and maybe added again: the later promise counts
@@ -214,7 +214,7 @@ DISTRIBUTED = (
                 "        self._adding.pop(pattern, None)\n",
             ),
         ),
-        "tests/eventnetwork/test_own_interests.py"
+        "tests/dispatch/eventnetwork/test_own_interests.py"
         "::test_a_subscription_that_was_ended_and_begun_again_counts_from_its_second_confirmation",
     ),
     Planted(
@@ -223,12 +223,12 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/own_interests.py",
+                "messaging/dispatch/eventnetwork/own_interests.py",
                 "        for each in refused:\n            self._add(each)\n",
                 "        del refused\n",
             ),
         ),
-        "tests/eventnetwork/test_own_interests.py"
+        "tests/dispatch/eventnetwork/test_own_interests.py"
         "::test_an_interest_whose_subscription_the_broker_ends_is_withdrawn_and_tried_again_after_a_reconnect",
     ),
     Planted(
@@ -237,12 +237,12 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/membership.py",
+                "messaging/dispatch/eventnetwork/membership.py",
                 "        member.is_known = not member.is_refused\n",
                 "        member.is_known = True\n",
             ),
         ),
-        "tests/eventnetwork/test_partly_wrong.py"
+        "tests/dispatch/eventnetwork/test_partly_wrong.py"
         "::test_a_member_that_was_refused_is_unknown_and_is_queried_again_rarely",
     ),
     # --- notifications
@@ -252,7 +252,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/other_members.py",
+                "messaging/dispatch/eventnetwork/other_members.py",
                 """\
         if removed:
             for each in self._notifications.all():
@@ -262,7 +262,7 @@ DISTRIBUTED = (
                 "        del removed\n",
             ),
         ),
-        "tests/eventnetwork/test_withdrawn.py::test_a_withdrawn_interest_ends_the_waits_for_its_member",
+        "tests/dispatch/eventnetwork/test_withdrawn.py::test_a_withdrawn_interest_ends_the_waits_for_its_member",
     ),
     Planted(
         "a withdrawal while an event is published keeps its sender waiting",
@@ -270,12 +270,12 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/sending.py",
+                "messaging/dispatch/eventnetwork/sending.py",
                 "            if each.id not in membership.members or not notification.is_for(each):",
                 "            if each.id not in membership.members:",
             ),
         ),
-        "tests/eventnetwork/test_withdrawn.py::test_a_withdrawal_while_an_event_is_published_ends_its_wait",
+        "tests/dispatch/eventnetwork/test_withdrawn.py::test_a_withdrawal_while_an_event_is_published_ends_its_wait",
     ),
     Planted(
         "notifications wait for their deadlines after the connection was lost",
@@ -283,12 +283,12 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/node.py",
+                "messaging/dispatch/eventnetwork/node.py",
                 "        self._membership.disconnected()\n        for each in self._notifications.all():\n",
                 "        self._membership.disconnected()\n        for each in self._notifications.all()[:0]:\n",
             ),
         ),
-        "tests/eventnetwork/test_node.py"
+        "tests/dispatch/eventnetwork/test_node.py"
         "::test_a_lost_connection_fails_the_pending_notifications_and_the_members_meet_again",
     ),
     Planted(
@@ -297,12 +297,12 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/other_members.py",
+                "messaging/dispatch/eventnetwork/other_members.py",
                 "        if not member.is_lost:  # a lost one did not confirm: notifications still name it\n",
                 "        if member is not None:\n",
             ),
         ),
-        "tests/eventnetwork/test_waiting.py::test_a_lost_member_that_is_forgotten_did_not_confirm",
+        "tests/dispatch/eventnetwork/test_waiting.py::test_a_lost_member_that_is_forgotten_did_not_confirm",
     ),
     Planted(
         "the sender of an event that is refused waits for its deadline",
@@ -310,12 +310,12 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/event_intake.py",
+                "messaging/dispatch/eventnetwork/event_intake.py",
                 "            if not arrived.is_taken:\n                self._answer(arrived)\n",
                 "            pass\n",
             ),
         ),
-        "tests/eventnetwork/test_refused_events.py::test_a_refused_event_is_answered",
+        "tests/dispatch/eventnetwork/test_refused_events.py::test_a_refused_event_is_answered",
     ),
     # --- members
     Planted(
@@ -324,12 +324,12 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/membership.py",
+                "messaging/dispatch/eventnetwork/membership.py",
                 "        elif silent >= _SILENT * member.heartbeat and self._received_until >= since:",
                 "        elif silent >= _SILENT * member.heartbeat:",
             ),
         ),
-        "tests/eventnetwork/test_membership_model.py::test_a_member_that_receives_nothing_takes_no_other_for_lost",
+        "tests/dispatch/eventnetwork/test_membership_model.py::test_a_member_that_receives_nothing_takes_no_other_for_lost",
     ),
     Planted(
         "a late announcement brings a member back that has left",
@@ -337,13 +337,13 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/membership.py",
+                "messaging/dispatch/eventnetwork/membership.py",
                 "            if now < self._gone.get(announcement.member, now):\n"
                 "                return  # overtaken by the end of the member\n",
                 "",
             ),
         ),
-        "tests/eventnetwork/test_membership_model.py::test_what_a_member_sent_before_it_left_does_not_bring_it_back",
+        "tests/dispatch/eventnetwork/test_membership_model.py::test_what_a_member_sent_before_it_left_does_not_bring_it_back",
     ),
     # --- sessions and events
     Planted(
@@ -409,12 +409,12 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/eventnetwork/node.py",
+                "messaging/dispatch/eventnetwork/node.py",
                 "        self._joint.abandon(self.names.is_of_one_run)  # an earlier run may have been killed\n",
                 "",
             ),
         ),
-        "tests/eventnetwork/test_brokers.py"
+        "tests/dispatch/eventnetwork/test_brokers.py"
         "::test_the_channel_of_a_killed_run_delays_its_next_one_by_nothing_and_is_left",
     ),
 )

@@ -145,7 +145,7 @@ REQUESTS = (
         "requests",
         (
             Edit(
-                "messaging/calls.py",
+                "messaging/dispatch/calls.py",
                 '        found["qos"] = 1\n',
                 '        found["qos"] = 0\n',
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from messaging.eventnetwork import EventNetwork, EventSigning, SigningKey
+from messaging.dispatch.eventnetwork import EventNetwork, EventSigning, SigningKey
 
 
 def network_of(member: Any) -> EventNetwork:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.calls import CallServer, call
+from messaging.dispatch.calls import CallServer, call
 from messaging.errors import LeaseMapError, MessagingError, UnknownLeaseError
 from messaging.leases import (
     Landlord,

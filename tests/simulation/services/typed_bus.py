@@ -21,7 +21,7 @@ from tests.simulation.world.world import PlannedError
 
 if TYPE_CHECKING:
     from messaging import Promise
-    from messaging.eventnetwork import NodeDTO
+    from messaging.dispatch.eventnetwork import NodeDTO
     from messaging.typedevent import BusConnection
     from tests.simulation.services.typedevents import TypedEvents
 

@@ -22,10 +22,10 @@ network.install()
 loops.install()
 disk.install()
 
-import messaging.forking  # noqa: E402
+import messaging.environment.forks  # noqa: E402
 from tests.simulation.world.processes import Objects  # noqa: E402
 
-messaging.forking.objects = Objects()
+messaging.environment.forks.objects = Objects()
 
 import math  # noqa: E402
 import time  # noqa: E402

@@ -1,7 +1,7 @@
 """The processes of a world: fibers, sockets, files, and the objects that there are once per process.
 
 All run in one interpreter and share its modules. What the project keeps once per process (the engine, the workers) each
-has for itself, by the table :data:`messaging.forking.objects`.
+has for itself, by the table :data:`messaging.environment.forks.objects`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Process:
 
 
 class Objects(dict[Any, Any]):
-    """:data:`messaging.forking.objects`: of whichever process is running. Outside of all: of none."""
+    """:data:`messaging.environment.forks.objects`: of whichever process is running. Outside of all: of none."""
 
     def _own(self) -> dict[Any, Any]:
         fiber = current.scheduler.current
