@@ -1,4 +1,4 @@
-"""The environment of the program: names of environment variables, and forks of the process (``forks``).
+"""The environment of the program: names of its variables, forks of the process (``forks``), signals (``signals``).
 
 Imports nothing of this project: the help of the command line names the variables, and must be fast.
 """
