@@ -22,13 +22,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from messaging import errors
 from messaging.dispatch.eventdata import from_portable, read_json, to_portable, write_json
 from messaging.errors import ArgumentError, BoundReachedError, ClosedError, DecodeError, MessagingError, ReplyError
 from messaging.errors.text import SafeLog, brief
-from messaging.execution import Promise, converted, seconds
+from messaging.execution import Closeable, Promise, converted, seconds
 from messaging.model import Features, Message, check_name
 from messaging.replyto import DeferredReply
 
@@ -231,7 +231,7 @@ class RemoteObject:
         return call(self.messaging, self.channel, operation, written, body, timeout=limit, convert=read)
 
 
-class CallServer:
+class CallServer(Closeable):
     """Answers the calls to one object. Thread safe; a context manager, which closes it.
 
     Args:
@@ -263,12 +263,6 @@ class CallServer:
         """Answer no further calls. Idempotent."""
         with contextlib.suppress(ClosedError):
             self._registration.unregister()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _answer(self, request: Message) -> Any:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reactivex.disposable import Disposable
 
@@ -13,7 +13,7 @@ from messaging.distributedeventing.events import ABORT, CONTINUE, PushEvent
 from messaging.errors import EventQueueOverflowError, StreamConsumedError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Serial
+from messaging.execution import Closeable, Serial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ T = TypeVar("T")
 _END: Final = object()
 
 
-class EventSubscription(PlainObservable[T]):
+class EventSubscription(PlainObservable[T], Closeable):
     """A subscription to a topic, from its creation on. Thread safe; a context manager that closes it.
 
     It keeps up to ``limit`` payloads until an observer subscribes, and while the observer is busy; beyond that it ends
@@ -145,12 +145,6 @@ class EventSubscription(PlainObservable[T]):
         """Unsubscribe; the stream completes after the payloads that are kept. Idempotent."""
         self._unsubscribe()
         self.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @tolerant
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from messaging.dispatch import TopicFilter, check_principal, parse_filter
 from messaging.dispatch.eventdata import checked_copy, is_simple
@@ -17,6 +17,7 @@ from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog
 from messaging.eventadmin.admin import EventAdmin
 from messaging.eventadmin.event import Event, EventConstants, EventHandler
+from messaging.execution import Closeable
 from messaging.services import escaped
 from messaging.typedevent import TypedEventBus, TypedEventConstants, UntypedEventHandler
 from messaging.typedevent.receivers import EventRelay
@@ -39,7 +40,7 @@ class BridgedEvent(Event):
         self.passed = passed
 
 
-class EventBridge:
+class EventBridge(Closeable):
     """Takes events from an EventAdmin to a TypedEventBus, and back, until it is closed. Thread safe; a context manager.
 
     On the bus they become untyped events: the properties without the topic. Properties that no event of a bus can have
@@ -139,12 +140,6 @@ class EventBridge:
         """Let no more events cross; idempotent."""
         for registration in self._registrations:
             registration.unregister()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _without_single_level(topic_filter: TopicFilter) -> str:

@@ -20,7 +20,7 @@ import contextvars
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import check_principal
 from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
@@ -30,7 +30,7 @@ from messaging.eventadmin.admin import EventAdmin
 from messaging.eventadmin.admin_handler import is_quiet
 from messaging.eventadmin.event import LOG_TOPIC, Event
 from messaging.eventadmin.event import EventConstants as Names
-from messaging.execution import clock
+from messaging.execution import Closeable, clock
 from messaging.services import ServiceRegistry
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def service_properties(reference: ServiceReference | None) -> dict[str, Any]:
     return found | ({Names.SERVICE_PID: pid} if pid is not None else {})
 
 
-class EventSource:
+class EventSource(Closeable):
     """Publishes events of one kind with an EventAdmin until it is closed. Thread safe."""
 
     #: stops observing the source
@@ -116,12 +116,6 @@ class EventSource:
         self._is_over = True
         if self._stop is not None:
             self._stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class ServiceEvents(EventSource):

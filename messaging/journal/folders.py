@@ -18,11 +18,11 @@ import re
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from messaging.environment.forks import LiveObjects, hold_over_fork
 from messaging.errors import JournalError, JournalFullError, JournalLockedError, JournalUnreadableError
-from messaging.execution import clock
+from messaging.execution import Closeable, clock
 
 E = TypeVar("E", bound=JournalError)
 
@@ -89,7 +89,7 @@ def journal_errors(folder: Folder, what: str, kind: type[JournalError] = Journal
         raise folder.error(kind, f"{what}: {error.strerror or error}") from error
 
 
-class HeldLock:
+class HeldLock(Closeable):
     """A lock of some files. A context manager that releases it.
 
     A child process that another thread of the holder is starting has the descriptors, too. It keeps no lock: the holder
@@ -101,12 +101,6 @@ class HeldLock:
         self.files: list[int] = []
         self._process = os.getpid()
         _held.add(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self.close()

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, JournalCorruptError, JournalError, MessagingError
 from messaging.errors.text import SafeLog
-from messaging.execution import refuse_in_loop, result_of
+from messaging.execution import Closeable, refuse_in_loop, result_of
 from messaging.journal.journal import Journal
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
     from messaging.execution import Promise
     from messaging.journal.commit import Fsync
@@ -41,7 +40,7 @@ _MAX_KEY: Final = 10_000
 _SEGMENT_BYTES: Final = 2**20
 
 
-class JournalTable:
+class JournalTable(Closeable):
     """A map of texts to values with a form in JSON, on the local disk. Thread safe; a context manager.
 
     All entries are in memory as well. One object at a time uses a folder.
@@ -248,14 +247,6 @@ class JournalTable:
         with self._lock:
             self._append_failed()
         self._journal.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _check_key(key: object) -> None:

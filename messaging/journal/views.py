@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from messaging.errors import ArgumentError, ClosedError, JournalRangeError, JournalUnreadableError
+from messaging.execution import Closeable
 from messaging.journal.folders import journal_errors
 from messaging.journal.quarantine import DamagedRange, Quarantine
 from messaging.journal.reader import RecordReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
     from messaging.journal.folders import LocalFolder
     from messaging.journal.records import Record
@@ -38,7 +38,7 @@ class Info(NamedTuple):
     damage: list[DamagedRange]
 
 
-class JournalView:
+class JournalView(Closeable):
     """A journal that is read, also while another process writes to it. Thread safe; each iterator is for one thread.
 
     Get it with :meth:`Journal.view`.
@@ -205,11 +205,3 @@ class JournalView:
         self._is_closed = True
         if self._state is not None:
             self._state.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

@@ -21,13 +21,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.environment.forks import LiveObjects
 from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, MessagingError, UnknownLeaseError
 from messaging.errors.checks import check_instance, check_procedure, check_result
 from messaging.errors.text import SafeLog, brief, tolerant
-from messaging.execution import Promise, Serial, clock, engine, seconds
+from messaging.execution import Closeable, Promise, Serial, clock, engine, seconds
 from messaging.leases.clock import Clock, lease_time
 from messaging.leases.granted import GrantedLease, LeaseEnd, LeaseInfo
 from messaging.leases.lease import ANY, Lease, check_duration, check_leases, check_requests
@@ -47,7 +47,7 @@ _CALLBACKS: Final = 4
 _NO_THREAD_DELAY: Final = 1.0
 
 
-class Landlord:
+class Landlord(Closeable):
     """Grants leases, and keeps account of them. Thread safe; a context manager, which closes it.
 
     Args:
@@ -443,12 +443,6 @@ class Landlord:
             self._suspended = {}
         engine().call(self._start_timer)
         self._wake()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @tolerant
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.environment.forks import LiveObjects
 from messaging.errors import (
@@ -33,7 +33,7 @@ from messaging.errors import (
 )
 from messaging.errors.checks import check_procedure, check_result
 from messaging.errors.text import SafeLog, brief
-from messaging.execution import Flag, Serial, clock, engine, seconds, workers
+from messaging.execution import Closeable, Flag, Serial, clock, engine, seconds, workers
 from messaging.leases.batch import ask_each
 from messaging.leases.lease import ANY, Lease, check_duration
 from messaging.leases.renewed import RenewalRequests, RenewedLeases
@@ -60,7 +60,7 @@ _NO_THREAD_DELAY: Final = 1.0
 MAX_LEASES: Final = 1_000_000
 
 
-class LeaseRenewalManager:
+class LeaseRenewalManager(Closeable):
     """Renews leases until their desired expiration. Thread safe; a context manager, which closes it.
 
     Example::
@@ -301,12 +301,6 @@ class LeaseRenewalManager:
             self._is_closed = True
             self._leases.clear()
             self._leases.ended.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _tell(ended: deque[tuple[Any, str, LeaseRenewalEvent]]) -> None:

@@ -20,13 +20,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch.eventdata import from_portable, to_portable
 from messaging.errors import ArgumentError, ClosedError
 from messaging.errors.checks import check_instance, check_optional, check_path
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import refuse_in_loop
+from messaging.execution import Closeable, refuse_in_loop
 from messaging.journal import JournalTable
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
 from messaging.remoteevent.delivery import Delivery, DeliveryCounts, RetryPolicy, wait_for_all
@@ -40,8 +40,6 @@ from messaging.remoteevent.renewals import OwnedRenewals
 from messaging.remoteevent.targets import as_target
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from messaging.execution import Promise
     from messaging.instance import Messaging
     from messaging.journal.commit import Fsync
@@ -88,7 +86,7 @@ class _Intake(EventIntake):
         self._forward(channels)
 
 
-class StoreAndForwardAgent(BatchListener):
+class StoreAndForwardAgent(BatchListener, Closeable):
     """Keeps events on the disk and forwards them to its listeners (EV.3.1). A listener; thread safe; a context manager.
 
     Used in one of two ways, or in both:
@@ -395,14 +393,6 @@ class StoreAndForwardAgent(BatchListener):
         finally:
             self._state.close()
             self._events.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     @tolerant
     def __repr__(self) -> str:

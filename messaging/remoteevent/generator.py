@@ -19,13 +19,13 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from messaging.dispatch.eventdata import from_portable, to_portable
 from messaging.errors import ArgumentError, ClosedError, InvalidEventError, MessagingError, UnknownEventError
 from messaging.errors.checks import check_instance, check_optional
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Promise, clock
+from messaging.execution import Closeable, Promise, clock
 from messaging.leases import Landlord, Lease, LeaseEnd, release
 from messaging.remoteevent.delivery import SHORT, Delivery, DeliveryCounts, RetryPolicy
 from messaging.remoteevent.durable_storage import DurableStorage
@@ -44,7 +44,6 @@ from messaging.remoteevent.transactions.transaction import check_transaction
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
     from messaging.instance import Messaging
     from messaging.remoteevent.storage import Grant
@@ -73,7 +72,7 @@ class Kind:
         self.interests: tuple[Interest, ...] = ()
 
 
-class EventGenerator:
+class EventGenerator(Closeable):
     """An object whose events others register for (EV.2.3.4). Thread safe; a context manager, which closes it.
 
     A program declares the kinds of events, and calls :meth:`generate` when one occurs::
@@ -380,14 +379,6 @@ class EventGenerator:
         finally:
             if self._owns_landlord:
                 self.landlord.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     @tolerant
     def __repr__(self) -> str:

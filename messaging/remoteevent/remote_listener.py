@@ -42,7 +42,7 @@ from messaging.errors import (
     ReplyError,
 )
 from messaging.errors.checks import check_instance
-from messaging.execution import Promise, clock, workers
+from messaging.execution import Closeable, Promise, clock, workers
 from messaging.model import check_name
 from messaging.remoteevent.failures import Disposition, disposition
 from messaging.remoteevent.layout import decode_event, encode_event
@@ -405,7 +405,7 @@ class ListenerServer(CallServer):
         return self._targets.pop(reference.id, None) is not None
 
 
-class RemoteParty(RemoteObject):
+class RemoteParty(RemoteObject, Closeable):
     """The way to a party in another process that notifies listeners. Thread safe; a context manager, which closes it.
 
     The listeners of this process are reachable at a server of their own, from the first one on.
@@ -440,12 +440,6 @@ class RemoteParty(RemoteObject):
             server, self._server = self._server, None
         if server is not None:
             server.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _nothing() -> None:

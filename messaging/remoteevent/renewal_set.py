@@ -19,14 +19,14 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from messaging.environment import forks
 from messaging.errors import ArgumentError, ClosedError, MessagingError, UnknownLeaseError
 from messaging.errors.checks import check_optional
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import clock, engine, seconds, workers
+from messaging.execution import Closeable, clock, engine, seconds, workers
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
 from messaging.remoteevent.generator import EventGenerator
@@ -79,7 +79,7 @@ class RenewalFailureEvent(RemoteEvent):
     reason: str
 
 
-class LeaseRenewalSet:
+class LeaseRenewalSet(Closeable):
     """Renews leases as long as its own lease lives. Thread safe; a context manager, which closes it.
 
     Example::
@@ -297,12 +297,6 @@ class LeaseRenewalSet:
         _cancel(self.lease)
         if self._owns_landlord:
             self._landlord.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @tolerant
     def __repr__(self) -> str:

@@ -23,7 +23,7 @@ from messaging.dispatch.eventnetwork import EventNetwork, EventNode, MemberProfi
 from messaging.errors import ArgumentError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Promise, clock, engine, may_block, seconds, workers
+from messaging.execution import Closeable, Promise, clock, engine, may_block, seconds, workers
 from messaging.services.reporting import PartReporter, counter, gauge, register_reporter
 from messaging.typedevent.asking import PAST_LIMIT, PAST_TIMEOUT, ask_past
 from messaging.typedevent.connected_bus import InboundEvents
@@ -67,7 +67,7 @@ class BusConnectionDTO:
     node: NodeDTO
 
 
-class BusConnection:
+class BusConnection(Closeable):
     """The connection of a typed event bus to an event network; ``TypedEventBus.connect`` makes it. Thread safe.
 
     A context manager, sync and async, that closes it. It closes with its bus.
@@ -268,12 +268,6 @@ class BusConnection:
                 workers().submit(finish)
                 self._closing = closing
             return self._closing
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     async def __aenter__(self) -> Self:
         return self

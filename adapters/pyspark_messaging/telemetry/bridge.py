@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime
-from typing import Self
 
 import messaging
 from messaging import Message
+from messaging.execution import Closeable
 from messaging.typedevent import TypedEventBus
 from pyspark_messaging.telemetry.model import ALERT_CHANNEL, Alert
 
@@ -17,7 +17,7 @@ _PATIENCE = 10.0
 SEVERE = 30
 
 
-class AlertBridge:
+class AlertBridge(Closeable):
     """Delivers the messages of ``alerts/#`` as :class:`Alert` events, and counts them.
 
     Attributes:
@@ -42,12 +42,6 @@ class AlertBridge:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Disconnect, after the handlers have processed the alerts."""

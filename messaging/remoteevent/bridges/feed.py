@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from messaging.errors import ArgumentError, BoundReachedError
 from messaging.errors.checks import plain_function
+from messaging.execution import Closeable
 from messaging.leases import Landlord, Lease, LeaseRenewalManager, release
 from messaging.remoteevent.event import check_event_id
 from messaging.remoteevent.generator import EventGenerator
@@ -26,7 +27,7 @@ MAX_IDS: Final = 10_000
 _TIMEOUT: Final = 30.0
 
 
-class Bridge:
+class Bridge(Closeable):
     """A source of events that feeds a generator. Thread safe; a context manager, which closes it.
 
     Args:
@@ -119,9 +120,3 @@ class Bridge:
         if self._landlord is not None:
             self.generator.close()
             self._landlord.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

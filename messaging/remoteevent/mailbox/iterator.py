@@ -15,11 +15,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol
 
 from messaging.errors import ArgumentError, DeadlineError, InvalidIteratorError, MessagingError
 from messaging.errors.text import SafeLog, brief
-from messaging.execution import Promise, clock, engine, may_block, refuse_in_loop
+from messaging.execution import Closeable, Promise, clock, engine, may_block, refuse_in_loop
 from messaging.remoteevent.time_limits import check_wait
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
-class RemoteEventIterator:
+class RemoteEventIterator(Closeable):
     """Takes the stored events of one registration, in order. For one thread at a time.
 
     An iterator, which waits for events as long as its registration lasts, and a context manager, which closes it.
@@ -216,12 +216,6 @@ class RemoteEventIterator:
             promise.was_retrieved = True
             self._note(handed, promise.result())
             self._is_closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Reader(Protocol):

@@ -23,7 +23,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import (
     ArgumentError,
@@ -35,7 +35,7 @@ from messaging.errors import (
 )
 from messaging.errors.checks import check_instance, check_optional, check_path
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import refuse_in_loop, workers
+from messaging.execution import Closeable, refuse_in_loop, workers
 from messaging.journal import JournalTable
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, RemoteGrantor, release
 from messaging.remoteevent.delivery import RetryPolicy, wait_for_all
@@ -51,8 +51,6 @@ from messaging.remoteevent.remote_listener import RemoteListener
 from messaging.remoteevent.renewals import OwnedRenewals, RenewalFailure
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from messaging.instance import Messaging
     from messaging.leases import GrantedLease
     from messaging.remoteevent.event import EventKind
@@ -76,7 +74,7 @@ class _Kept:
         self.full: BoxFull = full
 
 
-class EventMailbox:
+class EventMailbox(Closeable):
     """Stores events until their owners want them (EV.3.3). Thread safe; a context manager, which closes it.
 
     Example::
@@ -513,14 +511,6 @@ class EventMailbox:
     def __bool__(self) -> bool:
         """Return ``True``, also when it is empty."""
         return True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     @tolerant
     def __repr__(self) -> str:

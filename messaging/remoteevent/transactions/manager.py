@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.environment.forks import LiveObjects
 from messaging.errors import (
@@ -29,7 +29,7 @@ from messaging.errors import (
 )
 from messaging.errors.checks import check_path
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Deadlines, Promise, clock, engine, may_block, seconds
+from messaging.execution import Closeable, Deadlines, Promise, clock, engine, may_block, seconds
 from messaging.leases import Landlord, Lease, LeaseEnd
 from messaging.remoteevent.delivery import PATIENT, RetryPolicy
 from messaging.remoteevent.transactions.decisions import Decisions
@@ -39,8 +39,6 @@ from messaging.remoteevent.transactions.transaction import Transaction, check_pa
 from messaging.remoteevent.transactions.two_phases import TwoPhases
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from messaging.instance import Messaging
     from messaging.remoteevent.transactions.participant import Enlisted
 
@@ -71,7 +69,7 @@ class TransactionInfo:
     waiting_for: list[str]
 
 
-class TransactionManager:
+class TransactionManager(Closeable):
     """Creates transactions and completes them. Thread safe; a context manager, which closes it.
 
     Args:
@@ -376,14 +374,6 @@ class TransactionManager:
             self.is_closed = True
         self.landlord.close()
         self.decisions.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     @tolerant
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch.calls import (
     PLAIN,
@@ -31,7 +31,7 @@ from messaging.errors import (
 )
 from messaging.errors.checks import check_instance
 from messaging.errors.text import brief, tolerant
-from messaging.execution import Promise, refuse_in_loop, result_of, workers
+from messaging.execution import Closeable, Promise, refuse_in_loop, result_of, workers
 from messaging.leases import (
     LEASE,
     SECONDS,
@@ -172,7 +172,7 @@ class TransactionServer(CallServer):
         return self._manager.recover_soon(name, self._participant(channel), channel)
 
 
-class RemoteTransactionManager(RemoteObject):
+class RemoteTransactionManager(RemoteObject, Closeable):
     """The way to a transaction manager in another process. Thread safe; a context manager, which closes it.
 
     Args:
@@ -256,12 +256,6 @@ class RemoteTransactionManager(RemoteObject):
     def close(self) -> None:
         """Make the participants of this process unreachable. Idempotent."""
         self.servers.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class RemoteTransaction:

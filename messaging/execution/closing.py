@@ -1,0 +1,22 @@
+"""Objects that a ``with`` statement closes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+
+class Closeable(ABC):
+    """An object with a ``close``, which the end of a ``with`` statement calls, after an exception too."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the object; idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
