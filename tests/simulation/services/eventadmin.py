@@ -52,7 +52,7 @@ class Published:
         key: of its publisher, which is one thread, and ``number``.
         at, until: moments of the history between which it was published, see ``EventAdminAlone.moment``.
         thread: that published it.
-        admin: number of the Event Admin.
+        admin: number of the Event Admin; ``was_open``: whether that was open just before the call.
         state: ``open``, ``done``, or ``refused``.
     """
 
@@ -64,6 +64,7 @@ class Published:
     at: int
     thread: int
     admin: int
+    was_open: bool
     until: float = inf
     returned: float = inf
     state: str = "open"
@@ -383,7 +384,7 @@ class EventAdminAlone(Simulation):
         if not handler.may_get(event):
             self.broken(f"{name} got {key} on {event.topic}, and wanted {handler.terms}")
         # "send_event: returns when all handlers have returned": closing does not end one that has begun
-        is_begun = event.is_sent and event.at < self.closing.get(event.admin, -1) <= handler.ended
+        is_begun = event.is_sent and event.was_open and self.closing.get(event.admin, inf) <= handler.ended
         if self.now > handler.silent + self.slack and not is_begun:
             self.broken(f"{name} got {key} {self.now - handler.silent:g} s after it ended")
         if event.is_sent:
@@ -431,8 +432,9 @@ class EventAdminAlone(Simulation):
         count = self.numbers.get(publisher, 0)
         self.numbers[publisher] = count + 1
         event = Published(
-            f"{publisher}/{count}", publisher, count, topic, is_sent, self.moment(), threading.get_ident(), number
-        )
+            f"{publisher}/{count}", publisher, count, topic, is_sent, self.moment(), threading.get_ident(), number,
+            admin.is_open,
+        )  # fmt: skip
         self.events[event.key] = event
         given = Event(topic, {"key": event.key, "k": count % 3})
         began = self.now
@@ -449,7 +451,10 @@ class EventAdminAlone(Simulation):
             self.broken(f"publishing {event.key} raised {error!r}")
         else:
             event.state = "done"
-            if event.at > self.closing.get(number, inf) and self.now > self.closed.get(number, inf) + self.slack:
+            # the moment of `closing` is before close(): an event of the time between is accepted, and the delivery of
+            # a sent one goes on after close() has returned
+            is_over = event.at > self.closing.get(number, inf) and self.now > self.closed.get(number, inf) + self.slack
+            if not event.was_open or (is_over and not is_sent):
                 self.broken(f"admin {number} took {event.key} after close()")
         event.until = self.moment()
         event.returned = self.now
