@@ -4,11 +4,10 @@ This room knows no event service. It stands on ``messaging.dispatch`` for topics
 channels.
 
 ==================  ================================================================================================
-``schema``          the fields of classes (157.2.1)
+``schema``          the fields of classes (157.2.1), their names as topics (157.3.2), and loading them by name
 ``maps``            events as nested maps (157.2.2, 157.4.2)
-``conversion``      conversion to types (157.4.1): ``compiled`` types, ``simple`` values, and the errors (``problems``)
-``event_types``     types loaded by name; the topic made of the name of a class (157.3.2)
-``values``          values of events in the portable form that JSON has; ``json_text`` writes and reads it
+``conversion``      conversion to types (157.4.1); ``converters`` has compiled types, simple values, and the errors
+``values``          values of events in the portable form that JSON has, and as its text
 ``enums``           members of enums, which cross between processes as themselves
 ``layout``          WireEvent: one event on the wire, and its payload in JSON or CBOR
 ``channels``        topic filters, and the channel patterns that select their events
@@ -22,12 +21,7 @@ from messaging.dispatch.eventdata.channels import pattern_of as pattern_of
 from messaging.dispatch.eventdata.channels import patterns_of as patterns_of
 from messaging.dispatch.eventdata.conversion import convert as convert
 from messaging.dispatch.eventdata.conversion import converter_to as converter_to
-from messaging.dispatch.eventdata.event_types import is_reified as is_reified
-from messaging.dispatch.eventdata.event_types import is_untyped as is_untyped
-from messaging.dispatch.eventdata.event_types import load_type as load_type
-from messaging.dispatch.eventdata.event_types import topic_of as topic_of
-from messaging.dispatch.eventdata.json_text import read_json as read_json
-from messaging.dispatch.eventdata.json_text import write_json as write_json
+from messaging.dispatch.eventdata.converters import Converter as Converter
 from messaging.dispatch.eventdata.layout import WireError as WireError
 from messaging.dispatch.eventdata.layout import WireEvent as WireEvent
 from messaging.dispatch.eventdata.layout import decode as decode
@@ -40,8 +34,13 @@ from messaging.dispatch.eventdata.maps import as_data as as_data
 from messaging.dispatch.eventdata.maps import checked_copy as checked_copy
 from messaging.dispatch.eventdata.maps import to_map as to_map
 from messaging.dispatch.eventdata.schema import bound as bound
+from messaging.dispatch.eventdata.schema import is_reified as is_reified
 from messaging.dispatch.eventdata.schema import is_simple as is_simple
+from messaging.dispatch.eventdata.schema import is_untyped as is_untyped
+from messaging.dispatch.eventdata.schema import load_type as load_type
 from messaging.dispatch.eventdata.schema import schema_of as schema_of
-from messaging.dispatch.eventdata.simple import Converter as Converter
+from messaging.dispatch.eventdata.schema import topic_of as topic_of
 from messaging.dispatch.eventdata.values import from_portable as from_portable
+from messaging.dispatch.eventdata.values import read_json as read_json
 from messaging.dispatch.eventdata.values import to_portable as to_portable
+from messaging.dispatch.eventdata.values import write_json as write_json

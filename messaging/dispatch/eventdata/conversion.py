@@ -67,18 +67,30 @@ import typing_extensions
 from pydantic import ValidationError
 
 from messaging.codecs.cache import BoundedCache
-from messaging.dispatch.eventdata.compiled import (
+from messaging.dispatch.eventdata.converters import (
+    SHOWN_KEY,
+    SHOWN_TYPE,
+    SIMPLE,
     CompiledType,
+    Converter,
     bounded,
     by_pydantic,
     elements_of,
+    fail,
     family_of,
     has_fraction,
+    instance_check,
+    located,
+    problem_of,
     record_of,
+    to_data,
+    to_enum,
+    to_none,
+    to_subclass,
     union_problem,
     validator_of,
+    with_article,
 )
-from messaging.dispatch.eventdata.problems import SHOWN_KEY, SHOWN_TYPE, fail, located, problem_of, with_article
 from messaging.dispatch.eventdata.schema import (
     COMMON,
     MISSING,
@@ -88,15 +100,6 @@ from messaging.dispatch.eventdata.schema import (
     hints_of,
     schema_of,
     sees_value,
-)
-from messaging.dispatch.eventdata.simple import (
-    SIMPLE,
-    Converter,
-    instance_check,
-    to_data,
-    to_enum,
-    to_none,
-    to_subclass,
 )
 from messaging.errors import ConversionError
 

@@ -57,11 +57,10 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple, NoReturn
 
 from messaging.codecs import Codec, codec_for
+from messaging.dispatch.eventdata.converters import with_article
 from messaging.dispatch.eventdata.enums import MAX_CLASSES
-from messaging.dispatch.eventdata.json_text import is_unicode, read_json, write_json
-from messaging.dispatch.eventdata.problems import with_article
 from messaging.dispatch.eventdata.schema import MISSING
-from messaging.dispatch.eventdata.values import from_portable, to_portable, with_tags
+from messaging.dispatch.eventdata.values import from_portable, is_unicode, read_json, to_portable, with_tags, write_json
 from messaging.errors import DecodeError, EncodeError, InvalidEventError, MissingExtraError
 from messaging.errors.text import tolerant
 

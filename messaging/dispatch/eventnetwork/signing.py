@@ -71,7 +71,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from pydantic_core import from_json, to_json
 
-from messaging.dispatch.eventdata.json_text import is_unicode
+from messaging.dispatch.eventdata.values import is_unicode
 from messaging.dispatch.eventnetwork.signing_keys import SigningKey
 from messaging.errors import ArgumentError, SignatureError
 from messaging.errors.checks import check_instance

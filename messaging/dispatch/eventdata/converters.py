@@ -1,4 +1,7 @@
-"""Conversion to simple values, which have no parts: see the table of :mod:`messaging.dispatch.eventdata.conversion`.
+"""What conversion is made of: compiled types, the converters to simple values, and the errors.
+
+The rules are in :mod:`messaging.dispatch.eventdata.conversion`. Simple values have no parts. The errors say where the
+data is wrong and why, and never contain the value.
 
 pydantic converts to UUIDs and regular expressions, and texts to time spans. Its rules for the other types contradict
 OSGi's: it refuses numbers with a fraction for ``int``, other types for ``str`` and ``None`` for numbers, counts dates
@@ -17,17 +20,77 @@ import numbers
 import operator
 import pathlib
 import re
+import typing
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Final, TypeAlias
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core.core_schema import ErrorType
 
-from messaging.codecs.bounds import is_vast, is_vast_text
+from messaging.codecs.bounds import holds_vast, is_vast, is_vast_text
 from messaging.dispatch.eventdata.maps import as_data
-from messaging.dispatch.eventdata.problems import fail
-from messaging.dispatch.eventdata.schema import COMMON, is_collection, is_simple, schema_of
+from messaging.dispatch.eventdata.schema import COMMON, Schema, has_fields, is_collection, is_simple, schema_of
 from messaging.errors import ConversionError, InvalidEventError
+
+#: characters that an error shows of a path, of a key in it, and of a type
+_SHOWN_PATH: Final = 300
+SHOWN_KEY: Final = 80
+SHOWN_TYPE: Final = 80
+#: of a pydantic error with more problems than this, only their number is shown: describing each costs memory
+_MANY_PROBLEMS: Final = 1000
+
+#: kinds of pydantic's own errors
+_OWN_KINDS: Final = frozenset(typing.get_args(ErrorType))
+#: entries of their context that may quote the value
+_QUOTING: Final = frozenset({"error", "encoding_error", "tag", "tz_actual", "attribute"})
+
+
+def fail(value: Any, wanted: str) -> ConversionError:
+    """Return the error of a value that does not become ``wanted``, a noun with its article."""
+    return ConversionError("", f"{with_article(type(value))} that does not become {wanted}")
+
+
+def with_article(type_: type[Any]) -> str:
+    """Return the name of a class with its article."""
+    return f"{'an' if type_.__name__[:1] in 'AEIOUaeiou' else 'a'} {type_.__name__}"
+
+
+def located(place: str, error: Exception) -> ConversionError:
+    """Return the error of a part as an error of its container, in which the part is at ``place``."""
+    inner = problem_of(error)
+    joint = "" if not inner.path or inner.path.startswith("[") else "."
+    return ConversionError(f"{place}{joint}{inner.path}"[:_SHOWN_PATH], inner.reason)
+
+
+def problem_of(error: Exception) -> ConversionError:
+    """Return ``error`` as a conversion error without its text, which may contain the value."""
+    if isinstance(error, ConversionError):
+        return error
+    if isinstance(error, ValidationError):
+        return _validation_problem(error)
+    if isinstance(error, RecursionError):
+        return ConversionError("", "is nested too deeply, or a part of itself")
+    return ConversionError("", f"converting it raised {type(error).__name__}")
+
+
+def _validation_problem(error: ValidationError) -> ConversionError:
+    count = error.error_count()
+    if count > _MANY_PROBLEMS:
+        return ConversionError("", f"{count} problems with {error.title}")
+    try:
+        problem = error.errors(include_url=False, include_input=False)[0]
+    except Exception:  # noqa: BLE001  # pydantic cannot describe text that is no Unicode, for example
+        return ConversionError("", f"is refused by {error.title}")
+    reason = problem["msg"]
+    if problem["type"] not in _OWN_KINDS or _QUOTING & problem.get("ctx", {}).keys():
+        reason = f"is refused by a validator ({problem['type']})"
+    path = ""
+    for part in problem["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part[:SHOWN_KEY]}"
+    more = f" (and {count - 1} more)" if count > 1 else ""
+    return ConversionError(path.removeprefix(".")[:_SHOWN_PATH], reason + more)
+
 
 Converter: TypeAlias = Callable[[Any], Any]
 
@@ -336,3 +399,139 @@ def _strict_flag(type_: type[enum.Flag]) -> Callable[[Any], enum.Flag]:
         return type_(value)
 
     return make
+
+
+class CompiledType:
+    """A compiled type that values are converted to.
+
+    Args:
+        convert: converts values that are not passed on. Raises ``ConversionError``, or any error of code in data and
+            types.
+        family: kind of its values, which orders the members of a union; empty if unknown.
+        passes: classes whose direct instances are passed on unchanged.
+        schema: the schema of the type, if it has one.
+    """
+
+    __slots__ = ("convert", "family", "guarded", "passes", "schema")
+
+    def __init__(
+        self, convert: Converter, family: str, passes: frozenset[type[Any]] = frozenset(), schema: Schema | None = None
+    ) -> None:
+        self.convert = convert
+        self.family = family
+        self.passes = passes
+        self.schema = schema
+
+        def guarded(value: Any) -> Any:
+            if type(value) in passes:
+                return value
+            try:
+                return convert(value)
+            except ConversionError:
+                raise
+            except Exception as error:  # noqa: BLE001  # code in data and types may raise anything
+                raise problem_of(error) from None
+
+        self.guarded = guarded
+
+
+def has_fraction(value: Any) -> bool:
+    """Return whether a number would lose a part if it became an ``int``."""
+    try:
+        return is_vast(value) or bool(int(value) != value)
+    except (ValueError, TypeError, ArithmeticError):
+        return True
+
+
+def family_of(value: Any) -> str:
+    """Return the kind of a value; see ``CompiledType``."""
+    value = unwrapped(value)
+    for types_, family in _FAMILIES:
+        if isinstance(value, types_):
+            return family
+    if has_fields(value):
+        return "record"
+    return "collection" if is_collection(value) else ""
+
+
+_FAMILIES: Final[tuple[tuple[Any, str], ...]] = (
+    (bool, "bool"),
+    (enum.Enum, "enum"),
+    (numbers.Number, "number"),
+    (str, "text"),
+    ((bytes, bytearray, memoryview), "bytes"),
+    ((datetime.date, datetime.time, datetime.timedelta), "time"),
+    (Mapping, "record"),
+)
+
+
+def union_problem(errors: list[tuple[str, Exception]], value: Any, wanted: str) -> ConversionError:
+    """Return the error of a failed union: that of the only member of the value's family, if there is one."""
+    family = family_of(value)
+    alike = [error for each, error in errors if each == family]
+    if len(alike) != 1:
+        return fail(value, wanted)
+    return problem_of(alike[0])
+
+
+def elements_of(value: Any) -> Iterable[Any]:
+    """Return the elements that a collection is made of."""
+    if value is None:
+        return ()
+    found: Iterable[Any] = value if is_collection(value) else unwrapped(value)
+    if is_collection(found):
+        return found
+    if isinstance(found, (Sequence, Set)) and not is_simple(found) and not has_fields(found):
+        return found
+    return (found,)
+
+
+def record_of(value: Any, wanted: str) -> dict[Any, Any]:
+    """Return the keys and values of a mapping, or the names and values of fields."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    schema = None if is_simple(value) else schema_of(type(value))
+    if schema is not None:
+        return record_of(value.root, wanted) if schema.is_root else schema.read(value)
+    if is_collection(value):
+        first = next(iter(value), None)
+        if isinstance(first, Mapping) or has_fields(first):
+            return record_of(first, wanted)
+    raise fail(value, wanted)
+
+
+# --- pydantic
+
+
+def validator_of(type_: Any) -> Converter | None:
+    """Return pydantic's validation of a type, or ``None`` if it has none."""
+    for config in (None, ConfigDict(arbitrary_types_allowed=True)):
+        with contextlib.suppress(Exception):  # pydantic raises many kinds
+            adapter: TypeAdapter[Any] = TypeAdapter(type_, config=config)
+            if not adapter.pydantic_complete:
+                adapter.rebuild(raise_errors=True)
+            return adapter.validate_python
+    return None
+
+
+def by_pydantic(type_: Any, class_: type[Any] | None) -> Converter:
+    """Return a converter for types that the table does not name."""
+    is_instance = None if class_ is None else instance_check(class_)
+    validate = validator_of(type_)
+    wanted = with_article(class_) if class_ is not None else str(type_)[:SHOWN_TYPE]
+
+    def converter(value: Any) -> Any:
+        if is_instance is not None and is_instance(value):
+            return value
+        if validate is None:
+            raise fail(value, wanted)
+        return validate(bounded(value))
+
+    return converter
+
+
+def bounded(value: Any) -> Any:
+    """Return ``value`` unless it contains a number that takes pydantic very long to convert."""
+    if holds_vast(value):
+        raise ConversionError("", "has a number in it whose exponent or number of digits is out of bounds")
+    return value
