@@ -298,7 +298,7 @@ FAULTS = (
     ),
     Fault(
         "events without acknowledgement pile up without a bound",
-        "messaging/dispatch/eventnetwork/event_intake.py",
+        "messaging/dispatch/eventnetwork/intake.py",
         "        if self._admitted - self._taken >= MAX_UNACKNOWLEDGED or size > MAX_UNACKNOWLEDGED_BYTES:",
         "        if False:",
         "tests/dispatch/eventnetwork tests/distributedeventing",

@@ -20,7 +20,7 @@ from messaging.errors.text import did_you_mean
 
 if TYPE_CHECKING:
     from messaging.cli.connecting import BrokerOptions
-    from messaging.dispatch.eventnetwork.membership import OtherMember
+    from messaging.dispatch.eventnetwork.other_members import OtherMember
 
 logger = logging.getLogger(__name__)
 

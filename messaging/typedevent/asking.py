@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from messaging.dispatch import TopicPolicy
     from messaging.dispatch.eventnetwork import EventNode
-    from messaging.dispatch.eventnetwork.replays import Done
+    from messaging.dispatch.eventnetwork.asking import Done
 
 logger = SafeLog(__name__)
 

@@ -45,7 +45,7 @@ kind            meaning
 ``ping``        asks for a ``pong``: the other member has read all earlier announcements of the sender
 ``notified``    every consumer of the sender was notified of an event
 ``replay``      asks for the past events of the topics in ``interests``; see
-                :mod:`messaging.dispatch.eventnetwork.replays`
+                :mod:`messaging.dispatch.eventnetwork.asking`
 ==============  ======================================================================================================
 
 A program without this library takes part with an ``update`` on the channel of all members, sent again within twice its

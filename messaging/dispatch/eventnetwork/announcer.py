@@ -1,20 +1,29 @@
-"""Publishes the announcements of one member, and its last will."""
+"""The announcements of one member: what they say, their publication in order, and its last will."""
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from messaging.dispatch.eventnetwork.announcements import Announcement, dump_announcement
+from messaging.dispatch.eventnetwork.announcements import (
+    MAX_BYTES,
+    MAX_ENTRIES,
+    Announcement,
+    dump_announcement,
+    is_announceable,
+)
 from messaging.errors import ClosedError, MessagingError, UnsupportedFeatureError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Serial, clock, workers
 from messaging.model import Features, Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from messaging.dispatch.eventnetwork.announcements import TopicInterest
     from messaging.dispatch.eventnetwork.own_member import OwnMember
     from messaging.execution import Promise
 
@@ -24,6 +33,100 @@ logger = SafeLog(__name__)
 #: announcements that wait to be published; further ones are dropped, and the next heartbeat shows that they were
 MAX_WAITING: Final = 10_000
 _LOG_INTERVAL: Final = 1.0
+#: own announcements that may be on their way
+_MAX_PROBES: Final = 64
+#: bytes of an announcement that are left to the fields beside interests and offers
+_OTHER_FIELDS: Final = 8_192
+
+
+class OwnAnnouncements:
+    """The announcements of this member, and what it announced so far. Used by the thread of its :class:`Membership`.
+
+    Args:
+        own: an announcement with the fields that all announcements of this member share.
+        everything: the interest in all events, announced in place of interests that are too many or too large.
+        send: sends an announcement; never blocks for long and never raises.
+    """
+
+    def __init__(self, own: Announcement, everything: TopicInterest, send: Callable[[Announcement], object]) -> None:
+        self.member = own.member
+        self.heartbeat = own.heartbeat
+        self.is_connected = False
+        self._own = own
+        self._everything = everything
+        self._send = send
+        self._interests: frozenset[TopicInterest] = frozenset()
+        self._offers: frozenset[str] = frozenset()
+        #: number of changes
+        self._version = 0
+        #: own announcements that are awaited, by token, with the time when they were sent
+        self._probes: dict[str, float] = {}
+        self._tokens = itertools.count(1)
+        #: when the latest one was sent
+        self.probed_at = 0.0
+
+    def set(self, wanted: Iterable[TopicInterest], offered: Iterable[str]) -> None:
+        """Set what this member wants and offers; announce the changes if it is connected."""
+        interests, offers = self._bounded(frozenset(wanted), frozenset(offered))
+        added, removed = interests - self._interests, self._interests - interests
+        new, old = offers - self._offers, self._offers - offers
+        self._interests, self._offers = interests, offers
+        if added or new:
+            self._change("add", added, new)
+        if removed or old:
+            self._change("remove", removed, old)
+
+    def _bounded(
+        self, interests: frozenset[TopicInterest], offers: frozenset[str]
+    ) -> tuple[frozenset[TopicInterest], frozenset[str]]:
+        """Return the interests and offers to announce, as far as the other members read them."""
+        if not all(is_announceable(each.topics) for each in interests):
+            interests = frozenset((self._everything,))
+        interests = frozenset(
+            each if each.filter is None or is_announceable(each.filter) else replace(each, filter=None)
+            for each in interests
+        )
+        offers = frozenset(filter(is_announceable, offers))
+        if len(interests) > MAX_ENTRIES or _size(interests) > (MAX_BYTES - _OTHER_FIELDS) // 2:
+            interests = frozenset((self._everything,))
+        if len(offers) > MAX_ENTRIES or sum(6 * len(each) + 3 for each in offers) > (MAX_BYTES - _OTHER_FIELDS) // 2:
+            offers = frozenset()  # offers are for lists only
+        return interests, offers
+
+    def _change(self, kind: str, interests: frozenset[TopicInterest], offers: frozenset[str]) -> None:
+        self._version += 1
+        if self.is_connected:
+            self.send(kind, interests=_in_order(interests), offers=tuple(sorted(offers)))
+
+    def update(self, to: str | None = None) -> None:
+        """Announce all interests and offers, to one member or to all."""
+        self.send("update", interests=_in_order(self._interests), offers=tuple(sorted(self._offers)), to=to)
+
+    def probe(self, kind: str, now: float) -> None:
+        """Send an announcement to all members, which comes back to this one, too."""
+        token = str(next(self._tokens))
+        self._probes[token] = self.probed_at = now
+        if len(self._probes) > _MAX_PROBES:
+            del self._probes[next(iter(self._probes))]
+        self.send(kind, token=token)
+
+    def came_back(self, token: str | None) -> float | None:
+        """Return when the own announcement with this token was sent; ``None`` if it is not awaited."""
+        return None if token is None else self._probes.pop(token, None)
+
+    def connected(self) -> None:
+        """Await no earlier own announcement, as the connection is new, and send all changes from now on."""
+        self.is_connected = True
+        self._probes.clear()
+
+    def pong(self, announcement: Announcement) -> None:
+        """Answer an announcement of another member if it is a ping."""
+        if announcement.kind == "ping" and announcement.token is not None:
+            self.send("pong", to=announcement.member, token=announcement.token)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send an announcement."""
+        self._send(replace(self._own, kind=kind, version=self._version, **fields))
 
 
 class Announcer:
@@ -139,3 +242,13 @@ class Announcer:
         error = promise.exception()
         if error is not None and not isinstance(error, ClosedError):
             logger.warning("%s: no last will: %s; its heartbeat shows its loss", self._own.title, error)
+
+
+def _in_order(interests: Iterable[TopicInterest]) -> tuple[TopicInterest, ...]:
+    """Return interests in an order that is the same in each run."""
+    return tuple(sorted(interests, key=lambda each: (each.topics, each.filter or "", each.grammar, each.is_hidden)))
+
+
+def _size(interests: Iterable[TopicInterest]) -> int:
+    """Return at least the bytes of ``interests`` in an announcement."""
+    return sum(64 + 6 * (len(each.topics) + len(each.filter or "")) for each in interests)

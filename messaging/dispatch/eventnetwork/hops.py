@@ -91,10 +91,8 @@ def key_of(origin: str, event_id: str) -> str:
     return event_id if _UNIQUE.fullmatch(event_id) else f"{origin}/{event_id}"
 
 
-@lru_cache(1024)
-def framework_of(text: str) -> UUID:
-    """Return a UUID by its text; remembered, since few frameworks send most events."""
-    return UUID(text)
+#: returns a UUID by its text; remembered, since few frameworks send most events
+framework_of: Final = lru_cache(1024)(UUID)
 
 
 def last_hop(passed: tuple[object, ...]) -> Hop | None:

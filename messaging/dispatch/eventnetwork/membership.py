@@ -18,22 +18,21 @@ either, while the broker has ended a subscription to announcements, until it is 
 
 from __future__ import annotations
 
-import abc
-import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
-from messaging.dispatch.eventnetwork.announcements import (
-    MAX_BYTES,
-    MAX_ENTRIES,
-    Announcement,
-    TopicInterest,
-    is_announceable,
-)
+from messaging.dispatch.eventnetwork.announcements import MAX_ENTRIES, Announcement, TopicInterest
+from messaging.dispatch.eventnetwork.announcer import OwnAnnouncements
+from messaging.dispatch.eventnetwork.notifications import MEMBERS, DeliveryNotification, Notifications
+from messaging.dispatch.eventnetwork.other_members import Interests, OtherMember
 from messaging.errors import DecodeError
-from messaging.errors.text import SafeLog, printable
+from messaging.errors.text import SafeLog
+
+if TYPE_CHECKING:
+    from messaging.dispatch.eventnetwork.own_member import NodeService
 
 logger = SafeLog(__name__)
 
@@ -46,202 +45,100 @@ _BEATS: Final = 3
 _SILENT: Final = 2.0
 #: silence after which this member checks that it receives anything at all, in heartbeats
 _SUSPICIOUS: Final = 1.5
-#: own announcements that may be on their way
-_MAX_PROBES: Final = 64
 #: longest time for the answers to a query, seconds
 _SETTLE: Final = 1.0
 #: queries that are answered one by one within a third of a heartbeat; further ones get one update for all members
 _ANSWERS: Final = 16
 #: time after which a member whose interests were refused is queried again, seconds
 REFUSED_AGAIN: Final = 60.0
-#: problems of the announcements of one member that are logged
-_MAX_REPORTED: Final = 16
 #: time until that update, seconds: shorter than the time for answers
 ANSWER_DELAY: Final = 0.1
-#: bytes of an announcement that are left to the fields beside interests and offers
-_OTHER_FIELDS: Final = 8_192
 
 
-class OtherMember:
-    """Another member. Read from any thread, written by the thread of its :class:`Membership`.
+class MemberChanges:
+    """Passes the changes of the membership on to the parts of a node. On the thread of the membership.
 
-    Attributes:
-        id: its UUID; ``framework``: that of its framework, or ``None``; ``name``: for people.
-        heartbeat, linger, qos, replays, inbox: as it announces them.
-        answers: whether it answers pings, as it announces or has shown.
-        version: number of its changes that are known.
-        is_known: whether its interests and offers are complete up to ``version``.
-        is_refused: whether those of ``version`` were refused, so that earlier ones are in force.
-        is_lost: whether it is silent, or its broker says that it is gone.
-        is_heard_late: whether events of it arrived since it was lost, and more may follow.
-        interests, offers: its interests and offers; replaced as a whole.
-        heard: when it was last heard of, monotonic seconds.
-        reported: what was wrong in its announcements, and was logged.
-    """
-
-    __slots__ = (
-        "answers", "framework", "heard", "heartbeat", "id", "inbox", "interests", "is_heard_late", "is_known",
-        "is_lost", "is_refused", "linger", "lost_at", "name", "offers", "qos", "queried", "replays", "reported",
-        "version",
-    )  # fmt: skip
-
-    def __init__(self, id: str, now: float) -> None:  # noqa: A002
-        self.id = self.inbox = id
-        self.framework: str | None = None
-        self.name = ""
-        self.heartbeat = 0.0
-        self.linger = 0.0
-        self.qos: tuple[str, ...] = ()
-        self.replays = self.answers = False
-        self.version = 0
-        self.is_known = self.is_refused = False
-        self.is_lost = self.is_heard_late = False
-        self.lost_at = 0.0
-        self.interests: frozenset[TopicInterest] = frozenset()
-        self.offers: frozenset[str] = frozenset()
-        self.heard = now
-        #: when it was last queried; ``None``: never
-        self.queried: float | None = None
-        self.reported: set[str] = set()
-
-    @property
-    def is_watched(self) -> bool:
-        """Return whether its silence is to be noticed."""
-        return not self.is_lost or self.is_heard_late
-
-    def describe(self, announcement: Announcement) -> None:
-        """Take over what an announcement says of the member itself."""
-        self.framework = announcement.framework
-        self.name = announcement.name or ""
-        self.qos = announcement.qos
-        self.replays = announcement.replays
-
-    def report(self, problems: tuple[str, ...]) -> None:
-        """Log what was wrong in an announcement: each problem once, as long as the member is known."""
-        for each in problems:
-            if each not in self.reported and len(self.reported) < _MAX_REPORTED:
-                self.reported.add(each)
-                logger.warning("event network: member %s: %s; the rest of its announcement is taken", self, each)
-
-    def __str__(self) -> str:
-        return f"{printable(self.name)} ({self.id})" if self.name else self.id
-
-
-class MembershipListener(abc.ABC):
-    """Is told of changes, on the thread of the membership."""
-
-    @abc.abstractmethod
-    def joined(self, member: OtherMember) -> None:
-        """Note that ``member`` is there, for the first time or again."""
-
-    @abc.abstractmethod
-    def changed(self, member: OtherMember, added: frozenset[TopicInterest], removed: frozenset[TopicInterest]) -> None:
-        """Note that the interests of ``member`` in force changed: also when it joins or is forgotten."""
-
-    @abc.abstractmethod
-    def lost(self, member: OtherMember) -> None:
-        """Note that ``member`` is lost: its process may have crashed."""
-
-    def silent_again(self, member: OtherMember) -> None:  # noqa: B027  # a service may have no use for late events
-        """Note that ``member`` is still lost, and that no more of the events arrive that its broker kept."""
-
-    @abc.abstractmethod
-    def left(self, member: OtherMember) -> None:
-        """Note that ``member`` left in good order, or is forgotten after it was lost."""
-
-    @abc.abstractmethod
-    def settled(self) -> None:
-        """Note that the members had time to answer."""
-
-
-class OwnAnnouncements:
-    """The announcements of this member, and what it announced so far. Used by the thread of its :class:`Membership`.
+    It contains the exceptions of the service and of an event's data: they must not end heartbeats.
 
     Args:
-        own: an announcement with the fields that all announcements of this member share.
-        everything: the interest in all events, announced in place of interests that are too many or too large.
-        send: sends an announcement; never blocks for long and never raises.
+        interests: what the other members want.
+        notifications: wait for other members.
+        service: the event service of the node.
+        settled: called when the members had time to answer.
+        in_order: calls a function after the events that arrived so far were taken in.
     """
 
-    def __init__(self, own: Announcement, everything: TopicInterest, send: Callable[[Announcement], object]) -> None:
-        self.member = own.member
-        self.heartbeat = own.heartbeat
-        self.is_connected = False
-        self._own = own
-        self._everything = everything
-        self._send = send
-        self._interests: frozenset[TopicInterest] = frozenset()
-        self._offers: frozenset[str] = frozenset()
-        #: number of changes
-        self._version = 0
-        #: own announcements that are awaited, by token, with the time when they were sent
-        self._probes: dict[str, float] = {}
-        self._tokens = itertools.count(1)
-        #: when the latest one was sent
-        self.probed_at = 0.0
+    def __init__(
+        self,
+        interests: Interests,
+        notifications: Notifications,
+        service: NodeService,
+        settled: Callable[[], object],
+        in_order: Callable[[Callable[[], object]], object],
+    ) -> None:
+        self._settled = settled
+        self._in_order = in_order
+        self.interests = interests
+        self.notifications = notifications
+        self._service = service
 
-    def set(self, wanted: Iterable[TopicInterest], offered: Iterable[str]) -> None:
-        """Set what this member wants and offers; announce the changes if it is connected."""
-        interests, offers = self._bounded(frozenset(wanted), frozenset(offered))
-        added, removed = interests - self._interests, self._interests - interests
-        new, old = offers - self._offers, self._offers - offers
-        self._interests, self._offers = interests, offers
-        if added or new:
-            self._change("add", added, new)
-        if removed or old:
-            self._change("remove", removed, old)
+    def joined(self, member: OtherMember) -> None:
+        """Note that ``member`` is there, for the first time or again."""
+        for each in self.notifications.all():
+            if each.waits_for(MEMBERS) and self._is_for(each, member):
+                each.expect((member,))
+                each.joined(member)
 
-    def _bounded(
-        self, interests: frozenset[TopicInterest], offers: frozenset[str]
-    ) -> tuple[frozenset[TopicInterest], frozenset[str]]:
-        """Return the interests and offers to announce, as far as the other members read them."""
-        if not all(is_announceable(each.topics) for each in interests):
-            interests = frozenset((self._everything,))
-        interests = frozenset(
-            each if each.filter is None or is_announceable(each.filter) else replace(each, filter=None)
-            for each in interests
-        )
-        offers = frozenset(filter(is_announceable, offers))
-        if len(interests) > MAX_ENTRIES or _size(interests) > (MAX_BYTES - _OTHER_FIELDS) // 2:
-            interests = frozenset((self._everything,))
-        if len(offers) > MAX_ENTRIES or sum(6 * len(each) + 3 for each in offers) > (MAX_BYTES - _OTHER_FIELDS) // 2:
-            offers = frozenset()  # offers are for lists only
-        return interests, offers
+    @staticmethod
+    def _is_for(notification: DeliveryNotification, member: OtherMember) -> bool:
+        try:
+            return notification.is_for(member)
+        except Exception:
+            logger.exception(
+                "event network: %s: cannot read the data of the event: member %s is not waited for",
+                notification.what, member,
+            )  # fmt: skip
+            return False
 
-    def _change(self, kind: str, interests: frozenset[TopicInterest], offers: frozenset[str]) -> None:
-        self._version += 1
-        if self.is_connected:
-            self.send(kind, interests=_in_order(interests), offers=tuple(sorted(offers)))
+    def changed(self, member: OtherMember, added: frozenset[TopicInterest], removed: frozenset[TopicInterest]) -> None:
+        """Note that the interests of ``member`` in force changed: also when it joins or is forgotten."""
+        self.interests.change(member.id, added, removed)
+        if removed:
+            for each in self.notifications.all():
+                if each.is_missing(member) and not self._is_for(each, member):
+                    each.confirmed(member.id)  # it has no consumer left, and may never answer
+        self.joined(member)
+        self._interest_changed()
 
-    def update(self, to: str | None = None) -> None:
-        """Announce all interests and offers, to one member or to all."""
-        self.send("update", interests=_in_order(self._interests), offers=tuple(sorted(self._offers)), to=to)
+    def lost(self, member: OtherMember) -> None:
+        """Note that ``member`` is lost: its process may have crashed."""
+        for each in self.notifications.all():
+            each.lost(member.id)
+        self.silent_again(member)
 
-    def probe(self, kind: str, now: float) -> None:
-        """Send an announcement to all members, which comes back to this one, too."""
-        token = str(next(self._tokens))
-        self._probes[token] = self.probed_at = now
-        if len(self._probes) > _MAX_PROBES:
-            del self._probes[next(iter(self._probes))]
-        self.send(kind, token=token)
+    def silent_again(self, member: OtherMember) -> None:
+        """Note that ``member`` is lost, and that no more of the events arrive that its broker kept."""
+        self._in_order(partial(self._service.member_lost, member.id))
 
-    def came_back(self, token: str | None) -> float | None:
-        """Return when the own announcement with this token was sent; ``None`` if it is not awaited."""
-        return None if token is None else self._probes.pop(token, None)
+    def left(self, member: OtherMember) -> None:
+        """Note that ``member`` left in good order, or is forgotten after it was lost."""
+        if not member.is_lost:  # a lost one did not confirm: notifications still name it
+            for each in self.notifications.all():
+                each.confirmed(member.id)
+        self.silent_again(member)
 
-    def connected(self) -> None:
-        """Await no earlier own announcement, as the connection is new, and send all changes from now on."""
-        self.is_connected = True
-        self._probes.clear()
+    def settled(self) -> None:
+        """Note that the members had time to answer."""
+        for each in self.notifications.all():
+            each.release(MEMBERS)
+        self._settled()
+        self._interest_changed()
 
-    def pong(self, announcement: Announcement) -> None:
-        """Answer an announcement of another member if it is a ping."""
-        if announcement.kind == "ping" and announcement.token is not None:
-            self.send("pong", to=announcement.member, token=announcement.token)
-
-    def send(self, kind: str, **fields: Any) -> None:
-        """Send an announcement."""
-        self._send(replace(self._own, kind=kind, version=self._version, **fields))
+    def _interest_changed(self) -> None:
+        try:
+            self._service.interest_changed()
+        except Exception:
+            logger.exception("event network: the event service failed on a change of interests; it is left out")
 
 
 class Membership:
@@ -251,18 +148,16 @@ class Membership:
         own: an announcement with the fields that all announcements of this member share: ``member``, ``framework``,
             ``name``, ``heartbeat``, ``linger``, ``qos``.
         everything: the interest in all events, announced in place of interests that are too many or too large.
-        listener: is told of changes.
+        changes: is told of changes.
         send: sends an announcement of this member; never blocks and never raises.
-        check: raises ``DecodeError`` for an interest that does not parse.
     """
 
     def __init__(
         self,
         own: Announcement,
         everything: TopicInterest,
-        listener: MembershipListener,
+        changes: MemberChanges,
         send: Callable[[Announcement], object],
-        check: Callable[[TopicInterest], object],
     ) -> None:
         self.members: dict[str, OtherMember] = {}
         self.is_settled = False
@@ -270,8 +165,7 @@ class Membership:
         self.is_deaf = False
         #: the announcements of this member
         self.own = OwnAnnouncements(own, everything, send)
-        self._listener = listener
-        self._check = check
+        self.changes = changes
         self._total = 0
         self._settles_at = math.inf
         self._beats_at = 0.0
@@ -359,7 +253,7 @@ class Membership:
                 self._suspect(member, now)
         if not self.is_settled and now >= self._settles_at:
             self.is_settled = True
-            self._listener.settled()
+            self.changes.settled()
 
     def _suspect(self, member: OtherMember, now: float) -> None:
         """Lose a silent member, if its silence is not that of this member's own subscription."""
@@ -375,16 +269,16 @@ class Membership:
     def _lose(self, member: OtherMember, now: float) -> None:
         if member.is_lost:
             member.is_heard_late = False
-            self._listener.silent_again(member)
+            self.changes.silent_again(member)
             return
         member.is_lost, member.is_heard_late, member.lost_at = True, False, now
         logger.info("event network: member %s is lost: no announcement for %g s", member, now - member.heard)
-        self._listener.lost(member)
+        self.changes.lost(member)
 
     def _forget(self, member: OtherMember) -> None:
         del self.members[member.id]
         self._set(member, frozenset(), frozenset())
-        self._listener.left(member)
+        self.changes.left(member)
 
     # --- what the others send
 
@@ -416,7 +310,7 @@ class Membership:
         if announcement.kind == "leave":
             self._leave(announcement, now)
             return
-        announcement = _readable(announcement, self._check)
+        announcement = _readable(announcement)
         member = self.members.get(announcement.member)
         if member is None:
             if announcement.kind in ("remove", "notified"):
@@ -430,7 +324,7 @@ class Membership:
         member.heard = now
         if not member.answers and (announcement.answers or announcement.kind in ("ping", "pong")):
             member.answers = True
-            self._listener.joined(member)  # again: an `announced` that is pending waits for it from now on
+            self.changes.joined(member)  # again: an `announced` that is pending waits for it from now on
         member.report(announcement.problems)
         if announcement.inbox is not None:
             member.inbox = announcement.inbox
@@ -438,7 +332,7 @@ class Membership:
             member.heartbeat, member.linger = announcement.heartbeat, announcement.linger
         if member.is_lost:
             member.is_lost = False
-            self._listener.joined(member)
+            self.changes.joined(member)
         if announcement.kind == "update":
             self._update(member, announcement, now)
         elif announcement.kind in ("add", "remove"):
@@ -478,7 +372,7 @@ class Membership:
         member = self.members[announcement.member] = OtherMember(announcement.member, now)
         member.heartbeat = announcement.heartbeat or self.own.heartbeat
         member.describe(announcement)
-        self._listener.joined(member)
+        self.changes.joined(member)
         return member
 
     def _update(self, member: OtherMember, announcement: Announcement, now: float) -> None:
@@ -526,7 +420,7 @@ class Membership:
         self._total += len(interests) + len(offers) - len(before) - len(member.offers)
         member.interests, member.offers = interests, offers
         if interests != before:
-            self._listener.changed(member, interests - before, before - interests)
+            self.changes.changed(member, interests - before, before - interests)
 
     def _query(self, member: OtherMember, announcement: Announcement, now: float) -> None:
         """Ask for an update: at most once in a heartbeat of this member, and rarely for one that was refused."""
@@ -551,26 +445,16 @@ class Membership:
             self._lose(member, now)
 
 
-def _readable(announcement: Announcement, check: Callable[[TopicInterest], object]) -> Announcement:
-    """Return an announcement without the interests that ``check`` refuses; they are problems of it."""
+def _readable(announcement: Announcement) -> Announcement:
+    """Return an announcement without the interests that do not parse; they are problems of it."""
     problems = [*announcement.problems]
     interests = []
     for each in announcement.interests:
         try:
-            check(each)
+            Interests.check(each)
             interests.append(each)
         except DecodeError as error:
             problems.append(str(error))
     if len(interests) == len(announcement.interests):
         return announcement
     return replace(announcement, interests=tuple(interests), problems=tuple(problems))
-
-
-def _in_order(interests: Iterable[TopicInterest]) -> tuple[TopicInterest, ...]:
-    """Return interests in an order that is the same in each run."""
-    return tuple(sorted(interests, key=lambda each: (each.topics, each.filter or "", each.grammar, each.is_hidden)))
-
-
-def _size(interests: Iterable[TopicInterest]) -> int:
-    """Return at least the bytes of ``interests`` in an announcement."""
-    return sum(64 + 6 * (len(each.topics) + len(each.filter or "")) for each in interests)

@@ -17,26 +17,21 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4, uuid5
 
-from messaging.dispatch.eventnetwork.announcement_intake import AnnouncementIntake
 from messaging.dispatch.eventnetwork.announcements import Announcement
 from messaging.dispatch.eventnetwork.announcer import Announcer
-from messaging.dispatch.eventnetwork.channels import ChannelNames
-from messaging.dispatch.eventnetwork.contexts import EventContexts
-from messaging.dispatch.eventnetwork.control import Control
-from messaging.dispatch.eventnetwork.event_intake import NetworkEventIntake
-from messaging.dispatch.eventnetwork.interests import Interests
-from messaging.dispatch.eventnetwork.membership import ANSWER_DELAY, Membership
-from messaging.dispatch.eventnetwork.node_views import NodeDTO, view_of
+from messaging.dispatch.eventnetwork.asking import Pings, Replays
+from messaging.dispatch.eventnetwork.channels import ChannelNames, EventContexts
+from messaging.dispatch.eventnetwork.intake import AnnouncementIntake, NetworkEventIntake
+from messaging.dispatch.eventnetwork.membership import ANSWER_DELAY, MemberChanges, Membership
 from messaging.dispatch.eventnetwork.notifications import Notifications
-from messaging.dispatch.eventnetwork.other_members import MemberChanges, OtherMembers
+from messaging.dispatch.eventnetwork.other_members import Interests, MemberDTO
 from messaging.dispatch.eventnetwork.own_interests import OwnInterests
-from messaging.dispatch.eventnetwork.own_member import EVERYTHING, MemberProfile, NodeService, OwnMember
-from messaging.dispatch.eventnetwork.pings import Pings
-from messaging.dispatch.eventnetwork.replays import Replays
+from messaging.dispatch.eventnetwork.own_member import EVERYTHING, Control, MemberProfile, NodeService, OwnMember
 from messaging.dispatch.eventnetwork.seals import Seals
 from messaging.dispatch.eventnetwork.sending import EventSender
 from messaging.environment.forks import LiveObjects
@@ -46,9 +41,10 @@ from messaging.errors.text import SafeLog, printable, tolerant
 from messaging.execution import Promise, clock, engine, may_block
 from messaging.instance import Messaging
 from messaging.model import Features
+from messaging.services.reporting import counter, gauge, part
 
 if TYPE_CHECKING:
-    from messaging.dispatch.eventnetwork.settings import EventNetwork
+    from messaging.dispatch.eventnetwork.own_member import EventNetwork
     from messaging.model import Incoming
     from messaging.receiving import JointSubscription
 
@@ -69,6 +65,25 @@ _CONFIRM_TIMEOUT: Final = 10.0
 def framework_uuid() -> UUID:
     """Return the UUID of this process as a framework: the origin of its events."""
     return _FRAMEWORK
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDTO:
+    """A snapshot of one member, and of the others as it sees them."""
+
+    member: str
+    prefix: str
+    is_connected: bool = field(metadata=gauge("whether this member is connected to the network", name="connected"))
+    is_settled: bool = field(metadata=gauge("whether this member knows the others", name="settled"))
+    members: tuple[MemberDTO, ...] = field(metadata=part("member"))
+    sent: int = field(metadata=counter("events that were sent to other members", "events"))
+    unwanted: int = field(metadata=counter("events that were not sent, because no member wanted them", "events"))
+    received: int = field(metadata=counter("events that arrived from other members", "events"))
+    refused: int = field(metadata=counter("messages that were refused", "messages"))
+    replayed: int = field(
+        default=0,
+        metadata=counter("signed messages that arrived before: copies by the broker, and replays", "messages"),
+    )
 
 
 class EventNode:
@@ -124,31 +139,27 @@ class EventNode:
             return member if found is None else found.inbox
 
         self._announcer = Announcer(own, inbox_of)
-        interests = Interests()
         self._notifications = Notifications()
         changes = MemberChanges(
-            interests,
+            Interests(),
             self._notifications,
             service,
             settled=lambda: self.replays.ask_all(),
             # the last events of a member arrived before the announcement that it is gone, and are taken in before
             in_order=lambda call: self._events.put_call(call),
         )
-        self._membership = Membership(
-            announced, EVERYTHING[grammar], changes, self._announcer.announce, interests.check
-        )
-        others = OtherMembers(self._membership, interests, self._notifications)
+        self._membership = membership = Membership(announced, EVERYTHING[grammar], changes, self._announcer.announce)
         #: sends the events of this member
-        self.sender = EventSender(own, others, [grammar.parse(each) for each in settings.send_always])
+        self.sender = EventSender(own, membership, [grammar.parse(each) for each in settings.send_always])
         self._joint: JointSubscription
 
         def settle(batch: Sequence[Incoming]) -> None:
             self._joint.settle(batch)
 
         self._events = NetworkEventIntake(own, settle=settle, confirm=self._announcer.confirm)
-        self._announcements = AnnouncementIntake(own, others, settle)
+        self._announcements = AnnouncementIntake(own, membership, settle)
         #: asks other members for past events
-        self.replays = Replays(own, others, lambda: self._joint.add(self.names.past(self.member)), settle)
+        self.replays = Replays(own, membership, lambda: self._joint.add(self.names.past(self.member)), settle)
         #: resolves when this member is subscribed and has announced itself for the first time
         self.ready: Promise[None] = Promise(f"connecting {title}")
         self._is_closed = False
@@ -163,13 +174,17 @@ class EventNode:
         self._wants = OwnInterests(
             title, self._control, self._joint, service.wanted, self.names.pattern, self._membership.own.set
         )
-        self._pings = Pings(own, others, self._announcer.announce, self._wants.request, lambda: self._is_connected)
+        #: announces what the service wants now
+        self.refresh = self._wants.request
+        self._pings = Pings(own, membership, self._announcer.announce, self.refresh, lambda: self._is_connected)
+        #: promises that every live member that answers has read the announcements of this one
+        self.announced = self._pings.ask
         if settings.last_will:
             self._announcer.set_last_will()
         channels = (self.names.all_members, self.names.member(inbox or self.member))
         joined = [self._joint.add(each) for each in channels]
         joined[-1].listen(partial(self._control.post, self._joined, channels, joined))
-        self._wants.request()
+        self.refresh()
         self._control.post_later(self._membership.interval, self._tick)
         _nodes.add(self)
 
@@ -293,36 +308,18 @@ class EventNode:
 
     # --- interests
 
-    def refresh(self) -> Promise[None]:
-        """Announce what the service wants now; many calls become one announcement. From any thread.
-
-        Returns:
-            A promise that resolves when the broker has confirmed the subscriptions, and the announcement is on its way.
-        """
-        return self._wants.request()
-
     def confirm(self) -> Promise[None]:
-        """Announce as :meth:`refresh` does, and wait for it where the calling thread may wait and there is a
+        """Announce as ``refresh`` does, and wait for it where the calling thread may wait and there is a
         connection.
 
         Returns:
-            The promise of :meth:`refresh`. It is settled unless the broker took more than ten seconds.
+            The promise of ``refresh``. It is settled unless the broker took more than ten seconds.
         """
         confirmed = self.refresh()
         if may_block() and self._instance.connection_state.value.is_up:
             with contextlib.suppress(DeadlineError):
                 confirmed.exception(_CONFIRM_TIMEOUT)
         return confirmed
-
-    def announced(self, timeout: float) -> Promise[None]:
-        """Return a promise that resolves when every live member that answers has read the announcements of this one.
-
-        From any thread. A plain program that does not answer pings is not waited for.
-        While the broker has ended the subscription to announcements, it waits until that is made again. It does not
-        wait for the subscriptions of interests that the broker refused.
-        It fails with ``PartialNotificationError`` after ``timeout`` seconds, or if a member is lost meanwhile.
-        """
-        return self._pings.ask(timeout)
 
     # --- state
 
@@ -349,7 +346,7 @@ class EventNode:
             prefix=self.names.prefix,
             is_connected=self._is_connected,
             is_settled=self._membership.is_settled and not self._is_closed,
-            members=tuple(view_of(each, now) for each in [*self._membership.members.values()]),
+            members=tuple(each.get_dto(now) for each in [*self._membership.members.values()]),
             sent=self.sender.sent,
             unwanted=self.sender.unwanted,
             received=self._events.received,

@@ -15,7 +15,7 @@ from messaging.errors import ConnectionLostError, MessagingError, PartialNotific
 from messaging.execution import Promise, clock, engine
 
 if TYPE_CHECKING:
-    from messaging.dispatch.eventnetwork.membership import OtherMember
+    from messaging.dispatch.eventnetwork.other_members import OtherMember
 
 #: reasons to wait that are no consumer: the event is being dispatched; members that are not known yet may want it
 DISPATCH: Final = "dispatch"

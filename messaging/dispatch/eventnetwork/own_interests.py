@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, engine
@@ -19,7 +20,7 @@ from messaging.model import overlap
 
 if TYPE_CHECKING:
     from messaging.dispatch.eventnetwork.announcements import TopicInterest
-    from messaging.dispatch.eventnetwork.control import Control
+    from messaging.dispatch.eventnetwork.own_member import Control
     from messaging.receiving import JointSubscription
 
 logger = SafeLog(__name__)
@@ -76,7 +77,11 @@ class OwnInterests:
         self._error: MessagingError | None = None
 
     def request(self) -> Promise[None]:
-        """Have :meth:`sync` run; return a promise of its effect. From any thread; many calls cause one run."""
+        """Announce what the service wants now; many calls become one announcement. From any thread.
+
+        Returns:
+            A promise that resolves when the broker has confirmed the subscriptions, and the announcement is on its way.
+        """
         promise: Promise[None] = Promise(f"announcing the interests of {self._title}")
         promise.was_retrieved = True
         with self._lock:
@@ -95,14 +100,9 @@ class OwnInterests:
         with self._lock:
             requests, self._requests = self._requests, []
             self._is_posted = False
-        try:
+        with on_failure(self._refuse_unknown, requests):
             wanted, self._offers = self._wanted()
             interests = {each: self._pattern_of(each.topics) for each in wanted}
-        except BaseException as error:
-            failure = MessagingError(f"{self._title}: its interests are unknown: {type(error).__name__}")
-            for each in requests:
-                engine().call(each.reject, failure)
-            raise
         patterns = frozenset(interests.values())
         ending = {**self._interests, **self._ending}
         self._ending = {each: pattern for each, pattern in ending.items() if pattern not in patterns}
@@ -114,6 +114,11 @@ class OwnInterests:
         for pattern in new:
             self._add(pattern)
         self._publish()
+
+    def _refuse_unknown(self, requests: list[Promise[None]]) -> None:
+        failure = MessagingError(f"{self._title}: its interests are unknown; the log has the error")
+        for each in requests:
+            engine().call(each.reject, failure)
 
     def _replaced(self) -> frozenset[str]:
         """Return the patterns that end, are still confirmed, and have one that takes their place and is not yet."""

@@ -115,6 +115,8 @@ class Seals:
 
     def __init__(self, signing: EventSigning, member: str) -> None:
         self._signing = signing
+        #: returns a payload in a signed envelope
+        self.seal = signing.seal
         self._lifetime = int((signing.window + signing.clock_skew) * _MICROSECONDS)
         self._lock = threading.Lock()  # guards the following
         self._nonces: dict[str, SeenNonces] = {}
@@ -138,10 +140,6 @@ class Seals:
                 f"an event on {topic!r:.200} is not sent: key {own.id!r} may not speak for the principal "
                 f"{principal!r:.200}"
             )
-
-    def seal(self, payload: bytes, channel: str, *, is_will: bool = False) -> bytes:
-        """Return ``payload`` in a signed envelope; ``is_will``: it is a last will, which has no age."""
-        return self._signing.seal(payload, channel, is_will=is_will)
 
     # --- receiving
 

@@ -17,8 +17,8 @@ from messaging.model import Message
 
 if TYPE_CHECKING:
     from messaging.dispatch.eventdata import WireEvent
+    from messaging.dispatch.eventnetwork.membership import Membership
     from messaging.dispatch.eventnetwork.notifications import DeliveryNotification
-    from messaging.dispatch.eventnetwork.other_members import OtherMembers
     from messaging.dispatch.eventnetwork.own_member import OwnMember
     from messaging.execution import Promise
 
@@ -28,20 +28,20 @@ class EventSender:
 
     Args:
         own: the member that sends.
-        others: the other members, and what they want.
+        membership: the other members, and what they want.
         send_always: parsed topic filters of events that are sent in any case.
     """
 
-    def __init__(self, own: OwnMember, others: OtherMembers, send_always: Iterable[Any]) -> None:
+    def __init__(self, own: OwnMember, membership: Membership, send_always: Iterable[Any]) -> None:
         self._member = own.id
         self._publish = own.instance.publisher.publish
         self._names = own.names
         self._contexts = own.contexts
         self._as_cbor = own.settings.as_cbor
         self._seals = own.seals
-        self._membership = others.membership
-        self._interests = others.interests
-        self._notifications = others.notifications
+        self._membership = membership
+        self._interests = membership.changes.interests
+        self._notifications = membership.changes.notifications
         self._always = tuple(send_always)
         self._numbers = itertools.count(1)
         #: number of events that were sent, and of events that no member wanted

@@ -48,16 +48,18 @@ class SigningKey:
         algorithm: ``HMAC-SHA256`` or ``Ed25519``.
         principals: the principals that its owner may speak for; ``None`` for any.
         can_sign: whether it signs; the public half of an Ed25519 key only verifies.
+        verify: ``verify(data, value)`` returns whether ``value`` is the signature of ``data``; the time it takes does
+            not depend on ``value``.
     """
 
-    __slots__ = ("_sign", "_verify", "algorithm", "can_sign", "id", "principals")
+    __slots__ = ("_sign", "algorithm", "can_sign", "id", "principals", "verify")
 
     id: str
     algorithm: str
     principals: frozenset[str] | None
     can_sign: bool
     _sign: Callable[[bytes], bytes] | None
-    _verify: Callable[[bytes, bytes], bool]
+    verify: Callable[[bytes, bytes], bool]
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class SigningKey:
         put(self, "principals", _principals(key_id, principals))
         put(self, "can_sign", sign is not None)
         put(self, "_sign", sign)
-        put(self, "_verify", verify)
+        put(self, "verify", verify)
 
     @classmethod
     def hmac(
@@ -196,10 +198,6 @@ class SigningKey:
         if self._sign is None:
             raise ArgumentError(f"key {self.id!r} only verifies: it is a public key")
         return self._sign(data)
-
-    def verify(self, data: bytes, value: bytes) -> bool:
-        """Return whether ``value`` is the signature of ``data``; the time it takes does not depend on ``value``."""
-        return self._verify(data, value)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a SigningKey cannot be changed: {name}")

@@ -25,7 +25,8 @@ from messaging.dispatch.eventnetwork import (
     NodeService,
     TopicInterest,
 )
-from messaging.dispatch.eventnetwork.membership import MembershipListener, OtherMember
+from messaging.dispatch.eventnetwork.membership import MemberChanges
+from messaging.dispatch.eventnetwork.other_members import OtherMember
 from messaging.services import ServiceRegistry
 from messaging.testing.waiting import PATIENCE, Recorder
 
@@ -137,14 +138,16 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-class Silent(MembershipListener):
+class Silent(MemberChanges):
     """Hears of changes of the members, and does nothing."""
 
+    def __init__(self) -> None: ...
     def joined(self, member: OtherMember) -> None: ...
     def changed(
         self, member: OtherMember, added: frozenset[TopicInterest], removed: frozenset[TopicInterest]
     ) -> None: ...
     def lost(self, member: OtherMember) -> None: ...
+    def silent_again(self, member: OtherMember) -> None: ...
     def left(self, member: OtherMember) -> None: ...
     def settled(self) -> None: ...
 

@@ -22,8 +22,8 @@ from messaging.dispatch.eventnetwork.announcements import (
     dump_announcement,
     load_announcement,
 )
-from messaging.dispatch.eventnetwork.interests import Interests
-from messaging.dispatch.eventnetwork.membership import Membership, MembershipListener, OtherMember
+from messaging.dispatch.eventnetwork.membership import MemberChanges, Membership
+from messaging.dispatch.eventnetwork.other_members import Interests, OtherMember
 from messaging.errors import DecodeError
 from tests.dispatch.helpers import logged
 
@@ -34,7 +34,7 @@ LINGER: Final = 20.0
 STEP: Final = 0.5
 
 
-class Node(MembershipListener):
+class Node(MemberChanges):
     """One member with its listener."""
 
     def __init__(self, network: Network, number: int, now: float) -> None:
@@ -43,7 +43,7 @@ class Node(MembershipListener):
         self.interests = Interests()
         self.wanted: frozenset[TopicInterest] = frozenset()
         own = Announcement(kind="update", member=self.id, heartbeat=BEAT, linger=LINGER)
-        self.membership = Membership(own, EVERYTHING, self, self.send, self.interests.check)
+        self.membership = Membership(own, EVERYTHING, self, self.send)
         self.inbox: dict[tuple[str, bool], deque[bytes]] = {}
         self.is_connected = True
         self.is_suspended = False
@@ -278,7 +278,7 @@ class Pair:
         self.sent: list[Announcement] = []
         self.listener = Node(Network(), 1, 0.0)
         own = Announcement(kind="update", member=self.listener.id, heartbeat=heartbeat, linger=LINGER)
-        self.membership = Membership(own, EVERYTHING, self.listener, self.sent.append, self.listener.interests.check)
+        self.membership = Membership(own, EVERYTHING, self.listener, self.sent.append)
         #: whether it receives its own announcements
         self.is_deaf = False
         self._received = 0

@@ -13,7 +13,7 @@ import pytest
 
 import messaging
 from messaging.dispatch import DISTRIBUTED_EVENTS
-from messaging.dispatch.eventnetwork import DeliveryNotification, EventNetwork, event_intake
+from messaging.dispatch.eventnetwork import DeliveryNotification, EventNetwork, intake
 from messaging.dispatch.eventnetwork.channels import ChannelNames
 from messaging.dispatch.eventnetwork.own_member import OwnMember
 from messaging.errors import ClosedError, ConnectionLostError, PartialNotificationError
@@ -308,7 +308,7 @@ admin.ready.result(5)
 def test_messages_without_acknowledgement_are_bounded_while_the_service_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(event_intake, "MAX_UNACKNOWLEDGED", 100)
+    monkeypatch.setattr(intake, "MAX_UNACKNOWLEDGED", 100)
     gate, settled = Gate(), []
     arrived: list[Any] = []
     names = ChannelNames("topics", DISTRIBUTED_EVENTS)
@@ -320,7 +320,7 @@ def test_messages_without_acknowledgement_are_bounded_while_the_service_waits(
     service = Service()
     service.act = receive
     own = OwnMember("x", str(uuid4()), None, service, None, EventNetwork(), names, None, None)  # type: ignore[arg-type]
-    waiting = event_intake.NetworkEventIntake(own, settle=settled.extend, confirm=lambda *_: None)
+    waiting = intake.NetworkEventIntake(own, settle=settled.extend, confirm=lambda *_: None)
     acknowledged = [Incoming(event(n), "topics/a", token=n) for n in range(200)]
     on_loop(waiting.put, [Incoming(event("loose"), "topics/a") for n in range(1_000)] + acknowledged)
     assert waiting.waiting <= 300

@@ -13,10 +13,9 @@ from messaging.dispatch.eventnetwork import EventNetwork
 from messaging.dispatch.eventnetwork import notifications as module
 from messaging.dispatch.eventnetwork.announcements import Announcement, TopicInterest
 from messaging.dispatch.eventnetwork.channels import ChannelNames
-from messaging.dispatch.eventnetwork.interests import Interests
-from messaging.dispatch.eventnetwork.membership import Membership, OtherMember
+from messaging.dispatch.eventnetwork.membership import Membership
 from messaging.dispatch.eventnetwork.notifications import DISPATCH, MEMBERS, DeliveryNotification, Notifications
-from messaging.dispatch.eventnetwork.other_members import OtherMembers
+from messaging.dispatch.eventnetwork.other_members import Interests, OtherMember
 from messaging.dispatch.eventnetwork.own_member import OwnMember
 from messaging.dispatch.eventnetwork.sending import EventSender
 from messaging.errors import ClosedError, PartialNotificationError, TooManyRequestsError
@@ -134,8 +133,9 @@ def test_a_second_notification_with_the_key_of_an_earlier_one_stays_when_that_se
 def test_a_change_between_the_look_and_the_note_of_a_publisher_is_not_missed(change: str) -> None:
     """The control thread tells the pending notifications what changes, while a publisher is about to add another."""
     interests = Interests()
+    changes = Silent()
     own = Announcement(kind="update", member=str(UUID(int=9)), heartbeat=5.0)
-    membership = Membership(own, TopicInterest("**"), Silent(), lambda _: None, interests.check)
+    membership = Membership(own, TopicInterest("**"), changes, lambda _: None)
     membership.is_settled = change != "settled"
     other = member(1)
     membership.members[other.id] = other
@@ -164,7 +164,8 @@ def test_a_change_between_the_look_and_the_note_of_a_publisher_is_not_missed(cha
 
     names, settings = ChannelNames("topics", DISTRIBUTED_EVENTS), EventNetwork()
     sending = OwnMember("x", own.member, None, None, Instance(), settings, names, NoContexts(), None)  # type: ignore[arg-type]
-    sender = EventSender(sending, OtherMembers(membership, interests, Racing()), ())
+    changes.interests, changes.notifications = interests, Racing()
+    sender = EventSender(sending, membership, ())
     sender.send(WireEvent.of("a", 1), lambda: 1, qos="1", notification=notification)
     notification.release(DISPATCH)
     if change == "settled":

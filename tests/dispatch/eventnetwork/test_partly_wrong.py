@@ -103,7 +103,7 @@ def test_a_member_that_was_refused_is_unknown_and_is_queried_again_rarely(monkey
     monkeypatch.setattr(module, "MAX_TOTAL", 3)
     sent: list[Announcement] = []
     own = Announcement(kind="update", member=str(uuid4()), heartbeat=6.0, linger=6.0)
-    membership = Membership(own, TopicInterest("**"), Silent(), sent.append, lambda _: None)
+    membership = Membership(own, TopicInterest("**"), Silent(), sent.append)
     membership.connected(0.0)
     first, second = str(uuid4()), str(uuid4())
 

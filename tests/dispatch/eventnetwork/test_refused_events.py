@@ -11,7 +11,7 @@ import pytest
 import messaging
 from messaging.dispatch.eventdata import WireEvent, encode
 from messaging.dispatch.eventnetwork import ArrivedEvent, DeliveryNotification
-from messaging.dispatch.eventnetwork.event_intake import RefusalLog
+from messaging.dispatch.eventnetwork.intake import RefusalLog
 from messaging.errors import DecodeError
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually

@@ -29,7 +29,7 @@ from messaging.dispatch.eventdata import WireEvent, encode
 from messaging.dispatch.eventnetwork import EventNetwork, EventSigning, SigningKey
 from messaging.dispatch.eventnetwork import seals as seals_module
 from messaging.dispatch.eventnetwork.announcements import Announcement, dump_announcement
-from messaging.dispatch.eventnetwork.event_intake import RefusalLog
+from messaging.dispatch.eventnetwork.intake import RefusalLog
 from messaging.dispatch.eventnetwork.seals import Seals, SeenNonces
 from messaging.errors import ArgumentError, DecodeError, MissingExtraError, PermissionDeniedError, SignatureError
 from messaging.testing.tables import table
@@ -610,6 +610,6 @@ def test_refusals_show_no_secret_in_the_log(caplog: pytest.LogCaptureFixture) ->
         except SignatureError as error:
             log.log("an event", error)
     assert (log.refused, log.replayed) == (1, 1)
-    levels = {each.levelno for each in caplog.records if each.name == "messaging.dispatch.eventnetwork.event_intake"}
+    levels = {each.levelno for each in caplog.records if each.name == "messaging.dispatch.eventnetwork.intake"}
     assert levels == {logging.ERROR, logging.DEBUG}
     assert not shows_secret(caplog.text)

@@ -252,10 +252,10 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/dispatch/eventnetwork/other_members.py",
+                "messaging/dispatch/eventnetwork/membership.py",
                 """\
         if removed:
-            for each in self._notifications.all():
+            for each in self.notifications.all():
                 if each.is_missing(member) and not self._is_for(each, member):
                     each.confirmed(member.id)  # it has no consumer left, and may never answer
 """,
@@ -297,7 +297,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/dispatch/eventnetwork/other_members.py",
+                "messaging/dispatch/eventnetwork/membership.py",
                 "        if not member.is_lost:  # a lost one did not confirm: notifications still name it\n",
                 "        if member is not None:\n",
             ),
@@ -310,7 +310,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/dispatch/eventnetwork/event_intake.py",
+                "messaging/dispatch/eventnetwork/intake.py",
                 "            if not arrived.is_taken:\n                self._answer(arrived)\n",
                 "            pass\n",
             ),

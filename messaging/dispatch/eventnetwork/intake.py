@@ -1,8 +1,11 @@
-"""The events that arrive: decoded, checked, and handed to the event service, in the order of their arrival.
+"""The messages that arrive: decoded, checked, and handed over in the order of their arrival.
 
-**Threads.** :meth:`NetworkEventIntake.put` runs on the engine loop and only queues. The rest runs on a worker thread,
-on one at a time. The event service may wait there for room in the queues of its consumers: then the broker's credit is
-used up, and it sends no more. Events are acknowledged after the event service has taken them.
+Events go to the event service, announcements to the membership, on the control thread.
+
+**Threads.** :meth:`NetworkEventIntake.put` runs on the engine loop and only queues. The rest of the intake of events
+runs on a worker thread, on one at a time. The event service may wait there for room in the queues of its consumers:
+then the broker's credit is used up, and it sends no more. Events are acknowledged after the event service has taken
+them.
 
 **Answers.** Every event whose sender waits is answered, also an event that is refused, or that came before: its sender
 waits for no consumer here. Without an answer are only events that do not tell their sender, events in CBOR that are too
@@ -20,12 +23,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from messaging.dispatch.eventdata import decode, sender_that_waits
+from messaging.dispatch.eventnetwork.announcements import load_announcement
 from messaging.dispatch.eventnetwork.hops import ArrivedEvent
 from messaging.errors import DecodeError, EventQueueOverflowError, MessagingError, SignatureError
 from messaging.errors.text import SafeLog
 from messaging.execution import Serial, clock
 
 if TYPE_CHECKING:
+    from messaging.dispatch.eventnetwork.membership import Membership
     from messaging.dispatch.eventnetwork.own_member import OwnMember
     from messaging.dispatch.eventnetwork.signing import Opened
     from messaging.model import Incoming
@@ -312,3 +317,67 @@ class _EventInHand:
         self.is_taken = False
         #: answers its sender, if that waits; of an event that was decoded
         self.notified: _Once | None = None
+
+
+class AnnouncementIntake:
+    """Takes in the announcements of the other members, and the own ones that come back.
+
+    Args:
+        own: the member that receives.
+        membership: the members that announce.
+        settle: acknowledges messages; from any thread.
+    """
+
+    def __init__(self, own: OwnMember, membership: Membership, settle: Callable[[Sequence[Incoming]], object]) -> None:
+        self._own = own
+        self._membership = membership
+        self._settle = settle
+        #: counts the messages that are refused
+        self.refusals = RefusalLog(own.title)
+        #: bounds the announcements that wait for :meth:`take`
+        self.unacknowledged = Unacknowledged()
+        self._is_closed = False
+
+    @property
+    def refused(self) -> int:
+        """Number of messages that were refused, or dropped because too many wait."""
+        return self.refusals.refused + self.unacknowledged.dropped
+
+    def take(self, batch: Sequence[Incoming], now: float) -> None:
+        """Read announcements that arrived at ``now``, monotonic seconds. On the control thread."""
+        try:
+            for each in batch:
+                self.unacknowledged.took(each)
+                try:
+                    self._read(each, now)
+                except Exception:  # the others must be read all the same
+                    logger.exception("%s: cannot take in an announcement; it is dropped", self._own.title)
+        finally:
+            self._settle(batch)
+
+    def _read(self, incoming: Incoming, now: float) -> None:
+        if self._is_closed:
+            return
+        own, notifications = self._own, self._membership.changes.notifications
+        try:
+            if own.seals is None:
+                announcement = load_announcement(incoming.payload)
+            else:
+                announcement = own.seals.announcement(incoming.payload, incoming.channel or "")
+            if announcement.to not in (None, own.id):
+                return
+            self._membership.receive(announcement, now)
+            if announcement.member == own.id:
+                return
+            if announcement.kind == "notified" and announcement.event is not None:
+                notifications.confirmed(announcement.event, announcement.member)
+            elif announcement.kind == "pong" and announcement.token is not None:
+                notifications.confirmed(announcement.token, announcement.member)
+            elif announcement.kind == "replay":
+                own.service.replay_asked(announcement)
+        except MessagingError as error:
+            self.refusals.log("an announcement", error, incoming)
+
+    def close(self) -> None:
+        """Read no further announcements. From any thread."""
+        self._is_closed = True

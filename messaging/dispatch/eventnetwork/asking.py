@@ -1,4 +1,6 @@
-"""Past events: a member asks the others for the events of topics that it missed, and merges their answers.
+"""Questions of one member to the others: for past events, and whether they have read its announcements.
+
+A member asks for the events of topics that it missed, and merges the answers of the others:
 
 **The request** is an announcement of kind ``replay`` to all members, with a token. Members that announced ``replays``
 are expected to answer.
@@ -16,6 +18,8 @@ is refused, and the member counts as missing. Events that no member was asked fo
 
 **Threads.** The engine loop only queues what arrives. A worker thread reads it, on one at a time. Requests are sent by
 the control thread. Results are handed over on a worker thread.
+
+**Pings** ask whether a member has read the announcements so far: a promise waits for the answer of every live member.
 """
 
 from __future__ import annotations
@@ -29,18 +33,20 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from messaging.dispatch.eventdata import decode
-from messaging.dispatch.eventnetwork.event_intake import RefusalLog
+from messaging.dispatch.eventnetwork.announcements import Announcement
 from messaging.dispatch.eventnetwork.hops import ArrivedEvent
-from messaging.dispatch.eventnetwork.notifications import DISPATCH, DeliveryNotification
-from messaging.errors import DecodeError, MessagingError, PartialNotificationError, TooManyRequestsError
+from messaging.dispatch.eventnetwork.intake import RefusalLog
+from messaging.dispatch.eventnetwork.notifications import DISPATCH, MEMBERS, DeliveryNotification
+from messaging.environment.signals import on_failure
+from messaging.errors import ClosedError, DecodeError, MessagingError, PartialNotificationError, TooManyRequestsError
 from messaging.errors.text import SafeLog, printable
 from messaging.execution import Serial, workers
 
 if TYPE_CHECKING:
     from messaging.dispatch.eventdata import WireEvent
     from messaging.dispatch.eventnetwork.announcements import TopicInterest
-    from messaging.dispatch.eventnetwork.membership import OtherMember
-    from messaging.dispatch.eventnetwork.other_members import OtherMembers
+    from messaging.dispatch.eventnetwork.membership import Membership
+    from messaging.dispatch.eventnetwork.other_members import OtherMember
     from messaging.dispatch.eventnetwork.own_member import OwnMember
     from messaging.execution import Promise
     from messaging.model import Incoming
@@ -119,7 +125,7 @@ class Replays:
 
     Args:
         own: the member that asks. Its control thread runs :meth:`ask_all`, and everything that uses the membership.
-        others: the members that answer; their notifications are told when one is lost or leaves.
+        membership: the members that answer; their notifications are told when one is lost or leaves.
         listen: subscribes to the channel of past events of this member.
         settle: acknowledges messages; from any thread.
     """
@@ -127,12 +133,12 @@ class Replays:
     def __init__(
         self,
         own: OwnMember,
-        others: OtherMembers,
+        membership: Membership,
         listen: Callable[[], Promise[None]],
         settle: Callable[[Sequence[Incoming]], object],
     ) -> None:
         self._own = own
-        self._others = others
+        self._membership = membership
         self._listen = listen
         self._settle = settle
         #: counts the messages that are refused
@@ -161,11 +167,8 @@ class Replays:
             if len(self._requests) >= MAX_REQUESTS:
                 raise TooManyRequestsError(f"{request.what}: {MAX_REQUESTS} requests are pending: await earlier ones")
             self._requests[request.token] = request
-        try:
-            self._others.notifications.add(request.token, request.notification)
-        except BaseException:
-            self._forget(request)
-            raise
+        with on_failure(self._forget, request):
+            self._membership.changes.notifications.add(request.token, request.notification)
         request.notification.promise.was_retrieved = True
         request.notification.promise.listen(lambda: workers().submit(partial(self._finish, request)))
         self._own.control.post(self._prepare, request)
@@ -196,7 +199,7 @@ class Replays:
         if listening is None or not listening.done():
             return
         error = listening.exception()
-        if error is None and not self._others.membership.is_settled:
+        if error is None and not self._membership.is_settled:
             return
         requests, self._waiting = self._waiting, []
         if error is not None:
@@ -208,7 +211,7 @@ class Replays:
                 self._send(each)
 
     def _send(self, request: PastRequest) -> None:
-        membership = self._others.membership
+        membership = self._membership
         members: list[OtherMember] = [each for each in membership.members.values() if each.replays and not each.is_lost]
         with self._lock:
             request.answers = {each.id: _PastAnswer() for each in members}
@@ -312,3 +315,102 @@ class Replays:
         if answer.total is not None and len(answer.numbers) > answer.total:
             return f"has more events than the {answer.total} of its end"
         return None
+
+
+class Pings:
+    """Asks the other members whether they have read the announcements of this one. Thread safe.
+
+    Args:
+        own: the member that asks.
+        membership: the members that answer; their notifications are told when one answers, is lost or leaves.
+        announce: announces.
+        refresh: announces the interests of now.
+        is_connected: returns whether pings reach the others, and their answers this member.
+    """
+
+    def __init__(
+        self,
+        own: OwnMember,
+        membership: Membership,
+        announce: Callable[[Announcement], object],
+        refresh: Callable[[], Promise[None]],
+        is_connected: Callable[[], bool],
+    ) -> None:
+        self._own = own
+        self._membership = membership
+        self._announce = announce
+        self._refresh = refresh
+        self._is_connected = is_connected
+        # --- used by the control thread
+        #: pings that wait until this member is connected and hears announcements, by token; and pings that were sent
+        self._unasked: dict[str, DeliveryNotification] = {}
+        self._asked: dict[str, DeliveryNotification] = {}
+
+    def ask(self, timeout: float) -> Promise[None]:
+        """Return a promise that resolves when every live member that answers has read the announcements of this one.
+
+        From any thread. A plain program that does not answer pings is not waited for.
+        While the broker has ended the subscription to announcements, it waits until that is made again. It does not
+        wait for the subscriptions of interests that the broker refused.
+        It fails with ``PartialNotificationError`` after ``timeout`` seconds, or if a member is lost meanwhile.
+        """
+        token = str(uuid4())
+        asking = DeliveryNotification(f"announcing the interests of {self._own.title}", timeout)
+        asking.is_for = lambda member: member.answers
+        asking.waits_for_connection = True
+        self._membership.changes.notifications.add(token, asking)
+        self._refresh_first(token, asking)
+        return asking.promise
+
+    def _refresh_first(self, token: str, asking: DeliveryNotification) -> None:
+        """Announce the interests of now, and then send a ping."""
+        announced = self._refresh()
+
+        def go_on() -> None:
+            error = announced.exception()
+            if isinstance(error, ClosedError):
+                asking.fail(error)
+            else:
+                self._own.control.post(self._ping, token, asking)
+
+        announced.listen(go_on)
+
+    def ask_again(self) -> None:
+        """Send the pings that waited. On the control thread."""
+        unasked, self._unasked = self._unasked, {}
+        for token, asking in unasked.items():
+            self._refresh_first(token, asking)
+
+    def deafened(self) -> None:
+        """Have all pings sent again by the next :meth:`ask_again`. On the control thread.
+
+        The interests are withdrawn, so members that answered do not know them any more. Answers to the former pings
+        that are still on their way do not count.
+        """
+        asked = [*self._asked.items()]
+        self._asked.clear()
+        for token, asking in asked:
+            renewed = str(uuid4())
+            asking.restart()
+            self._membership.changes.notifications.renew(token, renewed)
+            self._unasked[renewed] = asking
+
+    def _ping(self, token: str, asking: DeliveryNotification) -> None:
+        if asking.promise.done():
+            return
+        membership = self._membership
+        if not self._is_connected() or membership.is_deaf:  # no answer would arrive
+            self._unasked[token] = asking
+            return
+        self._asked[token] = asking
+        asking.promise.listen(partial(self._own.control.post, self._asked.pop, token, None))
+        asking.joined = partial(self._ping_one, token)
+        if not membership.is_settled:
+            asking.hold(MEMBERS)
+        asking.expect(each for each in membership.members.values() if each.answers and not each.is_lost)
+        self._announce(Announcement(kind="ping", member=self._own.id, token=token))
+        asking.release(DISPATCH)
+
+    def _ping_one(self, token: str, member: OtherMember) -> None:
+        """Ping a member that joined after the ping to all."""
+        self._announce(Announcement(kind="ping", member=self._own.id, to=member.id, token=token))
