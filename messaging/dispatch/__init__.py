@@ -8,7 +8,6 @@ applications need.
 ``topics``              the grammars of OSGi Typed Event and of Event Admin, and their index: a trie of tokens
 ``distributed_topics``  the grammar of RFC 214 Distributed Eventing, and its index by prefix
 ``permission``          permissions of principals to publish and to subscribe
-``terms``               the terms of a handler, read from its service properties
 ``handler``             one handler: its terms, its failures, whether it is blocked; with a lane of its own
 ``calling``             registering functions, their names for people, awaiting their results, checking observers
 ``dispatcher``          the handlers of one bus: added, changed and removed with their registrations, found by topic
@@ -37,18 +36,18 @@ from messaging.dispatch.grammar import TopicIndex as TopicIndex
 from messaging.dispatch.handler import DispatchHandler as DispatchHandler
 from messaging.dispatch.handler import HandlerDTO as HandlerDTO
 from messaging.dispatch.handler import LaneHandler as LaneHandler
+from messaging.dispatch.handler import Terms as Terms
+from messaging.dispatch.handler import Tolerance as Tolerance
+from messaging.dispatch.handler import check_count as check_count
 from messaging.dispatch.handler import dto_of as dto_of
+from messaging.dispatch.handler import read_filter as read_filter
+from messaging.dispatch.handler import read_timeout as read_timeout
+from messaging.dispatch.handler import read_topics as read_topics
 from messaging.dispatch.permission import Principal as Principal
 from messaging.dispatch.permission import TopicPermission as TopicPermission
 from messaging.dispatch.permission import TopicPermissionCollection as TopicPermissionCollection
 from messaging.dispatch.permission import TopicPolicy as TopicPolicy
 from messaging.dispatch.permission import check_principal as check_principal
-from messaging.dispatch.terms import Terms as Terms
-from messaging.dispatch.terms import Tolerance as Tolerance
-from messaging.dispatch.terms import check_count as check_count
-from messaging.dispatch.terms import read_filter as read_filter
-from messaging.dispatch.terms import read_timeout as read_timeout
-from messaging.dispatch.terms import read_topics as read_topics
 from messaging.dispatch.topics import EVENT_ADMIN as EVENT_ADMIN
 from messaging.dispatch.topics import MULTI_LEVEL as MULTI_LEVEL
 from messaging.dispatch.topics import TYPED_EVENTS as TYPED_EVENTS

@@ -26,9 +26,8 @@ from messaging.services import ServiceEvent, ServiceEventKind, as_filter, interf
 
 if TYPE_CHECKING:
     from messaging.dispatch.grammar import AbstractTopicFilter, TopicIndex
-    from messaging.dispatch.handler import DispatchHandler
+    from messaging.dispatch.handler import DispatchHandler, Terms
     from messaging.dispatch.permission import Principal, TopicPolicy
-    from messaging.dispatch.terms import Terms
     from messaging.execution import Lane
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration, ServiceRegistry
 

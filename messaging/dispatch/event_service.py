@@ -10,9 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.dispatch.dispatcher import when_all_done
-from messaging.dispatch.handler import dto_of
+from messaging.dispatch.handler import Tolerance, check_count, dto_of
 from messaging.dispatch.permission import TopicPolicy
-from messaging.dispatch.terms import Tolerance, check_count
 from messaging.environment.forks import LiveObjects
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.errors.checks import check_instance

@@ -2,15 +2,15 @@
 
 ==================  ================================================================================================
 ``admin``           DistributedEventAdmin: publish events, sessions, subscriptions, private topics
-``events``          DistributableEvent and PushEvent
-``whiteboard``      the interfaces of consumers and sources, and the names of their properties
+``events``          DistributableEvent and PushEvent; an event on its way to the consumers of this process
+``whiteboard``      the interfaces of consumers and sources, the names of their properties, and the terms these set
 ``session``         EventPublisherSession: events with an end, and with replies
 ``subscription``    EventSubscription: the payloads of a topic as an Observable
 ``qos``             qualities of service
-``event_consumer``  consumers and their objects: ``consumer_registrar`` makes them, ``terms`` reads their properties;
-                    each object has one of the ``queues``
+``event_consumer``  consumers and their objects, made of functions and services
+``queues``          the queue of one consumer object, delayed by back-pressure
 ``sources``         whiteboard sources, opened while they have consumers
-``publishing``      the way of an event from its sender; ``dispatched`` is the event on its way
+``publishing``      the way of an event from its sender
 ``admin_network``   the side that faces the other processes; ``policies`` decide what may come in and go out
 ``listed_topics``   snapshots, and the list of topics
 ==================  ================================================================================================

@@ -30,8 +30,7 @@ from messaging.dispatch import (
 )
 from messaging.dispatch.eventnetwork import PREFIX, EventNetwork, EventNode, MemberDTO, MemberProfile, new_reply_topic
 from messaging.distributedeventing.admin_network import AdminNetwork
-from messaging.distributedeventing.consumer_registrar import ConsumerOptions, ConsumerRegistrar
-from messaging.distributedeventing.event_consumer import EventConsumer
+from messaging.distributedeventing.event_consumer import ConsumerOptions, ConsumerRegistrar, EventConsumer
 from messaging.distributedeventing.listed_topics import DistributedEventAdminDTO, Offers, TopicDTO, topics_of
 from messaging.distributedeventing.policies import NetworkPolicy
 from messaging.distributedeventing.publishing import Publishing, Route, given_event, payload_of

@@ -18,8 +18,7 @@ from messaging.dispatch.eventnetwork import (
     TopicInterest,
     framework_of,
 )
-from messaging.distributedeventing.dispatched import DispatchedEvent
-from messaging.distributedeventing.events import check_reply_topic
+from messaging.distributedeventing.events import DispatchedEvent, check_reply_topic
 from messaging.errors import EventSessionLostError, RemoteEventError
 from messaging.errors.text import SafeLog
 

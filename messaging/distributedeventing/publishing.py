@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.dispatch import TopicPermission
 from messaging.dispatch.eventdata import WireError, WireEvent
 from messaging.dispatch.eventnetwork import DISPATCH, DeliveryNotification, framework_uuid
-from messaging.distributedeventing.dispatched import DispatchedEvent
-from messaging.distributedeventing.events import DistributableEvent, PushEvent
+from messaging.distributedeventing.events import DispatchedEvent, DistributableEvent, PushEvent
 from messaging.errors import ArgumentError, InvalidEventError, MessagingError, NullEventError, PermissionDeniedError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from messaging.distributedeventing.event_consumer import EventConsumer
     from messaging.distributedeventing.policies import NetworkPolicy
     from messaging.distributedeventing.qos import DeliveryQos, QosReader
-    from messaging.distributedeventing.terms import ConsumerTerms
+    from messaging.distributedeventing.whiteboard import ConsumerTerms
 
 logger = SafeLog(__name__)
 

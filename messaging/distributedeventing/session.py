@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from messaging.dispatch import Principal
     from messaging.dispatch.eventnetwork import DeliveryNotification
-    from messaging.distributedeventing.dispatched import DispatchedEvent
+    from messaging.distributedeventing.events import DispatchedEvent
     from messaging.distributedeventing.publishing import Publishing
     from messaging.execution import Promise
     from messaging.services import ServiceRegistration

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import DISTRIBUTED_EVENTS
 from messaging.distributedeventing.events import ABORT, CONTINUE, PushEvent
-from messaging.distributedeventing.terms import is_hidden
 from messaging.distributedeventing.whiteboard import DistributedEventConstants as Names
-from messaging.distributedeventing.whiteboard import PushEventConsumer, PushEventSource
+from messaging.distributedeventing.whiteboard import PushEventConsumer, PushEventSource, is_hidden
 from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.errors.checks import check_instance, check_result
 from messaging.errors.text import SafeLog

@@ -4,7 +4,8 @@ The room stands on ``messaging.dispatch``, ``messaging.services`` and, for the b
 
 =================  =====================================================================================================
 ``admin``          EventAdmin: posting, sending, and finding handlers
-``admin_handler``  one handler: its terms, its function (``function``), its posted events (``posting``), its context
+``admin_handler``  one handler: its terms, its function, and the context of its deliveries
+``posting``        posted events on their way to it
 ``event``          Event, its conventional names, and the interface of handlers
 ``sources``        service, log, configuration and connection events
 ``bridge``         events of an EventAdmin on a typed event bus, and back

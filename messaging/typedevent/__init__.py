@@ -1,21 +1,21 @@
 """Typed Event Service 1.1 (OSGi compendium, chapter 157): an event bus in the process, for typed and untyped events.
 
-=====================  =================================================================================================
-``bus``                TypedEventBus: publishes events, and is the entry to the parts below
-``topic_publisher``    TypedEventPublisher: publishes to one topic
-``handlers``           the interfaces of handlers, the names of their properties, and decorators for these
-``handler_registrar``  from functions to services, and from services to receivers
-``receivers``          receivers: handlers with their terms; the receivers, observers and history policy of one topic
-``reify``              the type that a handler wants
-``monitor``            TypedEventMonitor: observes events, and configures the ``history``
-``bus_connection``     BusConnection: the connection to an event network; ``outbound`` queues the events that are sent;
-                       ``connected_bus`` takes in those of others; ``connection_terms`` says which events cross;
-                       ``asking`` asks other processes for past events, ``past`` answers them, and ``late`` publishes
-                       them here before live events, to handlers with a history
-``durable``            options of the history on the disk; ``store`` writes it, in the form of ``stored_event``, with
-                       its ``history_files``; ``replaying`` reads it
-``event``              a published event, converted once to each type
-=====================  =================================================================================================
+====================  ==================================================================================================
+``bus``               TypedEventBus: publishes events, and is the entry to the parts below
+``topic_publisher``   TypedEventPublisher: publishes to one topic
+``event``             a published event, converted once to each type; as bytes for the disk
+``handlers``          the interfaces of handlers, and what they declare: properties, and the type of their events
+``receivers``         handlers with their terms, made of functions and services; what one topic leads to
+``monitor``           TypedEventMonitor: observes events, and configures the ``history``
+``history``           the events that are kept of each topic, in memory
+``durable``           the history on the disk: its options, and its files beside the records
+``store``             the records of that history: writes and reads them
+``bus_connection``    BusConnection: the connection to an event network, and the queue of events that are sent
+``connected_bus``     takes in the events of other processes
+``connection_terms``  which events cross a connection
+``past``              answers other processes that ask for past events
+``late``              asks other processes for past events, and publishes them before live ones
+====================  ==================================================================================================
 
 The data of events, as maps and converted to types, is a room of its own: :mod:`messaging.dispatch.eventdata`.
 """

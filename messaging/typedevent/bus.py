@@ -44,13 +44,12 @@ from messaging.typedevent.connected_bus import ConnectedBus
 from messaging.typedevent.connection_terms import LIMIT, ConnectionTerms
 from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO
 from messaging.typedevent.event import PublishedEvent, copy_of, topic_of_event
-from messaging.typedevent.handler_registrar import HandlerRegistrar, next_bus_id
 from messaging.typedevent.handlers import TypedEventConstants as Names
 from messaging.typedevent.handlers import TypedEventHandler, UnhandledEventHandler, UntypedEventHandler
 from messaging.typedevent.history import EventHistory, RangePolicy
 from messaging.typedevent.monitor import TypedEventMonitor
 from messaging.typedevent.past import OwnPast
-from messaging.typedevent.receivers import BusRoute, EventReceiver, EventTerms
+from messaging.typedevent.receivers import BusRoute, EventReceiver, EventTerms, HandlerRegistrar, next_bus_id
 from messaging.typedevent.store import EventStore
 from messaging.typedevent.topic_publisher import TypedEventPublisher
 
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 
     from messaging.execution import Lane
     from messaging.instance import Messaging
-    from messaging.typedevent.outbound import RelayOverflow
+    from messaging.typedevent.connection_terms import RelayOverflow
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

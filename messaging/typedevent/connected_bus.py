@@ -22,9 +22,8 @@ from messaging.dispatch import EventService, TopicPermission, parse_filter
 from messaging.dispatch.eventdata import checked_copy
 from messaging.dispatch.eventnetwork import MAX_PAST, TYPED, NodeService, SeenEvents, TopicInterest
 from messaging.errors import DecodeError, MessagingError
-from messaging.typedevent.asking import PAST_TIMEOUT, past_request, read_past
 from messaging.typedevent.event import PublishedEvent
-from messaging.typedevent.late import LateJoin, PastDelivery
+from messaging.typedevent.late import PAST_TIMEOUT, LateJoin, PastDelivery, past_request, read_past
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from messaging.dispatch import TopicFilter, TopicPolicy, check_count, parse_filter
 from messaging.errors import ArgumentError
 from messaging.errors.checks import check_instance
-from messaging.typedevent.asking import PAST_LIMIT, read_history
-from messaging.typedevent.outbound import RelayOverflow
+from messaging.typedevent.late import PAST_LIMIT, read_history
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from messaging.dispatch import Principal
 
+#: policy of a full queue of outbound events
+RelayOverflow = Literal["drop_oldest", "drop_latest"]
 #: default bound of the queue of outbound events
 LIMIT: Final = 10_000
 

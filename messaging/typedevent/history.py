@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from messaging.dispatch import AbstractTopicFilter, TopicFilter, TopicTrie, check_count
 from messaging.errors import ArgumentError, HistoryFullError
-from messaging.typedevent.event import PublishedEvent
-from messaging.typedevent.stored_event import StoredEvent
+from messaging.typedevent.event import PublishedEvent, StoredEvent
 
 if TYPE_CHECKING:
     from uuid import UUID

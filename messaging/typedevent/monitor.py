@@ -26,7 +26,7 @@ from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog
 from messaging.execution import LIMIT, Pool, ThreadLane, workers
 from messaging.typedevent.history import UNLIMITED, RangePolicy, newest
-from messaging.typedevent.replaying import NEAR, is_since, replayed
+from messaging.typedevent.store import NEAR, is_since, replayed
 
 if TYPE_CHECKING:
     from uuid import UUID

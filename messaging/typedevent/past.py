@@ -22,7 +22,7 @@ from messaging.dispatch.eventnetwork import MAX_ANSWER_BYTES, MAX_PAST, framewor
 from messaging.errors import DeadlineError, InvalidEventError, JournalError, MessagingError, PermissionDeniedError
 from messaging.errors.text import SafeLog
 from messaging.execution import Serial, clock
-from messaging.typedevent.replaying import replayed
+from messaging.typedevent.store import replayed
 
 if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher

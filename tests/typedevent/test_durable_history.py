@@ -32,7 +32,7 @@ from messaging.journal import Journal
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
-from messaging.typedevent import DurableHistory, MonitorEvent, RangePolicy, TypedEventBus, TypedEventMonitor, replaying
+from messaging.typedevent import DurableHistory, MonitorEvent, RangePolicy, TypedEventBus, TypedEventMonitor, store
 from messaging.typedevent.durable import DurableHistoryDTO
 from tests.disks import ballast
 from tests.typedevent import conftest as handlers
@@ -262,7 +262,7 @@ def test_replay_emits_live_events_whatever_it_began_with(
             bus.numbered("a 2")
             stored(bus)
             bus.numbered("a 3")
-            yield from replaying.replayed(*arguments)
+            yield from store.replayed(*arguments)
 
         monkeypatch.setattr("messaging.typedevent.monitor.replayed", begun)
         found: list[MonitorEvent] = []
@@ -298,7 +298,7 @@ def test_replay_selects_topics_and_permitted_ones(folder: Path) -> None:
 
 
 def test_a_slow_observer_of_a_long_replay_holds_up_only_itself(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("messaging.typedevent.replaying.NEAR", 10)
+    monkeypatch.setattr("messaging.typedevent.store.NEAR", 10)
     bus = opened()
     bus.count(range(1000))
     stored(bus)
@@ -314,7 +314,7 @@ def test_a_slow_observer_of_a_long_replay_holds_up_only_itself(opened: Open, mon
 
 
 def test_closing_the_bus_completes_a_replay_after_all_events(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("messaging.typedevent.replaying.NEAR", 10)
+    monkeypatch.setattr("messaging.typedevent.store.NEAR", 10)
     bus = opened()
     bus.count(range(500))
     stored(bus)
@@ -347,7 +347,7 @@ def test_an_observer_that_raises_ends_its_replay(opened: Open) -> None:
 
 
 def test_a_disposed_replay_reads_no_more(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("messaging.typedevent.replaying.NEAR", 10)
+    monkeypatch.setattr("messaging.typedevent.store.NEAR", 10)
     bus = opened()
     bus.count(range(1000))
     stored(bus)
@@ -456,7 +456,7 @@ def test_old_events_are_dropped_from_the_disk(opened: Open) -> None:
 
 
 def test_a_replay_that_the_bounds_overtake_counts_what_it_missed(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("messaging.typedevent.replaying.NEAR", 10)
+    monkeypatch.setattr("messaging.typedevent.store.NEAR", 10)
     bus = opened(max_bytes=100_000, max_pending=100_000)
     bus.count(range(2000))  # more than one read of the journal takes
     stored(bus)

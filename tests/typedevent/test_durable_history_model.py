@@ -51,7 +51,7 @@ class Checked:
 def test_replays_beside_publishers_get_each_event_once_and_in_order(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messaging.typedevent.replaying.NEAR", [0, 3, 50, 1000][seed])
+    monkeypatch.setattr("messaging.typedevent.store.NEAR", [0, 3, 50, 1000][seed])
     monkeypatch.setattr("messaging.typedevent.monitor._STEP", [1, 7, 256, 30][seed])
     durable = DurableHistory(tmp_path / "history", window=[0.0, 0.01, 0.05, 3600.0][seed], max_pending=1_000_000)
     policies = {"*": RangePolicy.at_most(5), "c": RangePolicy.none()}
@@ -101,7 +101,7 @@ class TestModel:
     def no_sync(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "fsync", lambda _: None)
         monkeypatch.setattr(os, "fdatasync", lambda _: None)
-        monkeypatch.setattr("messaging.typedevent.replaying.NEAR", 2)
+        monkeypatch.setattr("messaging.typedevent.store.NEAR", 2)
         monkeypatch.setattr("messaging.typedevent.monitor._STEP", 2)
 
     def test_a_bus_over_several_runs_is_as_the_model(self) -> None:
