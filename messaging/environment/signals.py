@@ -8,6 +8,7 @@ Imports nothing of this project.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -44,3 +45,8 @@ class on_failure:  # noqa: N801  # reads as a statement: with on_failure(file.cl
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is not None:
             self._undo(*self._arguments)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether ``error`` ends the program: it is not the failure of the code that happened to run."""
+    return isinstance(error, (KeyboardInterrupt, SystemExit)) and threading.current_thread() is threading.main_thread()
