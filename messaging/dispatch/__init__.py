@@ -9,7 +9,7 @@ applications need.
 ``distributed_topics``  the grammar of RFC 214 Distributed Eventing, and its index by prefix
 ``permission``          permissions of principals to publish and to subscribe
 ``handler``             one handler: its terms, its failures, whether it is blocked; with a lane of its own
-``calling``             registering functions, their names for people, awaiting their results, checking observers
+``calling``             registering functions, awaiting their results, containing what code of the application raises
 ``dispatcher``          the handlers of one bus: added, changed and removed with their registrations, found by topic
 ``event_service``       opening and closing of an event service
 ``eventdata``           the data of events: schemas, maps, conversion to types; one event on the wire
@@ -19,6 +19,8 @@ applications need.
 """
 
 from messaging.dispatch.calling import PlainObservable as PlainObservable
+from messaging.dispatch.calling import contained as contained
+from messaging.dispatch.calling import fail_observer as fail_observer
 from messaging.dispatch.calling import name_of as name_of
 from messaging.dispatch.calling import registered as registered
 from messaging.dispatch.calling import run_elsewhere as run_elsewhere
@@ -34,6 +36,7 @@ from messaging.dispatch.grammar import AbstractTopicFilter as AbstractTopicFilte
 from messaging.dispatch.grammar import TopicGrammar as TopicGrammar
 from messaging.dispatch.grammar import TopicIndex as TopicIndex
 from messaging.dispatch.handler import DispatchHandler as DispatchHandler
+from messaging.dispatch.handler import FunctionHandler as FunctionHandler
 from messaging.dispatch.handler import HandlerDTO as HandlerDTO
 from messaging.dispatch.handler import LaneHandler as LaneHandler
 from messaging.dispatch.handler import Terms as Terms

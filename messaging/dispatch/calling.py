@@ -6,23 +6,28 @@ import asyncio
 import functools
 import inspect
 import math
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reactivex import Observable
 
+from messaging.environment.signals import is_interrupt
 from messaging.errors import ClosedError, DeadlineError
 from messaging.errors.checks import check_result
+from messaging.errors.text import SafeLog
 from messaging.execution import Flag, callbacks_of, clock
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from reactivex import abc as rx
 
     from messaging.services import ServiceRegistration
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+
+logger = SafeLog(__name__)
 
 #: interval at which a waiting thread checks that the event loop is still open, seconds
 _CHECK_INTERVAL: Final = 0.5
@@ -101,7 +106,7 @@ async def _awaited(awaitable: Any) -> Any:
     try:
         return await awaitable
     except (KeyboardInterrupt, SystemExit) as error:
-        if threading.current_thread() is threading.main_thread():
+        if is_interrupt(error):
             raise
         # it would end the event loop, which other handlers share
         raise RuntimeError(f"a handler raised {type(error).__name__}") from error
@@ -112,6 +117,45 @@ def _abandon(*awaitables: Any) -> None:
     for each in awaitables:
         if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
             each.close()
+
+
+class contained:  # noqa: N801  # reads as a statement: with contained(failed)
+    """Call a function with the exception that the block of a ``with`` statement raises, and go on after the block.
+
+    The block calls code of the application, which may raise anything. An interrupt of the program goes on.
+
+    Args:
+        failed: called with the exception, on the thread of the block.
+        arguments: of ``failed``, before the exception.
+    """
+
+    __slots__ = ("_arguments", "_failed")
+
+    def __init__(self, failed: Callable[..., object], *arguments: object) -> None:
+        self._failed = failed
+        self._arguments = arguments
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        if error is None or is_interrupt(error):
+            return False
+        self._failed(*self._arguments, error)
+        return True
+
+
+def fail_observer(observer: rx.ObserverBase[Any], who: str, error: BaseException) -> None:
+    """Pass its own exception to an observer whose subscription has ended by it, and log it.
+
+    Args:
+        observer: the observer.
+        who: names it in the log.
+        error: what it raised.
+    """
+    logger.error("%s failed; subscription closed", who, exc_info=error)
+    with contained(lambda raised: logger.error("%s failed in on_error; the error is dropped", who, exc_info=raised)):
+        observer.on_error(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
 
 def too_long(seconds: float) -> str:

@@ -6,17 +6,17 @@ import atexit
 import contextlib
 from collections.abc import Iterable, Mapping
 from threading import Lock, get_ident
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.dispatch.dispatcher import when_all_done
 from messaging.dispatch.handler import Tolerance, check_count, dto_of
 from messaging.dispatch.permission import TopicPolicy
 from messaging.environment.forks import LiveObjects
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Pool, Promise, clock, may_block, seconds, workers
+from messaging.execution import Closeable, Pool, Promise, clock, may_block, seconds, workers
 from messaging.services import ServiceRegistry, default_registry
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _CHECK_INTERVAL: Final = 0.001
 _open: Final = LiveObjects["EventService"]()
 
 
-class EventService:
+class EventService(Closeable):
     """The part of an event service that all of them share: handlers, threads, flushing and closing. Thread safe.
 
     It accepts events until it is closed, and delivers what it accepted.
@@ -117,13 +117,10 @@ class EventService:
         self.is_open = True
         workers().hold(self)
         _open.add(self)
-        try:
+        with on_failure(self.close):
             self.dispatcher.open()
             for interface, service, properties in services:
                 self._registrations.append(self.services.register(interface, service, properties))
-        except BaseException:
-            self.close()
-            raise
 
     def refuse_closed(self) -> None:
         """Raise ``ClosedError`` unless the service is open."""
@@ -247,18 +244,11 @@ class EventService:
         self.refuse_closed()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     async def __aenter__(self) -> Self:
         self.refuse_closed()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

@@ -7,11 +7,13 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from messaging.dispatch.calling import name_of, run_elsewhere, too_long
 from messaging.dispatch.topics import TYPED_EVENTS
+from messaging.environment.signals import is_interrupt
 from messaging.errors import ArgumentError
 from messaging.errors.checks import is_coroutine
 from messaging.errors.text import SafeLog
@@ -156,7 +158,8 @@ class DispatchHandler(abc.ABC, Generic[E]):
         #: events it failed on: in a row, and in all
         self.failures_in_a_row = 0
         self.failures = 0
-        self._block = block
+        #: has the dispatcher block it because of a delivery from a lane, for a reason
+        self.block: Callable[[Lane, str], object] = partial(block, self)
 
     @property
     @abc.abstractmethod
@@ -220,10 +223,6 @@ class DispatchHandler(abc.ABC, Generic[E]):
     def describe(self, event: E) -> str:
         """Return how the log names ``event``."""
 
-    def block(self, lane: Lane, reason: str) -> None:
-        """Have the dispatcher block it because of a delivery from ``lane``."""
-        self._block(self, lane, reason)
-
     def failed(self, event: E, error: BaseException) -> None:
         """Count and log that it failed on ``event``; block it if that is once too often."""
         lane = self.lane
@@ -235,7 +234,74 @@ class DispatchHandler(abc.ABC, Generic[E]):
             self.block(lane, f"it failed on {self.failures_in_a_row} events in a row")
 
 
-class LaneHandler(DispatchHandler[E]):
+class FunctionHandler(DispatchHandler[E]):
+    """A handler that is one function: what calls it, and contains what it raises."""
+
+    #: whether its deliveries raise interrupts of the program, which are not the failure of the handler that they meet
+    passes_interrupts = False
+
+    @property
+    @abc.abstractmethod
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of its coroutines."""
+
+    @abc.abstractmethod
+    def call(self, event: E) -> Any:
+        """Call the function with ``event``, if it is fit for it; return the result."""
+
+    def deliver(self, event: E, wait: Callable[[Any], object] | None = None) -> None:
+        """Call the function, and contain what it raises. On a delivery thread, or on the thread that waits for it.
+
+        Args:
+            event: the event.
+            wait: waits for the result of a function that acts like a coroutine function without being one; by default
+                until it is there.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: with ``passes_interrupts``, on the main thread. Nothing else.
+        """
+        try:
+            result = self.call(event)
+            if result is not None and isawaitable(result):
+                if wait is None:
+                    run_elsewhere(result, self.loop)
+                else:
+                    wait(result)
+        except BaseException as error:  # no exception of one handler may keep events from the others
+            if self.passes_interrupts and is_interrupt(error):
+                raise
+            self.failed(event, error)
+        else:
+            if self.failures_in_a_row:
+                self.failures_in_a_row = 0
+
+    async def deliver_async(self, event: E) -> None:
+        """Call a coroutine function as :meth:`deliver` does, on its event loop."""
+        try:
+            result = self.call(event)
+            if result is not None:
+                await result
+        except BaseException as error:
+            if self._ends_task(error):
+                raise
+            self.failed(event, error)
+        else:
+            if self.failures_in_a_row:
+                self.failures_in_a_row = 0
+
+    def _ends_task(self, error: BaseException) -> bool:
+        """Return whether ``error`` ends the task or the program, and is not raised by what the handler awaited."""
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            return task is not None and task.cancelling() > 0  # by the lane or the sender
+        if isinstance(error, GeneratorExit):
+            return (
+                not self.loop.is_running()
+            )  # the closed loop discards its coroutines: nothing may be awaited any more
+        return self.passes_interrupts and is_interrupt(error)
+
+
+class LaneHandler(FunctionHandler[E]):
     """A handler that receives its events from a lane of its own.
 
     Args:
@@ -270,6 +336,11 @@ class LaneHandler(DispatchHandler[E]):
         return f"{self.reference!r} ({name_of(self.function)})"
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of its coroutines."""
+        return self._loop or handlers_loop()
+
+    @property
     def waiting(self) -> int:
         """Number of events in its lane."""
         return len(self.lane)
@@ -285,8 +356,8 @@ class LaneHandler(DispatchHandler[E]):
         """Return a lane for it; one that is held delivers nothing before it is released."""
         options: dict[str, Any] = {"timeout": self.timeout, "stalled": self._stalled, "is_held": is_held}
         if self._loop is None:
-            return ThreadLane(self.receive, self._pool, self.name, **options)
-        return LoopLane(self._receive_async, self._loop, self._pool, self.name, **options)
+            return ThreadLane(self.deliver, self._pool, self.name, **options)
+        return LoopLane(self.deliver_async, self._loop, self._pool, self.name, **options)
 
     def removed(self) -> None:
         """Drop the events that wait for it."""
@@ -314,43 +385,6 @@ class LaneHandler(DispatchHandler[E]):
         if isinstance(lane, LoopLane):
             lane.task.cancel()
         self.block(lane, too_long(lane.timeout))
-
-    # --- events
-
-    @abc.abstractmethod
-    def call(self, event: E) -> Any:
-        """Call the function with ``event``, if it is fit for it; return the result."""
-
-    def receive(self, event: E) -> None:
-        """Deliver ``event``; never raises. On a delivery thread."""
-        try:
-            result = self.call(event)
-            if result is not None and isawaitable(result):
-                # of a function that acts like a coroutine function without being one
-                run_elsewhere(result, self._loop or handlers_loop())
-        except BaseException as error:  # noqa: BLE001  # no exception of one handler may keep events from the others
-            self.failed(event, error)
-        else:
-            if self.failures_in_a_row:
-                self.failures_in_a_row = 0
-
-    async def _receive_async(self, event: E) -> None:
-        try:
-            result = self.call(event)
-            if result is not None:
-                await result
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise  # the lane or its loop ends: see LoopLane
-            self.failed(event, error)  # raised by something that the handler awaited
-        except BaseException as error:
-            if isinstance(error, GeneratorExit) and self._loop is not None and not self._loop.is_running():
-                raise  # the closed loop's coroutines are being discarded: nothing may be awaited any more
-            self.failed(event, error)
-        else:
-            if self.failures_in_a_row:
-                self.failures_in_a_row = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from messaging.distributedeventing.sources import EventSources
 from messaging.distributedeventing.subscription import EventSubscription
 from messaging.distributedeventing.whiteboard import DistributableEventConsumer, PushEventConsumer
 from messaging.distributedeventing.whiteboard import DistributedEventConstants as Names
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, MessagingError
 from messaging.errors.checks import check_instance
 from messaging.execution import Promise, may_block, seconds
@@ -197,13 +198,10 @@ class DistributedEventAdmin(EventService):
             profile = MemberProfile(self.title, self.name, DISTRIBUTED_EVENTS, self.qos)
             self.node = EventNode(profile, facing, instance, network)
         self._publishing.node = self.node
-        try:
+        with on_failure(self._release):
             reporter = PartReporter("distributed_event_admin", self.name, self.get_dto, self.problems)
             self.open([(DistributedEventAdmin, self, self._properties), (Reporter, reporter, self._properties)])
             self._sources.open()
-        except BaseException:
-            self._release()
-            raise
         if facing is not None:
             facing.open()
         self._changed()

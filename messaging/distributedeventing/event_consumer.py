@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from messaging.dispatch import DispatchHandler, run_elsewhere, too_long
+from messaging.dispatch import DispatchHandler, contained, run_elsewhere, too_long
 from messaging.distributedeventing.events import DispatchedEvent
 from messaging.distributedeventing.queues import ConsumerQueue, QueuedEvent
 from messaging.distributedeventing.whiteboard import (
@@ -89,7 +89,7 @@ class ConsumerObject:
         consumer = self._consumer
         event: DispatchedEvent = queued if isinstance(queued, DispatchedEvent) else queued.event
         delay = 0.0
-        try:
+        with contained(self._failed, event):
             push_event = self._push_event(event)
             if push_event is not None:
                 accept = self._accept or self._fetch()
@@ -98,14 +98,15 @@ class ConsumerObject:
                     if isawaitable(result):
                         result = run_elsewhere(result, consumer.loop, consumer.timeout)
                     delay = self._back_pressure(result)
-        except BaseException as error:  # no exception of a consumer may keep events from others
-            consumer.failures += 1
-            logger.error("%s: %s failed on an event on %r", consumer.title, consumer.name, event.topic, exc_info=error)
-            consumer.discard(self, f"it raised {type(error).__name__}")
-        finally:
-            if not isinstance(queued, DispatchedEvent):
-                self._end(queued, event)
+        if not isinstance(queued, DispatchedEvent):
+            self._end(queued, event)
         return delay
+
+    def _failed(self, event: DispatchedEvent, error: BaseException) -> None:
+        consumer = self._consumer
+        consumer.failures += 1
+        logger.error("%s: %s failed on an event on %r", consumer.title, consumer.name, event.topic, exc_info=error)
+        consumer.discard(self, f"it raised {type(error).__name__}")
 
     def _end(self, queued: QueuedEvent, event: DispatchedEvent) -> None:
         """Note that an event was delivered that a notification waits for, or that ends a session."""

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.dispatch import DISTRIBUTED_EVENTS
+from messaging.dispatch import DISTRIBUTED_EVENTS, contained
 from messaging.distributedeventing.events import ABORT, CONTINUE, PushEvent
 from messaging.distributedeventing.whiteboard import DistributedEventConstants as Names
 from messaging.distributedeventing.whiteboard import PushEventConsumer, PushEventSource, is_hidden
@@ -182,13 +182,20 @@ class EventSources:
     def _review_all(self) -> None:
         self._is_due = False
         for source in [*self._take_retired(), *self._sources.values()]:
-            try:
+            with contained(self._failed, source):
                 self._review(source)
-            except BaseException as error:  # a source may raise anything
-                logger.error(
-                    "%s: the source %r on %r failed; it stays registered",
-                    self._title, source.reference, source.topic, exc_info=error,
-                )  # fmt: skip
+
+    def _failed(self, source: _RegisteredSource, error: BaseException) -> None:
+        """Log the exception of a source, and end the session of one that could not be opened."""
+        logger.error(
+            "%s: the source %r on %r failed; it stays registered",
+            self._title, source.reference, source.topic, exc_info=error,
+        )  # fmt: skip
+        session, source.session = source.session, None
+        if session is not None:
+            source.has_ended = True  # not opened again at once
+            with contained(self._failed, source):
+                session.error(error if isinstance(error, Exception) else RuntimeError(type(error).__name__))
 
     def _take_retired(self) -> list[_RegisteredSource]:
         return [self._retired.popleft() for _ in range(len(self._retired))]
@@ -219,13 +226,7 @@ class EventSources:
                 self.review()
 
         channel = _SourceOutlet(session, ended, lambda: self._has_consumer(source.topic))
-        try:
-            source.handle = check_result(getattr(service, "open", service)(channel), "an event source")
-        except BaseException as error:
-            source.has_ended = True  # not opened again at once
-            source.session = None
-            session.error(error if isinstance(error, Exception) else RuntimeError(type(error).__name__))
-            raise
+        source.handle = check_result(getattr(service, "open", service)(channel), "an event source")
 
     @staticmethod
     def _end(source: _RegisteredSource) -> None:

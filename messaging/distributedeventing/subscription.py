@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reactivex.disposable import Disposable
 
-from messaging.dispatch import PlainObservable
+from messaging.dispatch import PlainObservable, contained, fail_observer
 from messaging.distributedeventing.events import ABORT, CONTINUE, PushEvent
 from messaging.errors import EventQueueOverflowError, StreamConsumedError
 from messaging.errors.checks import check_instance
-from messaging.errors.text import SafeLog, tolerant
+from messaging.errors.text import tolerant
 from messaging.execution import Closeable, Serial
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from reactivex import abc as rx
 
     from messaging.execution import Promise
-
-logger = SafeLog(__name__)
 
 T = TypeVar("T")
 
@@ -118,7 +116,7 @@ class EventSubscription(PlainObservable[T], Closeable):
             item = self._items.popleft()
             if self._is_over:
                 continue
-            try:
+            with contained(self._fail, observer):
                 if isinstance(item, tuple) and len(item) == 2 and item[0] is _END:
                     self._is_over = True
                     if item[1] is None:
@@ -127,17 +125,11 @@ class EventSubscription(PlainObservable[T], Closeable):
                         observer.on_error(item[1])
                 else:
                     observer.on_next(item)
-            except Exception as error:
-                self._is_over = True
-                logger.error("subscription to %r: its observer failed; subscription closed", self.topic, exc_info=error)
-                self.close()
-                self._tell(observer, error)
 
-    def _tell(self, observer: rx.ObserverBase[T], error: Exception) -> None:
-        try:
-            observer.on_error(error)
-        except Exception:
-            logger.exception("subscription to %r: its observer failed in on_error; the error is dropped", self.topic)
+    def _fail(self, observer: rx.ObserverBase[T], error: BaseException) -> None:
+        self._is_over = True
+        self.close()
+        fail_observer(observer, f"subscription to {self.topic!r}: its observer", error)
 
     # --- closing
 

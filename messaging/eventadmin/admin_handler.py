@@ -13,12 +13,12 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import isawaitable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import (
     EVENT_ADMIN,
-    DispatchHandler,
+    FunctionHandler,
     Terms,
     TopicPermission,
     check_principal,
@@ -82,12 +82,6 @@ class HandlerFunction:
         #: whether it is a coroutine function; ``None`` before it is made
         self.is_coroutine: bool | None = None
         self.is_released = False
-
-    @property
-    def name(self) -> str:
-        """Its name in the log: the service, and the function once it is made."""
-        function = self.current
-        return f"{self._reference!r}{'' if function is None else f' ({name_of(function)})'}"
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -235,7 +229,7 @@ def _read_delivery(value: Any) -> bool:
     return Names.DELIVERY_ASYNC_ORDERED in several or Names.DELIVERY_ASYNC_UNORDERED not in several
 
 
-class AdminHandler(DispatchHandler[Event]):
+class AdminHandler(FunctionHandler[Event]):
     """A handler of an EventAdmin.
 
     Args:
@@ -247,6 +241,7 @@ class AdminHandler(DispatchHandler[Event]):
     """
 
     terms: AdminTerms
+    passes_interrupts = True
 
     def __init__(
         self,
@@ -271,12 +266,13 @@ class AdminHandler(DispatchHandler[Event]):
     @property
     def name(self) -> str:
         """Its name in the log: its service, and its function once that is made."""
-        return self.function.name
+        function = self.function.current
+        return f"{self.reference!r}{'' if function is None else f' ({name_of(function)})'}"
 
     @property
     def waiting(self) -> int:
         """Number of events that wait for it, without those in the queue of all handlers."""
-        return self.inbox.waiting
+        return sum(map(len, self.inbox.lanes))
 
     @property
     def dropped(self) -> int:
@@ -344,6 +340,16 @@ class AdminHandler(DispatchHandler[Event]):
             )  # fmt: skip
             return False
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of its coroutines."""
+        return self.function.loop
+
+    def call(self, event: Event) -> Any:
+        """Call the function, unless the service was unregistered; make it first if necessary."""
+        function = self.function.current or self.function.fetch()
+        return None if function is None else function(event)
+
     def receive(
         self,
         event: Event,
@@ -364,23 +370,12 @@ class AdminHandler(DispatchHandler[Event]):
         """
         token = self._context.enter(event, is_quiet)
         try:
-            source = self.function
-            function = source.current or source.fetch()
-            result = None if function is None else function(event)
-            if result is not None and isawaitable(result):
-                self._wait_for(result, limit, waiting_loop)
-        except BaseException as error:  # no other exception of one handler may keep events from the others
-            if is_interrupt(error):
-                raise
-            self.failed(event, error)
-        else:
-            if self.failures_in_a_row:
-                self.failures_in_a_row = 0
+            self.deliver(event, partial(self._wait_for, limit, waiting_loop))
         finally:
             leave(token)
 
-    def _wait_for(self, awaitable: Any, limit: float, waiting_loop: asyncio.AbstractEventLoop | None) -> None:
-        loop = awaitable.get_loop() if asyncio.isfuture(awaitable) else self.function.loop
+    def _wait_for(self, limit: float, waiting_loop: asyncio.AbstractEventLoop | None, awaitable: Any) -> None:
+        loop = awaitable.get_loop() if asyncio.isfuture(awaitable) else self.loop
         if loop is waiting_loop or loop is running_loop():
             if inspect.iscoroutine(awaitable):
                 awaitable.close()
@@ -409,24 +404,7 @@ class AdminHandler(DispatchHandler[Event]):
         """Deliver ``event`` on the event loop of the handler."""
         token = self._context.enter(event)
         try:
-            function = self.function.fetch()
-            result = None if function is None else function(event)
-            if result is not None:
-                await result
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise  # the sender was cancelled
-            self.failed(event, error)  # raised by something that the handler awaited
-        except GeneratorExit:
-            raise  # its loop was closed: nothing may be awaited any more
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            self.failed(event, error)
-        else:
-            if self.failures_in_a_row:
-                self.failures_in_a_row = 0
+            await self.deliver_async(event)
         finally:
             leave_anywhere(token)
 
@@ -437,8 +415,3 @@ class AdminHandler(DispatchHandler[Event]):
             self.failed(event, error)
         finally:
             leave(token)
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Return whether ``error`` ends the program: it is not the failure of the handler that happened to run."""
-    return isinstance(error, (KeyboardInterrupt, SystemExit)) and threading.current_thread() is threading.main_thread()

@@ -88,11 +88,6 @@ class EventInbox:
         return self._earlier if lane is self._queue else [*self._earlier, lane]
 
     @property
-    def waiting(self) -> int:
-        """Number of events in the lanes of its own."""
-        return sum(map(len, self.lanes))
-
-    @property
     def dropped(self) -> int:
         """Number of events that found no room, or waited when the handler was blocked."""
         return self._dropped_before + (0 if self.lane is self._queue else self.lane.dropped)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 from messaging.dispatch import TYPED_EVENTS, TopicPermission, parse_filter
 from messaging.dispatch.eventdata import WireEvent
 from messaging.dispatch.eventnetwork import EventNetwork, EventNode, MemberProfile, NodeDTO, framework_uuid, last_hop
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, InvalidEventError, MessagingError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
@@ -110,11 +111,8 @@ class BusConnection(Closeable):
         name = f"{bus.bus.name}/{instance.name}"
         reporter = PartReporter("typed_event_bus_connection", name, self.get_dto, self._node.problems)
         self._reporter = register_reporter(bus.bus.services, reporter)
-        try:
+        with on_failure(self._reporter.unregister):
             bus.add(self)
-        except BaseException:
-            self._reporter.unregister()
-            raise
 
     # --- outbound
 

@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reactivex.disposable import Disposable
 
-from messaging.dispatch import PlainObservable, TopicFilter, TopicPermission, check_count, is_topic
+from messaging.dispatch import (
+    PlainObservable,
+    TopicFilter,
+    TopicPermission,
+    check_count,
+    contained,
+    fail_observer,
+    is_topic,
+)
 from messaging.dispatch.eventdata import microseconds, time_of
 from messaging.dispatch.eventnetwork import MAX_PAST, TYPED, ArrivedEvent, PastRequest, TopicInterest
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError
@@ -111,21 +119,17 @@ def emit(
     disposed: list[None],
 ) -> None:
     """Emit events and the end. An observer that raises gets its error, and no more events."""
-    try:
+    with contained(fail_observer, observer, f"{title}: replay observer"):
         for each in events:
             if disposed:
                 return
             observer.on_next(each)
-    except Exception as raised:
-        logger.exception("%s: replay observer failed: %s; subscription closed", title, type(raised).__name__)
-        observer.on_error(raised)
-        return
-    if disposed:
-        return
-    if error is None:
-        observer.on_completed()
-    else:
-        observer.on_error(error)
+        if disposed:
+            return
+        if error is None:
+            observer.on_completed()
+        else:
+            observer.on_error(error)
 
 
 def read_history(history: int | datetime | timedelta, limit: int) -> tuple[Callable[[], datetime] | None, int]:

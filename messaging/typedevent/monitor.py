@@ -17,10 +17,13 @@ from messaging.dispatch import (
     TopicPermission,
     check_principal,
     check_topic,
+    contained,
+    fail_observer,
     parse_filter,
     when_all_done,
 )
 from messaging.dispatch.eventdata import to_map
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, InvalidEventError, NullEventError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog
@@ -170,7 +173,7 @@ class Tap:
         self.lane.put(_END)
 
     def _receive(self, item: Any) -> None:
-        try:
+        with contained(self._fail):
             if item is _MORE:
                 if self._advance(_STEP):
                     self.lane.put(_MORE)
@@ -180,8 +183,6 @@ class Tap:
                 self._observer.on_completed()
             else:
                 self._emit(item)
-        except BaseException as error:  # noqa: BLE001  # an observer may raise anything without affecting others
-            self._fail(error)
 
     def _advance(self, steps: int) -> bool:
         """Emit some past events; return whether there may be more.
@@ -220,15 +221,7 @@ class Tap:
 
     def _fail(self, error: BaseException) -> None:
         self.dispose()
-        logger.error(
-            "%s: a monitor's observer failed; subscription closed", self._monitor.dispatcher.name, exc_info=error
-        )
-        try:
-            self._observer.on_error(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-        except BaseException:
-            logger.exception(
-                "%s: a monitor's observer failed in on_error; the error is dropped", self._monitor.dispatcher.name
-            )
+        fail_observer(self._observer, f"{self._monitor.dispatcher.name}: a monitor's observer", error)
 
     def dispose(self) -> None:
         """Unsubscribe, and release its pending events."""
@@ -324,11 +317,8 @@ class TypedEventMonitor:
 
         def subscribe(observer: rx.ObserverBase[MonitorEvent], _: Any = None) -> rx.DisposableBase:
             tap = Tap(self, observer, principal, topics, limit)
-            try:
+            with on_failure(tap.dispose):  # the observable passes the exception to on_error()
                 begin(tap)
-            except BaseException:
-                tap.dispose()
-                raise  # the observable passes it to on_error()
             return Disposable(tap.dispose)
 
         return PlainObservable(subscribe)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.dispatch import TopicFilter, is_topic, parse_filter
 from messaging.environment.forks import LiveObjects
+from messaging.environment.signals import on_failure
 from messaging.errors import JournalError, JournalRangeError, JournalUnreadableError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, clock, start_thread, workers
@@ -174,7 +175,7 @@ class EventStore:
             timeout=_WRITE_TIMEOUT,
             option="durable_history",
         )
-        try:
+        with on_failure(self.journal.close):
             self._guarantees = Guarantees(self.journal, options.max_bytes)
             self._sequences = Sequences(self.journal.folder, self._refill(history), title)
             history.sequence = self._sequences.first - 1
@@ -183,9 +184,6 @@ class EventStore:
                 start_thread(self._run, "messaging-history")
             except RuntimeError as error:
                 raise self.journal.folder.error(JournalError, f"cannot store events: {error}") from error
-        except BaseException:  # an interrupt, too
-            self.journal.close()
-            raise
         _stores.add(self)
 
     def _refill(self, history: EventHistory) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from messaging.errors import ClosedError
 from messaging.errors.text import tolerant
+from messaging.execution import Closeable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class TypedEventPublisher(Generic[T]):
+class TypedEventPublisher(Closeable, Generic[T]):
     """Publishes events to one topic. A context manager that closes it. Thread safe.
 
     ``TypedEventBus.create_publisher`` makes it, and checks topic and permission. They are not checked again (157.3.4):
@@ -68,9 +69,6 @@ class TypedEventPublisher(Generic[T]):
     def __enter__(self) -> Self:
         self._refuse_closed()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @tolerant
     def __repr__(self) -> str:
