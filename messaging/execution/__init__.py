@@ -10,6 +10,7 @@ from messaging.execution.backoff import doubled as doubled
 from messaging.execution.backoff import jitter as jitter
 from messaging.execution.clock import clock as clock
 from messaging.execution.closing import Closeable as Closeable
+from messaging.execution.closing import Startable as Startable
 from messaging.execution.deadlines import Deadlines as Deadlines
 from messaging.execution.lanes import LIMIT as LIMIT
 from messaging.execution.lanes import Lane as Lane

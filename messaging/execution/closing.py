@@ -1,4 +1,4 @@
-"""Objects that a ``with`` statement closes."""
+"""Objects that a ``with`` statement starts and closes."""
 
 from __future__ import annotations
 
@@ -20,3 +20,16 @@ class Closeable(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Startable(Closeable):
+    """An object with a ``start`` as well, which the beginning of a ``with`` statement calls."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Start the object, and return it."""
+
+    def __enter__(self) -> Self:
+        return self.start()

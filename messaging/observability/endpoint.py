@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Final, Self
 from messaging.errors import ClosedError, MissingExtraError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog
+from messaging.execution import Startable
 from messaging.observability.health import check_health, check_readiness
 from messaging.observability.web import HttpAnswer, HttpRequest, WebServer, check_port, is_loopback, text_answer
 from messaging.services import ServiceRegistry, default_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 logger = SafeLog(__name__)
 
@@ -35,7 +35,7 @@ MAX_CONNECTIONS: Final = 16
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
-class MonitoringEndpoint:
+class MonitoringEndpoint(Startable):
     """Serves ``/healthz``, ``/readyz`` and ``/metrics``. Thread safe.
 
     ::
@@ -101,14 +101,6 @@ class MonitoringEndpoint:
             server, self._server = self._server, None
         if server is not None:
             server.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _answer(self, request: HttpRequest) -> HttpAnswer:
         if request.method not in ("GET", "HEAD"):

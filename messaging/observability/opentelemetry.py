@@ -139,11 +139,11 @@ class OpenTelemetryInterceptor(Interceptor):
         self._inject(carrier, trace.set_span_in_context(span, parent))
         if carrier:
             outbound.add_headers(carrier)
-        return _Publication(self, span, outbound.instance, operation, channel).settle
+        return _PublicationSpan(self, span, outbound.instance, operation, channel).settle
 
     def intercept_process(self, inbound: InboundMessage) -> AbstractContextManager[object] | None:
         """See :class:`messaging.interception.Interceptor`."""
-        return _Processing(self, inbound)
+        return _ProcessingSpan(self, inbound)
 
     # --- parts of both
 
@@ -287,7 +287,7 @@ class _Metrics:
         )  # fmt: skip
 
 
-class _Publication:
+class _PublicationSpan:
     """The span of an outgoing message."""
 
     __slots__ = ("_channel", "_instance", "_operation", "_owner", "_span", "_start")
@@ -321,7 +321,7 @@ class _Publication:
         )
 
 
-class _Processing:
+class _ProcessingSpan:
     """The span of a received message, current while it is processed."""
 
     __slots__ = ("_inbound", "_owner", "_span", "_start", "_token")

@@ -114,7 +114,7 @@ class WebServer(http.server.HTTPServer):
         #: connections that have a place, the oldest first -> whether they have sent their request
         self._open: dict[Any, bool] = {}
         try:
-            super().__init__((host, port), _Connection)
+            super().__init__((host, port), _HttpConnection)
         except (OSError, OverflowError, UnicodeError) as error:
             raise ConfigurationError(f"{title} {host}:{port}: cannot listen: {error}") from None
         self.port = int(self.server_address[1])
@@ -178,7 +178,7 @@ def _cut(request: socket.socket) -> None:
         request.shutdown(socket.SHUT_RDWR)
 
 
-class _Connection(http.server.BaseHTTPRequestHandler):
+class _HttpConnection(http.server.BaseHTTPRequestHandler):
     """One request of one connection."""
 
     server: WebServer

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.connection.properties import FEATURE_PROPERTY, NAME_PROPERTY
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, BoundReachedError
 from messaging.errors.text import visible
 from messaging.execution import clock
@@ -99,11 +100,8 @@ class Inspection:
         self._left = MAX_BYTES
         self.failure: Exception | None = None
         self._stream = service.subscribe(context)
-        try:
+        with on_failure(self._stream.close):
             self._stream.subscribe(self._receive, self._fail)
-        except BaseException:
-            self._stream.close()
-            raise
 
     def _receive(self, message: Message) -> None:
         payload = message.payload

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Flag, seconds, start_thread
+from messaging.execution import Closeable, Flag, seconds, start_thread
 from messaging.instance import Messaging
 from messaging.model import ANY_LEVEL, ANY_LEVELS, SEPARATOR, Features, MessageContextBuilder, check_name
 from messaging.observability.monitor.masking import Masking
@@ -40,7 +39,7 @@ _EXPIRY_INTERVALS: Final = 10.0
 _CLOSE_SECONDS: Final = 2.0
 
 
-class SnapshotPublisher:
+class SnapshotPublisher(Closeable):
     """Publishes the snapshots of this process to ``CHANNEL/PROCESS``. A context manager, which starts and ends it.
 
     ``messaging monitor URL`` shows the processes that publish at a broker. A snapshot is published at once, and
@@ -106,11 +105,6 @@ class SnapshotPublisher:
             raise ClosedError("a SnapshotPublisher is entered once; make another one")
         self._thread = start_thread(self._run, "messaging-snapshots")
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Publish no more, and remove the process from the monitors; waits for at most 4 seconds. Idempotent."""

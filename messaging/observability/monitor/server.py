@@ -12,10 +12,11 @@ import threading
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from messaging.environment.signals import on_failure
 from messaging.errors import BoundReachedError, ClosedError, MessagingError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog
-from messaging.execution import Flag, clock, start_thread
+from messaging.execution import Flag, Startable, clock, start_thread
 from messaging.instance import Messaging
 from messaging.observability.monitor.access import HEADERS, Access, find_token
 from messaging.observability.monitor.board import Board, BoardChange
@@ -31,7 +32,6 @@ from messaging.services import ServiceRegistry, default_registry
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Generator, Iterable
-    from types import TracebackType
 
 logger = SafeLog(__name__)
 
@@ -55,7 +55,7 @@ _HEARTBEAT: Final = 15.0
 _EVENTS: Final = {"Content-Type": "text/event-stream; charset=utf-8"}
 
 
-class Monitor:
+class Monitor(Startable):
     """Serves the live page. A context manager, which starts and ends it. Thread safe.
 
     ::
@@ -155,13 +155,10 @@ class Monitor:
         server = self._server = WebServer("monitor", self.host, self.port, self._answer, HEADERS, _MAX_CONNECTIONS)
         self.port = server.port
         server.start()
-        try:
+        with on_failure(self.close):
             if self._m is not None:
                 self._published = PublishedSnapshots(self._m, self._channel, self._masking)
             self._thread = start_thread(self._watch, "messaging-monitor")
-        except BaseException:
-            self.close()
-            raise
         logger.info("monitor: %s", self.url)
         return self
 
@@ -177,14 +174,6 @@ class Monitor:
         self._inspector.close()
         if self._published is not None:
             self._published.close()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- on the thread of the monitor
 
