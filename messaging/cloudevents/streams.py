@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from messaging.cloudevents.bindings import Binding, Mode, from_message, merged_headers, parts_of
 from messaging.codecs import encode
@@ -11,12 +11,11 @@ from messaging.errors.text import SafeLog
 from messaging.model import Features
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from cloudevents.core.base import BaseCloudEvent
 
     from messaging.cloudevents.event import CloudEvent
     from messaging.execution import Promise
+    from messaging.instance import Messaging
 
 logger = SafeLog(__name__)
 
@@ -26,24 +25,8 @@ OnInvalid = Literal["raise", "reject", "skip"]
 _BINARY_NEEDS: Final = frozenset({Features.MESSAGE_PROPERTIES, Features.EXTENSION_HEADERS})
 
 
-class Publisher(Protocol):
-    """The view of a :class:`~messaging.Messaging` instance that :func:`publish` needs."""
-
-    @property
-    def features(self) -> frozenset[str]:
-        """Return the announced features."""
-
-    @property
-    def runtime(self) -> Any:
-        """Return the runtime service, which names the protocols."""
-
-    @property
-    def publish(self) -> Any:
-        """Return the method that publishes."""
-
-
 def publish(
-    m: Publisher,
+    m: Messaging,
     channel: str,
     event: BaseCloudEvent,
     mode: Mode | None = None,
@@ -89,7 +72,7 @@ def publish(
     if content_encoding:
         payload, _ = encode(payload, content_type, content_encoding)
     merged = merged_headers(headers, context.pop("headers", None))
-    promise: Promise[None] = send(
+    return send(
         channel,
         payload,
         content_type=content_type,
@@ -97,7 +80,6 @@ def publish(
         headers=merged or None,
         **context,
     )
-    return promise
 
 
 class EventStream:
@@ -177,19 +159,15 @@ class EventStream:
         self._stream.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stream.__exit__(kind, error, traceback)
+    def __exit__(self, *details: object) -> None:
+        self._stream.__exit__(*details)
 
     async def __aenter__(self) -> Self:
         await self._stream.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._stream.__aexit__(kind, error, traceback)
+    async def __aexit__(self, *details: object) -> None:
+        await self._stream.__aexit__(*details)
 
 
 def events(stream: Any, *, on_invalid: OnInvalid | None = None) -> EventStream:
