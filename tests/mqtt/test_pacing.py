@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from messaging.testing.tables import table
-from messaging_adapters.mqtt.reading import BUSY, PAUSE, WORTH, ReadPacer
+from messaging_adapters.mqtt.connection import BUSY, PAUSE, WORTH, ReadPacer
 
 
 def feed(pacer: ReadPacer, start: float, seconds: float, rate: float, count: int) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from messaging.errors import AuthenticationError, ConnectFailedError, Connection
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
-from messaging_adapters.mqtt import packets, paho_socket
+from messaging_adapters.mqtt import control, packets
 from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.conftest import both_versions
 from tests.mqtt.harness import Core, connected, lasting
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("needs_mosquitto", "way")
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How paho gets its socket in this test."""
     if request.param == "loopback":
-        monkeypatch.setattr(paho_socket, "TESTED_RELEASES", frozenset())
-    assert paho_socket.is_tested() is (request.param == "memory")
+        monkeypatch.setattr(control, "TESTED_RELEASES", frozenset())
+    assert control.is_tested() is (request.param == "memory")
     return str(request.param)
 
 
@@ -131,7 +131,7 @@ async def test_a_connection_that_ends_or_is_cancelled_leaves_no_socket(way: str)
 
 def test_closing_while_it_connects_leaves_no_socket(way: str) -> None:
     """One that is left open is a warning when it is collected, and so an error here."""
-    carrier = paho_socket.new_socket(paho_socket.mqtt.CallbackAPIVersion.VERSION2)
+    carrier = control.new_socket(control.mqtt.CallbackAPIVersion.VERSION2)
 
     def connect(host: str, port: int) -> None:
         carrier.client.connect(host, port)
@@ -147,7 +147,7 @@ async def test_packet_ids_in_use_are_skipped(monkeypatch: pytest.MonkeyPatch) ->
         options = packets.subscribe_options(0, no_local=False, as_published=False, retain_handling=0)
         established = core.adapter.session.connection
         assert established is not None
-        monkeypatch.setattr(core.adapter.session, "uses", lambda each: each < 200)
+        monkeypatch.setattr(core.adapter.session.window, "handshakes", dict.fromkeys(range(200)))
         request = asyncio.create_task(established.requests.subscribe("a", options, None))
         body = await connection.suback()
         assert body[:2] == (200).to_bytes(2, "big")
@@ -155,11 +155,11 @@ async def test_packet_ids_in_use_are_skipped(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_unknown_release_is_logged(way: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, paho_socket.__name__):
-        paho_socket.new_socket(paho_socket.mqtt.CallbackAPIVersion.VERSION2).close()
+    with caplog.at_level(logging.INFO, control.__name__):
+        control.new_socket(control.mqtt.CallbackAPIVersion.VERSION2).close()
     assert ("loopback interface" in caplog.text) is (way == "loopback")
 
 
 @table("release, known", [("2.2.0", True), ("2.2.7", True), ("2.20.0", False), ("3.0", False)])
 def test_only_tested_releases_are_reached_below(way: str, release: str, known: bool) -> None:
-    assert paho_socket.is_tested(release) is (known and way == "memory")
+    assert control.is_tested(release) is (known and way == "memory")

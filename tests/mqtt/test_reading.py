@@ -31,7 +31,7 @@ def _close_has_no_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def paced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("messaging_adapters.mqtt.reading.ReadPacer", Always)
+    monkeypatch.setattr("messaging_adapters.mqtt.connection.ReadPacer", Always)
 
 
 @pytest.mark.usefixtures("paced")

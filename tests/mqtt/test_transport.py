@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from messaging.testing.tables import table
 from messaging_adapters.mqtt import packets
 from messaging_adapters.mqtt.packets import PacketSplitter
-from messaging_adapters.mqtt.transport import PacketEvents, Transport
+from messaging_adapters.mqtt.transport import Transport
 
 PACKETS = st.lists(
     st.tuples(st.integers(0, 255), st.binary(max_size=20) | st.integers(100, 20_000).map(bytes)), max_size=8
@@ -42,28 +42,6 @@ def test_a_long_packet_in_many_pieces_does_not_take_quadratic_time() -> None:
     assert found == [(0x30, body)]
 
 
-class Owner:
-    """The connection of a transport whose socket fails."""
-
-    is_up = True
-    closed = False
-
-    def __init__(self) -> None:
-        self.errors: list[Exception] = []
-
-    def begun(self, data: bytes) -> bool:
-        raise AssertionError(data)
-
-    def controlled(self, head: int, body: bytes) -> None:
-        raise AssertionError(head)
-
-    def write_failed(self, error: OSError) -> None:
-        self.errors.append(error)
-
-    def failed(self, error: Exception) -> None:
-        raise AssertionError(error)
-
-
 @table("secure", [False, True], ids=["plain", "tls"])
 async def test_an_error_while_writing_keeps_no_bytes_in_the_variables_of_its_frames(secure: bool) -> None:
     """CONNECT holds the password, and a report with locals shows variables."""
@@ -71,14 +49,14 @@ async def test_an_error_while_writing_keeps_no_bytes_in_the_variables_of_its_fra
     theirs.close()
     context = ssl.create_default_context()
     sock = context.wrap_socket(ours, server_hostname="h", do_handshake_on_connect=False) if secure else ours
-    owner = Owner()
-    transport = Transport(owner, PacketEvents())
+    errors: list[Exception] = []
+    transport = Transport(lambda _: None, errors.append)
     transport.open(sock, None)
     transport.send(b"hunter2")
     transport.flush()
     transport.close()
     sock.close()
-    [error] = owner.errors  # which one, the system decides
+    [error] = errors  # which one, the system decides
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     assert frames
     assert "hunter2" not in str([frame.f_locals for frame in frames])

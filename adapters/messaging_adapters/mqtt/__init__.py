@@ -8,8 +8,8 @@ inbound             received messages; answers: when each is acknowledged; lefto
 router, streams     the streams that a message goes to; copies: several copies of one message
 subscriptions       streams at the broker; sharing: whether a 3.1.1 broker has shared subscriptions
 mapping             contexts as properties (MQTT 5) or in an envelope (3.1.1)
-connection          one connection: connecting, control packets, keepalive
-transport, reading  its socket: gathered writes; when to read
+connection          one connection: connecting, reading, control packets, keepalive
+transport           its socket: gathered writes; websocket: its framing
 packets             packets as bytes; control: those of paho
 settings            the options of a URL
 handshake           CONNECT and CONNACK as values, and what a broker grants

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from messaging.model import BrokerUrl, Endpoint, Outgoing, PublishPlan, SubscriptionSpec
     from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings
-    from messaging_adapters.mqtt.streams import Stream
+    from messaging_adapters.mqtt.streams import CopyToken, Stream
 
 
 class MqttAdapter(Adapter):
@@ -94,17 +94,14 @@ class MqttAdapter(Adapter):
     # --- connection
 
     def set_endpoint(self, endpoint: Endpoint) -> None:
-        """See ``TakesEndpoint``."""
         self.session.target = self.session.target.at(endpoint, options.PORTS.get(self.url.scheme))
 
     async def open(self, events: Events) -> bool:
-        """See ``Adapter.open``."""
         if self.credentials is not None:
             self.session.target = self.session.target.logged_in(await self.credentials(), self._username)
         return await self.session.open(events)
 
     async def close(self) -> None:
-        """See ``Adapter.close``."""
         await self.session.close()
 
     def pause(self, handle: Any | None) -> None:
@@ -120,7 +117,6 @@ class MqttAdapter(Adapter):
     # --- publishing
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
-        """See ``Adapter.publish``."""
         await self.session.publish(batch)
 
     async def set_will(self, will: Outgoing) -> None:
@@ -150,17 +146,14 @@ class MqttAdapter(Adapter):
     # --- subscribing
 
     async def join(self, spec: SubscriptionSpec, sink: Sink, handle: JointOutlet | None) -> JointOutlet:
-        """See ``Adapter.join``."""
         joint = handle or JointOutlet(sink)
         await self.subscribe(spec, sink, joint)
         return joint
 
     async def part(self, handle: JointOutlet, channel: str) -> None:
-        """See ``Adapter.part``."""
         await self.session.subscriptions.part(handle, channel)
 
     def abandon(self, handle: JointOutlet, is_abandoned: Callable[[str], bool]) -> None:
-        """See ``Adapter.abandon``."""
         handle.is_abandoned = is_abandoned
         self.session.inbound.abandon(handle)
 
@@ -183,30 +176,29 @@ class MqttAdapter(Adapter):
             raise error from None
 
     async def unsubscribe(self, handle: Stream | JointOutlet) -> None:
-        """See ``Adapter.unsubscribe``."""
         if isinstance(handle, JointOutlet):
             await self.session.subscriptions.unsubscribe_joint(handle)
         else:
             await self.session.subscriptions.unsubscribe(handle)
 
     def detach(self, handle: Stream) -> None:
-        """See ``KeepsSession``."""
-        self.session.subscriptions.detach(handle)
+        if not handle.ended:
+            self.session.inbound.leave(handle)
+            self.session.router.detach(handle)
 
     def bequeath(self, handle: Stream, heir: Stream) -> None:
-        """See ``KeepsSession``."""
-        self.session.subscriptions.bequeath(handle, heir)
+        if not handle.ended and not heir.ended and heir.settles:
+            self.session.inbound.bequeath(handle, heir)
 
     def redelivers(self, spec: SubscriptionSpec, handle: Stream | None = None) -> bool:  # noqa: ARG002  # the contract's
         """Return ``False`` for a lost connection: only a resumed session redelivers, which ``open`` tells the core."""
         return handle is not None and self.session.subscriptions.requeues(handle)
 
     def acknowledge(self, tokens: Sequence[Any]) -> None:
-        """See ``Adapter.acknowledge``."""
         settle = self.session.inbound.answers.settle
         for token in tokens:
             settle(token)
 
-    def is_stale(self, token: Any) -> bool:
+    def is_stale(self, token: CopyToken) -> bool:
         """See ``Adapter.is_stale``."""
-        return self.session.inbound.is_stale(token)
+        return token.receipt.session != self.session.inbound.answers.session or token.stream.ended

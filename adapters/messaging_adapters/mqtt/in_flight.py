@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from messaging.model import Outgoing
     from messaging_adapters.mqtt.handshake import Connack, ConnectTarget
-    from messaging_adapters.mqtt.transport import PacketEvents, Transport
+    from messaging_adapters.mqtt.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -166,15 +166,18 @@ _Read: TypeAlias = "Callable[[Answer], object]"
 class SubscribeRequests:
     """The requests that the broker has not answered. On the loop.
 
+    Args:
+        is_used: returns whether a packet id is in use for a published message.
+
     Attributes:
         is_open: whether further requests can be made.
         pending: by packet id, which is in use until the answer arrives: its future, and what reads it.
     """
 
-    def __init__(self, target: ConnectTarget, transport: Transport, events: PacketEvents) -> None:
+    def __init__(self, target: ConnectTarget, transport: Transport, is_used: Callable[[int], bool]) -> None:
         self._target = target
         self._transport = transport
-        self._events = events
+        self._is_used = is_used
         self._loop = asyncio.get_running_loop()
         self._id = 0
         self.is_open = False
@@ -276,7 +279,7 @@ class SubscribeRequests:
     def _next_id(self) -> int:
         for _ in range(_MAX_ID):
             self._id = self._id % _MAX_ID + 1
-            if self._id not in self.pending and not self._events.uses(self._id):
+            if self._id not in self.pending and not self._is_used(self._id):
                 return self._id
         raise ConnectionLostError(f"{self._target}: all packet ids are in use")
 

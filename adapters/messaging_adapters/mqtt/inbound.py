@@ -259,7 +259,3 @@ class Inbound:
             return
         self._deliver(receipt.publish.topic, decoded, receipt, (stream,))
         receipt.copies = copies
-
-    def is_stale(self, token: CopyToken) -> bool:
-        """Return whether a verdict on ``token`` can no longer reach the broker. From any thread."""
-        return token.receipt.session != self.answers.session or token.stream.ended

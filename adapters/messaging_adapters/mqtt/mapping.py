@@ -318,9 +318,7 @@ class Mqtt3Codec(PublishCodec):
         return envelope.wrap(outgoing, payload, expires=expires)
 
 
-@functools.lru_cache(maxsize=_COMPILED)
-def _topic(channel: str) -> bytes:
-    return packets.text(channel)
+_topic = functools.lru_cache(maxsize=_COMPILED)(packets.text)
 
 
 def _publish(head: int, rest: bytes, payload: bytes) -> bytes:

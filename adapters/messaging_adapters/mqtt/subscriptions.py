@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from messaging.environment.signals import on_failure
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.execution import clock
 from messaging.model import Features
@@ -139,7 +140,8 @@ class BrokerSubscriptions:
             elif joint is not None:
                 joint.left(stream)
 
-        try:
+        # a session may have the subscription from an earlier attempt or process: it keeps it for the next one
+        with on_failure(partial(self._withdraw, stream, is_at_broker=not self._persistent)):
             await self._window.free_id()
             qos = route.qos
             identifier = self._router.identify(stream) if connack.identifiers else None
@@ -156,10 +158,6 @@ class BrokerSubscriptions:
                 self._end_differing(connection, route)
             route.held.add(route.options)
             answer = await connection.requests.subscribe(route.filter, wanted, identifier, read)
-        except BaseException:
-            # a session may have the subscription from an earlier attempt or process: it keeps it for the next one
-            self._withdraw(stream, is_at_broker=not self._persistent)
-            raise
         if _is_refused(answer, asked):
             self._withdraw(stream, is_at_broker=True)
             reason = f"it grants QoS 0, without acknowledgement; QoS {asked} was asked for"
@@ -306,21 +304,10 @@ class BrokerSubscriptions:
         else:
             self._inbound.release(stream)
 
-    def detach(self, stream: Stream) -> None:
-        """See ``KeepsSession``."""
-        if not stream.ended:
-            self._inbound.leave(stream)
-            self._router.detach(stream)
-
     def requeues(self, stream: Stream) -> bool:
         """See ``Adapter.redelivers``."""
         route = stream.route
         return self._persistent or (route.is_shared and any(each is not stream for each in route.streams))
-
-    def bequeath(self, stream: Stream, heir: Stream) -> None:
-        """See ``KeepsSession``."""
-        if not stream.ended and not heir.ended and heir.settles:
-            self._inbound.bequeath(stream, heir)
 
 
 def _is_refused(answer: Answer, asked: int) -> bool:

@@ -4,7 +4,7 @@
 bytes that it took. The session keeps the count at which each of its messages is written, and is told when it grows.
 While :attr:`Transport.unsent` is large, the session publishes nothing more.
 
-**Reading.** :meth:`Transport.receive` returns all bytes that are available; :mod:`.reading` says when to call it.
+**Reading.** :meth:`Transport.receive` returns all bytes that are available; :mod:`.connection` says when to call it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import ssl
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from messaging.connection.names import reach
 from messaging.connection.proxies import open_through
@@ -42,50 +42,12 @@ UNREAD: Final = 2 * 1024 * 1024
 _QUICKACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)  # Linux
 
 
-class PacketEvents:
-    """The session, as the parts of its connection see it. Called on the loop. The defaults ignore everything."""
-
-    def received(self, head: int, body: bytes) -> None:
-        """Process a PUBLISH or an acknowledgement. May raise ``ProtocolError``."""
-
-    def received_all(self) -> None:
-        """Called when all packets that had arrived, or a batch of them, were processed."""
-
-    def written(self, sent: int) -> None:
-        """Called after bytes were handed to the socket: ``sent`` of packets so far."""
-
-    def uses(self, packet_id: int) -> bool:  # noqa: ARG002
-        """Return whether a packet id is in use for a published message."""
-        return False
-
-
-class TransportOwner(Protocol):
-    """The connection whose bytes are written and read. Called on the loop."""
-
-    #: between CONNACK and the end
-    is_up: bool
-    closed: bool
-
-    def begun(self, data: bytes) -> bool:
-        """Check the first bytes of the connection. Return whether they may be MQTT; may raise ``ProtocolError``."""
-
-    def controlled(self, head: int, body: bytes) -> None:
-        """Process a packet that is no ``PacketEvents.received``. May raise ``ProtocolError``."""
-
-    def write_failed(self, error: OSError) -> None:
-        """End the connection: the socket failed while writing."""
-
-    def failed(self, error: Exception) -> None:
-        """End the connection.
-
-        Args:
-            error: EOFError if the broker has closed its side, OSError of the socket, ProtocolError if the broker
-                violated the protocol; any other error if a packet could not be processed.
-        """
-
-
 class Transport:
     """A connected socket with buffers for the bytes that are written. On the loop.
+
+    Args:
+        written: called after bytes were handed to the socket, with :attr:`sent`.
+        failed: ends the connection: the socket failed while writing, or the broker reads no answers.
 
     Attributes:
         sent: bytes of packets handed to the socket so far.
@@ -93,9 +55,9 @@ class Transport:
         sent_at: when the socket last took bytes, monotonic seconds.
     """
 
-    def __init__(self, owner: TransportOwner, events: PacketEvents) -> None:
-        self._owner = owner
-        self._events = events
+    def __init__(self, written: Callable[[int], None], failed: Callable[[OSError | LimitExceededError], None]) -> None:
+        self._written = written
+        self._failed = failed
         self._loop = asyncio.get_running_loop()
         #: ``None`` before it is open, and after it is closed
         self._sock: socket.socket | None = None
@@ -205,9 +167,9 @@ class Transport:
         try:
             self._write(sock)
         except OSError as error:
-            self._owner.write_failed(error)
+            self._failed(error)
             return
-        self._events.written(self.sent)
+        self._written(self.sent)
         if self._answered:
             self._check_answers()
         if self._sock is not sock:  # the connection was ended
@@ -227,7 +189,7 @@ class Transport:
             self._taken, self._marked, self._mark = self._marked, self._answered, self.sent + self.unsent
         unread = self._answered - self._taken
         if unread > UNREAD:
-            self._owner.failed(LimitExceededError(f"{unread} bytes of answers to its packets wait for it to read them"))
+            self._failed(LimitExceededError(f"{unread} bytes of answers to its packets wait for it to read them"))
 
     def _write(self, sock: socket.socket) -> None:
         """Hand bytes to the socket and count those of packets.

@@ -23,7 +23,7 @@ from messaging_adapters.mqtt.packets import MAX_PACKET, ProtocolError
 
 if TYPE_CHECKING:
     from messaging_adapters.mqtt.handshake import ConnectTarget
-    from messaging_adapters.mqtt.web_request import WebHeaders
+    from messaging_adapters.mqtt.settings import WebHeaders
 
 #: name of MQTT in the handshake (6.0.0-3)
 _SUBPROTOCOL: Final = Subprotocol("mqtt")
