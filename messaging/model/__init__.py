@@ -22,6 +22,7 @@ from messaging.model.builder import MessageContextProvider as MessageContextProv
 from messaging.model.builder import as_context as as_context
 from messaging.model.builder import as_message as as_message
 from messaging.model.capabilities import CORE_FEATURES as CORE_FEATURES
+from messaging.model.capabilities import QUEUE_BROKER_FEATURES as QUEUE_BROKER_FEATURES
 from messaging.model.capabilities import Capabilities as Capabilities
 from messaging.model.channels import ANY_LEVEL as ANY_LEVEL
 from messaging.model.channels import ANY_LEVELS as ANY_LEVELS

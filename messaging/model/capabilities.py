@@ -26,6 +26,29 @@ CORE_FEATURES: Final = frozenset(
         Features.EXTENSION_OVERFLOW,
     }
 )
+#: what brokers with queues and message properties do, beside :data:`CORE_FEATURES`
+QUEUE_BROKER_FEATURES: Final = CORE_FEATURES | frozenset(
+    {
+        Features.PUBLISH_SUBSCRIBE,
+        Features.POINT_TO_POINT,
+        Features.WILDCARDS,
+        Features.ROUTING_KEY,
+        Features.MESSAGE_PROPERTIES,
+        Features.BROKER_REDELIVERY,
+        Features.QUEUE_RETENTION,
+        Features.QUEUE_ADMINISTRATION,
+        Features.EXTENSION_GUARANTEED_DELIVERY,
+        Features.EXTENSION_QOS,
+        Features.EXTENSION_TIME_TO_LIVE,
+        Features.EXTENSION_PRIORITY,
+        Features.EXTENSION_HEADERS,
+        Features.EXTENSION_MANDATORY,
+        Features.EXTENSION_MESSAGE_ID,
+        Features.EXTENSION_DEDUPLICATE,
+        Features.EXTENSION_QUEUE,
+        Features.EXTENSION_AUTOCREATE,
+    }
+)
 
 
 def _nothing() -> Mapping[str, Any]:

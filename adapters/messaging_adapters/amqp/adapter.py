@@ -30,7 +30,7 @@ from messaging.errors import (
     InvalidHeaderError,
     MissingExtraError,
 )
-from messaging.model import CORE_FEATURES, Capabilities, Features, Outgoing, SubscriptionSpec, channels, headers
+from messaging.model import QUEUE_BROKER_FEATURES, Capabilities, Features, Outgoing, SubscriptionSpec, channels, headers
 from messaging_adapters.amqp import extensions, names, properties
 from messaging_adapters.amqp.addressing import AmqpAddressing
 from messaging_adapters.amqp.deliveries import QueueSubscription, StreamPosition
@@ -49,29 +49,7 @@ if TYPE_CHECKING:
 #: largest message that RabbitMQ takes by default, bytes
 DEFAULT_MAX_MESSAGE_SIZE: Final = 134_217_728
 
-_FEATURES: Final = CORE_FEATURES | frozenset(
-    {
-        Features.PUBLISH_SUBSCRIBE,
-        Features.POINT_TO_POINT,
-        Features.WILDCARDS,
-        Features.ROUTING_KEY,
-        Features.MESSAGE_PROPERTIES,
-        Features.BROKER_REDELIVERY,
-        Features.QUEUE_RETENTION,
-        Features.QUEUE_ADMINISTRATION,
-        Features.EXTENSION_GUARANTEED_DELIVERY,
-        Features.EXTENSION_QOS,
-        Features.EXTENSION_TIME_TO_LIVE,
-        Features.EXTENSION_PRIORITY,
-        Features.EXTENSION_HEADERS,
-        Features.EXTENSION_MANDATORY,
-        Features.EXTENSION_MESSAGE_ID,
-        Features.EXTENSION_DEDUPLICATE,
-        Features.EXTENSION_QUEUE,
-        Features.EXTENSION_AUTOCREATE,
-        *extensions.EXTENSIONS,
-    }
-)
+_FEATURES: Final = QUEUE_BROKER_FEATURES | {*extensions.EXTENSIONS}
 #: messages of one publish: a few writes to the socket
 _BATCH: Final = 1024
 
@@ -173,7 +151,6 @@ class AmqpAdapter(Adapter):
     # --- connection
 
     def set_endpoint(self, endpoint: Endpoint) -> None:
-        """See ``TakesEndpoint``."""
         self._connector.set_endpoint(endpoint)
 
     async def open(self, events: Events) -> bool:
@@ -183,7 +160,6 @@ class AmqpAdapter(Adapter):
         return False
 
     async def renew(self, credentials: Credentials) -> None:
-        """See ``TakesCredentials``."""
         await self._connector.renew(credentials)
 
     async def close(self) -> None:
@@ -224,7 +200,6 @@ class AmqpAdapter(Adapter):
         return handle
 
     async def part(self, handle: JointQueue, channel: str) -> None:
-        """See ``Adapter.part``."""
         await handle.part(names.binding_key(channel))
 
     def pause(self, handle: Any | None) -> None:
@@ -258,7 +233,6 @@ class AmqpAdapter(Adapter):
     # --- queues
 
     async def declare_queue(self, specs: Sequence[SubscriptionSpec], *, is_bound: bool) -> None:
-        """See ``AdministersQueues``."""
         sources = [self.addressing.source(spec) for spec in specs]
         queue = sources[0].queue
         if queue.exclusive:
@@ -274,17 +248,14 @@ class AmqpAdapter(Adapter):
             self._connector.refusing.declared(source)
 
     async def peek_queue(self, name: str, limit: int) -> list[Incoming]:
-        """See ``AdministersQueues``."""
         peek = functools.partial(self._administration.peek, name=name, limit=limit, exchange=self.settings.exchange)
         return await self._connector.linked().administer(f"queue {name!r} is not peeked at", peek)
 
     async def purge_queue(self, name: str) -> int:
-        """See ``AdministersQueues``."""
         purge = functools.partial(self._administration.purge, name=name)
         return await self._connector.linked().administer(f"queue {name!r} is not purged", purge)
 
     async def delete_queue(self, name: str, *, if_empty: bool, if_unused: bool) -> int:
-        """See ``AdministersQueues``."""
         delete = functools.partial(self._administration.delete, name=name, if_empty=if_empty, if_unused=if_unused)
         return await self._connector.linked().administer(f"queue {name!r} is not deleted", delete)
 

@@ -15,7 +15,7 @@ from messaging.errors import (
     UnroutableError,
 )
 from messaging.instance import find_adapter
-from messaging.model import CORE_FEATURES, Capabilities, Features, SubscriptionSpec, headers, parse_url
+from messaging.model import QUEUE_BROKER_FEATURES, Capabilities, Features, SubscriptionSpec, headers, parse_url
 from messaging_adapters.memory.broker import Client, MemoryBroker, join
 from messaging_adapters.memory.modelled import NO_LOCAL, SUBSCRIBE_EXTENSIONS, check, delay_of
 from messaging_adapters.memory.queues import limits_of, settle
@@ -27,31 +27,11 @@ if TYPE_CHECKING:
     from messaging.model.settings import Settings
     from messaging_adapters.memory.queues import MemoryConsumer, Queue
 
-_FEATURES: Final = CORE_FEATURES | frozenset(
-    {
-        Features.PUBLISH_SUBSCRIBE,
-        Features.POINT_TO_POINT,
-        Features.WILDCARDS,
-        Features.ROUTING_KEY,
-        Features.MESSAGE_PROPERTIES,
-        Features.BROKER_REDELIVERY,
-        Features.QUEUE_RETENTION,
-        Features.QUEUE_ADMINISTRATION,
-        Features.EXTENSION_GUARANTEED_DELIVERY,
-        Features.EXTENSION_LAST_WILL,
-        Features.EXTENSION_QOS,
-        Features.EXTENSION_RETAIN,
-        Features.EXTENSION_TIME_TO_LIVE,
-        Features.EXTENSION_PRIORITY,
-        Features.EXTENSION_HEADERS,
-        Features.EXTENSION_MANDATORY,
-        Features.EXTENSION_MESSAGE_ID,
-        Features.EXTENSION_DEDUPLICATE,
-        Features.EXTENSION_QUEUE,
-        Features.EXTENSION_AUTOCREATE,
-        *SUBSCRIBE_EXTENSIONS,
-    }
-)
+_FEATURES: Final = QUEUE_BROKER_FEATURES | {
+    Features.EXTENSION_LAST_WILL,
+    Features.EXTENSION_RETAIN,
+    *SUBSCRIBE_EXTENSIONS,
+}
 #: limit of payloads, bytes: a guard against mistakes, the same as RabbitMQ's
 _MAX_MESSAGE_SIZE: Final = 128 * 2**20
 
@@ -197,20 +177,16 @@ class MemoryAdapter(Adapter):
         return consumer
 
     async def declare_queue(self, specs: Sequence[SubscriptionSpec], *, is_bound: bool) -> None:
-        """See ``AdministersQueues``."""
         for spec in specs:
             self.client.broker.declare(spec, limits_of(spec, self.settings), is_bound=is_bound)
 
     async def peek_queue(self, name: str, limit: int) -> list[Incoming]:
-        """See ``AdministersQueues``."""
         return self.client.broker.named(name).peek(limit)
 
     async def purge_queue(self, name: str) -> int:
-        """See ``AdministersQueues``."""
         return self.client.broker.named(name).purge()
 
     async def delete_queue(self, name: str, *, if_empty: bool, if_unused: bool) -> int:
-        """See ``AdministersQueues``."""
         return self.client.broker.delete(name, if_empty=if_empty, if_unused=if_unused)
 
     async def join(self, spec: SubscriptionSpec, sink: Sink, handle: MemoryConsumer | None) -> MemoryConsumer:
