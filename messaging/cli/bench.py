@@ -14,8 +14,7 @@ from typing import Annotated, Any, Final
 from typer import Argument, Option
 
 from messaging.cli import options
-from messaging.cli.bench_account import LEAST_SIZE, MOST_MESSAGES, Latencies, Tally
-from messaging.cli.bench_load import Gate, Load
+from messaging.cli.bench_load import LEAST_SIZE, MOST_MESSAGES, Gate, Latencies, Load, Tally
 from messaging.cli.connecting import BrokerOptions, identity, warn_of_memory
 from messaging.cli.output import ExitCode, dump, report, show, write
 from messaging.errors import ArgumentError
@@ -35,7 +34,7 @@ _POLL: Final = 0.02
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _BenchPlan:
     """The options that describe a run."""
 
     topic: Annotated[
@@ -88,7 +87,7 @@ class _Plan:
 @options.command
 def bench(
     broker: BrokerOptions,
-    plan: _Plan,
+    plan: _BenchPlan,
     mode: Annotated[
         str,
         Argument(
@@ -133,7 +132,7 @@ def bench(
 class _Bench:
     """One run: its instances, the publishers, and the tally of received messages."""
 
-    def __init__(self, mode: str, plan: _Plan, connect: Callable[[], Messaging]) -> None:
+    def __init__(self, mode: str, plan: _BenchPlan, connect: Callable[[], Messaging]) -> None:
         self._mode = mode
         self._plan = plan
         self._connect = connect

@@ -173,8 +173,7 @@ def publish(
 
     Example: messaging events publish mqtt://localhost orders/placed '{"id": 7}' --notify
     """
-    from messaging.cli.events_network import grammar_of
-    from messaging.cli.events_publish import NOTIFYING, check_qos, data_of, publish_event, read_payload
+    from messaging.cli.events_network import NOTIFYING, check_qos, data_of, grammar_of, publish_event, read_payload
     from messaging.dispatch.eventdata import WireEvent
 
     broker, words = split(broker, [each for each in (topic, payload) if each is not None])

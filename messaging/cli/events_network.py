@@ -1,4 +1,4 @@
-"""This program as a member of an event network: joining it, watching its events and members, and leaving it.
+"""This program as a member of an event network: joining it, publishing, watching events and members, and leaving it.
 
 **Threads.** The methods of a ``NodeService`` run on worker threads; a command reads what they note on the main thread.
 A :class:`Watcher` gets events on a worker thread, which waits while ``LIMIT`` events are unwritten: then the broker
@@ -11,38 +11,53 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.cli.events_lines import EventLine
 from messaging.cli.options import Grammar, NetworkOptions
-from messaging.cli.output import LOOK, ExitCode, dump, one_line, show_list, wait_while_read, write
+from messaging.cli.output import LOOK, ExitCode, dump, one_line, report, show_list, wait_while_read, write
 from messaging.codecs.cache import BoundedCache
 from messaging.dispatch import DISTRIBUTED_EVENTS, TYPED_EVENTS
-from messaging.dispatch.eventdata import WireError, WireEvent
+from messaging.dispatch.eventdata import WireError, WireEvent, from_portable, read_json
 from messaging.dispatch.eventnetwork import (
+    DISPATCH,
     PREFIX,
     ArrivedEvent,
+    DeliveryNotification,
     EventNetwork,
     EventNode,
     MemberProfile,
     NodeService,
     SeenEvents,
     TopicInterest,
+    framework_uuid,
 )
 from messaging.distributedeventing.admin_network import RemoteSessions
 from messaging.distributedeventing.listed_topics import topics_of
-from messaging.distributedeventing.qos import supported_by
-from messaging.errors import DeadlineError, MessagingError, PartialNotificationError
+from messaging.distributedeventing.qos import STANDARD, QosReader, supported_by
+from messaging.errors import (
+    ArgumentError,
+    DeadlineError,
+    DecodeError,
+    MessagingError,
+    NullEventError,
+    PartialNotificationError,
+    PayloadTooLargeError,
+)
+from messaging.errors.text import did_you_mean
 
 if TYPE_CHECKING:
     from messaging.cli.connecting import BrokerOptions
     from messaging.dispatch import TopicGrammar
     from messaging.dispatch.eventnetwork import MemberDTO, NodeDTO
+    from messaging.dispatch.eventnetwork.other_members import OtherMember
     from messaging.instance import Messaging
 
 logger = logging.getLogger(__name__)
@@ -60,6 +75,12 @@ LIMIT: Final = 1_000
 _NAMING: Final = 1.0
 #: names of members that are remembered, also of members that left
 _MAX_NAMES: Final = 4_096
+#: bytes of a payload that is read: members refuse larger events by default
+MAX_BYTES: Final = 16 << 20
+#: deadline of a notification, seconds
+NOTIFYING: Final = 30.0
+#: with these, JSON begins that is no number and no name
+_JSON: Final = ("{", "[", '"')
 
 
 def grammar_of(network: NetworkOptions) -> TopicGrammar[Any]:
@@ -207,10 +228,6 @@ class Watcher(NodeService):
         sender = hop.path[0] if hop.path else None
         self._put(EventLine(event, time.time(), sender, self._name(sender), arrival=arrival))
 
-    def interest_changed(self) -> None:
-        """See ``NodeService``: learn the names of the members."""
-        self._learn()
-
     def member_lost(self, member: str) -> None:
         """See ``NodeService``: the open sessions of a member end with it (RFC 214 5.1.2)."""
         name = self._names.get(member)
@@ -234,7 +251,7 @@ class Watcher(NodeService):
             return None
         deadline = time.monotonic() + _NAMING
         while member not in self._names:
-            self._learn()
+            self.interest_changed()
             with self._changed:
                 if member in self._names:
                     break
@@ -244,7 +261,8 @@ class Watcher(NodeService):
                     self._changed.wait(_NAMING / 50)
         return self._names.get(member)
 
-    def _learn(self) -> None:
+    def interest_changed(self) -> None:
+        """See ``NodeService``: learn the names of the members."""
         if self.node is not None:
             members = self.node.get_dto().members
             with self._changed:
@@ -377,3 +395,166 @@ def _state(member: MemberDTO) -> str:
 
 def _several(texts: Any) -> str:
     return ", ".join(map(str, texts)) or "-"
+
+
+# --- publishing
+
+
+class _CountedNotification(DeliveryNotification):
+    """A notification that knows the members it waited for. Thread safe."""
+
+    __slots__ = ("members",)
+
+    def __init__(self, what: str, timeout: float) -> None:
+        super().__init__(what, timeout)
+        #: the members that were waited for, by id
+        self.members: dict[str, str] = {}
+
+    def expect(self, members: Iterable[OtherMember]) -> None:
+        """See ``DeliveryNotification``."""
+        found = [*members]
+        self.members |= {each.id: str(each) for each in found}
+        super().expect(found)
+
+
+def read_payload(text: str | None, file: Path | None) -> bytes:
+    """Return the payload that the command line names: a text, ``-`` for stdin, or a file.
+
+    Raises:
+        ArgumentError: none is given, or two; it cannot be read.
+        PayloadTooLargeError: it has more than ``MAX_BYTES``.
+    """
+    if (text is None) == (file is None):
+        raise ArgumentError("say what to publish with exactly one of PAYLOAD, - (stdin) and --file")
+    if file is not None:
+        try:
+            with file.open("rb") as source:
+                found = source.read(MAX_BYTES + 1)
+        except OSError as error:
+            raise ArgumentError(f"cannot read {str(file)!r}: {error.strerror}") from error
+    elif text == "-":
+        if sys.stdin is None:
+            raise ArgumentError("stdin is closed")
+        found = sys.stdin.buffer.read(MAX_BYTES + 1)
+    else:
+        found = str(text).encode(errors="surrogateescape")
+    if len(found) > MAX_BYTES:
+        raise PayloadTooLargeError(len(found), MAX_BYTES, "an event; there may be more")
+    return found
+
+
+def data_of(payload: bytes, grammar: Grammar, *, is_text: bool) -> Any:
+    """Return the data of an event in portable form.
+
+    Args:
+        payload: JSON, or another text.
+        grammar: the events of Typed Event are maps.
+        is_text: whether it is text even if it is JSON.
+
+    Raises:
+        ArgumentError: the payload is not as described.
+        NullEventError: it is ``null``.
+    """
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        raise ArgumentError('the payload is not UTF-8; events carry bytes as JSON: {"$bytes": "<base64>"}') from None
+    data = text if is_text else _parsed(text)
+    if data is None:
+        raise NullEventError("the payload is null")
+    if grammar is Grammar.TYPED and not isinstance(from_portable(data), dict):
+        raise ArgumentError('the events of --grammar typed are JSON objects, such as {"id": 7}')
+    return data
+
+
+def _parsed(text: str) -> Any:
+    try:
+        found = read_json(text)
+    except DecodeError:
+        if text.lstrip().startswith(_JSON):
+            raise ArgumentError("the payload begins like JSON and is none; --text publishes it as text") from None
+        return text
+    try:
+        from_portable(found)
+    except DecodeError as error:
+        raise ArgumentError(f"the payload: {error}; --text publishes it as text") from None
+    return found
+
+
+def check_qos(names: Iterable[str]) -> list[str]:
+    """Return the names of qualities of service as RFC 214 writes them.
+
+    Raises:
+        ArgumentError: a name is unknown.
+    """
+    found = [each.upper() for each in names]
+    for each in found:
+        if each not in STANDARD:
+            hint = did_you_mean(each, STANDARD) or f"there are {', '.join(STANDARD)}"
+            raise ArgumentError(f"--qos: unknown quality of service {each!r:.80}; {hint}")
+    return found
+
+
+def publish_event(
+    broker: BrokerOptions,
+    network: NetworkOptions,
+    event: WireEvent,
+    qos: Iterable[str],
+    notify: float | None,
+) -> ExitCode:
+    """Publish an event, and wait for the broker's confirmation.
+
+    Args:
+        broker: the options of the broker.
+        network: the options of the network.
+        event: the event, without its time and origin.
+        qos: names of qualities of service.
+        notify: how long to wait until every consumer is notified, seconds; ``None``: not at all.
+
+    Raises:
+        InvalidTopicError: the topic breaks the grammar.
+        UnsupportedFeatureError: the instance does not keep a quality of service.
+        MessagingError: the event cannot be published.
+    """
+    grammar_of(network).check_topic(event.topic)
+    settings_of(network)  # a wrong one is an error before anything is connected
+    with broker.connect("events-publish") as m:
+        wanted = QosReader(m.name, supported_by(m)).read(qos)
+        with joined(m, network, MemberObserver()) as node:
+            event.time = time.time_ns() // 1_000
+            event.origin = str(framework_uuid())
+            notification = None
+            if notify is not None:
+                notification = _CountedNotification(f"publishing to {event.topic!r} with notification", notify)
+            sent = node.sender.send(
+                event,
+                lambda: from_portable(event.data),
+                qos=wanted.message_qos,
+                is_stored=wanted.is_persistent,
+                notification=notification,
+            )
+            if sent is not None:
+                sent.result()
+            if notification is None:
+                return ExitCode.OK
+            notification.release(DISPATCH)
+            return _notified(event.topic, notification)
+
+
+def _notified(topic: str, notification: _CountedNotification) -> ExitCode:
+    """Wait for a notification; report the members on stderr, and return the exit code."""
+    try:
+        notification.promise.result()
+    except PartialNotificationError as error:
+        members = len(notification.members)
+        missing = ", ".join(error.missing) or "the answers of the members"
+        is_late = notification.is_expired
+        why = f"within {notification.timeout:g} s" if is_late else "and a process was lost"
+        report(f"notified {members - len(error.missing)} of {members} members {why}; missing: {missing}")
+        return ExitCode.TIMED_OUT if is_late else ExitCode.FAILED
+    names = sorted(notification.members.values())
+    if names:
+        logger.info("notified %d member%s: %s", len(names), "s" * (len(names) > 1), ", ".join(names))
+    else:
+        logger.warning("notified no member: no consumer of %r is known", topic)
+    return ExitCode.OK

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import messaging
-from messaging.cli.filters import is_retained
 from messaging.cli.output import dump, payload_fields, payload_line, record_line
 from messaging.errors import ArgumentError, MessagingError
 
@@ -53,17 +52,18 @@ def _text(value: object) -> bytes:
     return b"" if value is None else str(value).encode()
 
 
-def _extension(message: Message, key: str) -> Any:
-    return message.context.extensions.get(key)
+def is_retained(message: Message) -> bool:
+    """Return whether the broker had retained ``message``."""
+    return bool(message.context.extensions.get(messaging.Features.EXTENSION_RETAIN))
 
 
 def _time_to_live(message: Message) -> int | None:
-    left = _extension(message, messaging.Features.EXTENSION_TIME_TO_LIVE)
+    left = message.context.extensions.get(messaging.Features.EXTENSION_TIME_TO_LIVE)
     return None if left is None else round(left)
 
 
 def _user_properties(message: Message) -> bytes:
-    headers = _extension(message, messaging.Features.EXTENSION_HEADERS) or {}
+    headers = message.context.extensions.get(messaging.Features.EXTENSION_HEADERS) or {}
     return " ".join(
         f"{name}:{each}"
         for name, value in headers.items()
@@ -72,7 +72,7 @@ def _user_properties(message: Message) -> bytes:
 
 
 def _qos(message: Message) -> int:
-    qos = _extension(message, messaging.Features.EXTENSION_QOS)
+    qos = message.context.extensions.get(messaging.Features.EXTENSION_QOS)
     return int(qos) if qos is not None else 0
 
 
@@ -90,14 +90,14 @@ def _parameters(message: Message, now: int) -> dict[str, Any]:
         "retain": int(is_retained(message)),
         "payloadlen": len(message.payload),
     }
-    if _extension(message, PACKET_ID) is not None:
-        found["mid"] = _extension(message, PACKET_ID)
+    if message.context.extensions.get(PACKET_ID) is not None:
+        found["mid"] = message.context.extensions.get(PACKET_ID)
     properties = {
         "content-type": context.content_type,
         "correlation-data": context.correlation_id,
         "message-expiry-interval": _time_to_live(message),
         "response-topic": context.reply_to_channel,
-        "user-properties": _extension(message, messaging.Features.EXTENSION_HEADERS) or None,
+        "user-properties": message.context.extensions.get(messaging.Features.EXTENSION_HEADERS) or None,
     }
     properties = {key: value for key, value in properties.items() if value is not None}
     if properties:
@@ -126,7 +126,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "j": _json_text,
     "J": _json_value,
     "l": lambda message, _: b"%d" % len(message.payload),
-    "m": lambda message, _: _text(_extension(message, PACKET_ID) or 0),
+    "m": lambda message, _: _text(message.context.extensions.get(PACKET_ID) or 0),
     "P": lambda message, _: _user_properties(message),
     "p": lambda message, _: message.payload,
     "q": lambda message, _: b"%d" % _qos(message),

@@ -179,6 +179,11 @@ def count_option(text: str) -> Any:
     return Option("--count", "-C", metavar="N", min=1, help=text)
 
 
+def content_type_option(text: str) -> Any:
+    """Return the option ``--content-type`` with ``text`` as its help."""
+    return Option("--content-type", metavar="TYPE", autocompletion=completion.content_types, help=text)
+
+
 def timeout_option(text: str) -> Any:
     """Return the option ``--timeout`` with ``text`` as its help; see :func:`check_timeout`."""
     return Option("--timeout", "-W", metavar="SECONDS", help=text)

@@ -268,7 +268,7 @@ class _Formatter(logging.Formatter):
         return line
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to the current ``sys.stderr``, which a progress bar replaces while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -285,7 +285,7 @@ def diagnostics() -> Iterator[None]:
     """Log warnings, and the program's own messages, to stderr. ``set_verbosity`` changes the level."""
     root, own = logging.getLogger(), logging.getLogger("messaging.cli")
     before = root.level, own.level
-    handler = _Handler()
+    handler = _StderrHandler()
     handler.setFormatter(_Formatter())
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
@@ -307,5 +307,5 @@ def set_verbosity(level: int) -> None:
 def set_formatter(formatter: logging.Formatter) -> None:
     """Write log records in another format than that for people, until :func:`diagnostics` ends."""
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, _Handler):
+        if isinstance(handler, _StderrHandler):
             handler.setFormatter(formatter)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 from typer import Option
 
 import messaging
-from messaging.cli import completion, options
+from messaging.cli import options
 from messaging.errors import ArgumentError, PayloadTooLargeError
 
 if TYPE_CHECKING:
@@ -32,15 +32,7 @@ class MessageOptions:
     stdin: Annotated[bool, Option("--stdin", "-s", help="Send all of stdin as one message.")] = False
     null: Annotated[bool, Option("--null", "-n", help="Send an empty message.")] = False
     qos: options.Qos = None
-    content_type: Annotated[
-        str | None,
-        Option(
-            "--content-type",
-            metavar="TYPE",
-            autocompletion=completion.content_types,
-            help="Such as application/json.",
-        ),
-    ] = None
+    content_type: Annotated[str | None, options.content_type_option("Such as application/json.")] = None
     encoding: Annotated[
         str | None,
         Option(

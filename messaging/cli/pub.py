@@ -73,7 +73,7 @@ def pub(
             payloads = map(outgoing.encoded, read_lines(source, limit))
         else:
             payloads = [outgoing.read(source, limit)] * repeat
-        run = _Run(m, context)
+        run = _PublishRun(m, context)
         many = lines or repeat > 1
         with _progress_bar(run.outcomes, None if lines else repeat, progress) if many else contextlib.nullcontext():
             interrupted = run.publish(payloads, rate)
@@ -94,7 +94,7 @@ def _progress_bar(
     return progress(lambda: outcomes.succeeded + outcomes.failed, total)
 
 
-class _Run:
+class _PublishRun:
     """Publishes the messages of one command."""
 
     def __init__(self, m: Messaging, context: MessageContext) -> None:

@@ -21,7 +21,7 @@ from typing import Annotated, Final
 
 from typer import Option
 
-from messaging.cli import completion, options
+from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, identity, warn_of_memory
 from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
@@ -70,13 +70,7 @@ def reply(
     timeout: Annotated[float | None, options.timeout_option("Kill a command after that long; default: never.")] = None,
     count: Annotated[int | None, options.count_option("End after N requests.")] = None,
     content_type: Annotated[
-        str | None,
-        Option(
-            "--content-type",
-            metavar="TYPE",
-            autocompletion=completion.content_types,
-            help="Content type of the replies; default: none.",
-        ),
+        str | None, options.content_type_option("Content type of the replies; default: none.")
     ] = None,
     qos: options.Qos = None,
     extension: options.Extensions = None,

@@ -5,22 +5,29 @@ from __future__ import annotations
 import enum
 import logging
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option
 
 import messaging
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, identity, warn_of_memory
-from messaging.cli.filters import Filter, FilterVerdict, Removal, is_retained, require_retain
-from messaging.cli.formats import UnformattableError, message_form
+from messaging.cli.formats import UnformattableError, is_retained, message_form
 from messaging.cli.output import ExitCode, ReaderGoneError, wait_while_read, write
+from messaging.cli.payload import Outcomes
+from messaging.errors import ArgumentError, MessagingError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from messaging import Message
+    from messaging.instance import Messaging
 
 logger = logging.getLogger(__name__)
+
+#: removals of retained messages that may be unconfirmed
+_UNCONFIRMED: Final = 500
+#: channels whose removal is recognised when the broker sends it back
+_REMEMBERED: Final = 10_000
 
 
 class Ack(enum.StrEnum):
@@ -81,7 +88,7 @@ def sub(
         check_pattern(topic)
     options.check_timeout(timeout)
     form, wanted = message_form(format_, json=json, verbose=verbose, no_newline=no_newline)
-    select = Filter(filter_out or (), live_only=no_retained, retained_only=retained_only)
+    select = _Filter(filter_out or (), live_only=no_retained, retained_only=retained_only)
     given = wanted | options.extensions(
         extension, qos=qos, queue=queue, autoAcknowledge=True if ack is Ack.ARRIVAL else None
     )
@@ -89,9 +96,9 @@ def sub(
     with broker.connect("sub") as m:
         for option_name, is_given in (("--retained-only", retained_only), ("--remove-retained", remove_retained)):
             if is_given:
-                require_retain(m, option_name, queue=queue is not None)
+                _require_retain(m, option_name, queue=queue is not None)
         if remove_retained:
-            writer.removal, writer.is_single = Removal(m), len(topics) == 1
+            writer.removal, writer.is_single = _Removal(m), len(topics) == 1
         builder = m.context_builder()
         if messaging.Features.ACKNOWLEDGE in m.features:  # manually
             builder = m.acknowledge_context_builder().message_context_builder()
@@ -116,6 +123,99 @@ def sub(
     return writer.result(timeout)
 
 
+class _FilterVerdict(enum.Enum):
+    """The decision on a message."""
+
+    WRITE = enum.auto()
+    SKIP = enum.auto()
+    #: write neither this message nor any later one
+    END = enum.auto()
+
+
+class _Filter:
+    """Decides on each message.
+
+    Args:
+        out: patterns of channels that are not written.
+        live_only: skip messages that the broker had retained.
+        retained_only: write only messages that the broker had retained; end at the first other one.
+
+    Raises:
+        ArgumentError: a pattern is malformed, or no message could pass.
+    """
+
+    def __init__(self, out: Iterable[str], *, live_only: bool, retained_only: bool) -> None:
+        if live_only and retained_only:
+            raise ArgumentError("--no-retained and --retained-only: give one of them")
+        from messaging.model import check_pattern, matcher  # not at import: help and completion must be fast
+
+        self._out: list[Callable[[str], bool]] = [matcher(check_pattern(pattern)) for pattern in out]
+        self._live_only = live_only
+        self._retained_only = retained_only
+
+    def verdict(self, message: Message) -> _FilterVerdict:
+        """Return the decision on ``message``."""
+        retained = is_retained(message)
+        if self._retained_only and not retained:
+            return _FilterVerdict.END
+        if (self._live_only and retained) or self.excludes(message):
+            return _FilterVerdict.SKIP
+        return _FilterVerdict.WRITE
+
+    def excludes(self, message: Message) -> bool:
+        """Return whether the channel of ``message`` is filtered out."""
+        channel = message.context.channel
+        return channel is not None and any(matches(channel) for matches in self._out)
+
+
+class _Removal:
+    """Removes retained messages from the broker. For one thread at a time.
+
+    Attributes:
+        outcomes: counts the confirmed and the failed removals.
+    """
+
+    def __init__(self, m: Messaging) -> None:
+        self._m = m
+        #: channels of the latest removals
+        self._channels: dict[str | None, None] = {}
+        self.outcomes = Outcomes()
+
+    def remove(self, message: Message) -> None:
+        """Remove the retained message of the channel of ``message``."""
+        context = message.context
+        self._channels[context.channel] = None
+        if len(self._channels) > _REMEMBERED:
+            del self._channels[next(iter(self._channels))]
+        builder = self._m.context_builder().channel(str(context.channel), context.channel_extension)
+        builder.extensions(
+            {messaging.Features.EXTENSION_RETAIN: True, messaging.Features.EXTENSION_GUARANTEED_DELIVERY: True}
+        )
+        try:
+            promise = self._m.publisher.publish(builder.content(b"").build_message())
+        except MessagingError as error:
+            self.outcomes.fail(error)
+        else:
+            self.outcomes.add(promise, _UNCONFIRMED)
+
+    def is_echo(self, message: Message) -> bool:
+        """Return whether ``message`` is a removal of this instance that the broker sends to its subscribers."""
+        return not message.payload and message.context.channel in self._channels and not is_retained(message)
+
+
+def _require_retain(m: Messaging, option: str, *, queue: bool) -> None:
+    """Refuse an option for retained messages where none can arrive.
+
+    Raises:
+        UnsupportedFeatureError: the instance has no retained messages.
+        ArgumentError: subscribers that share a queue get none.
+    """
+    if messaging.Features.EXTENSION_RETAIN not in m.features:
+        raise UnsupportedFeatureError(messaging.Features.EXTENSION_RETAIN, m.name, f"{option} needs it")
+    if queue:
+        raise ArgumentError(f"{option} does not go with --queue: retained messages go to no queue")
+
+
 class _MessageWriter:
     """Writes the messages of all streams as they arrive. Thread safe.
 
@@ -128,16 +228,16 @@ class _MessageWriter:
         over: set when no more messages are written.
     """
 
-    def __init__(self, form: Callable[[Message], bytes], select: Filter, count: int | None, ack: Ack) -> None:
+    def __init__(self, form: Callable[[Message], bytes], select: _Filter, count: int | None, ack: Ack) -> None:
         self._form = form
         self._filter = select
-        self.removal: Removal | None = None
+        self.removal: _Removal | None = None
         self.is_single = True
         self._count = count
         self._acknowledge = ack is Ack.WRITTEN
         self._lock = threading.Lock()  # one line at a time; guards the fields below
         self._written = 0
-        #: whether a message ended the output, see FilterVerdict.END
+        #: whether a message ended the output, see _FilterVerdict.END
         self._is_complete = False
         self._error: Exception | None = None
         self.over = threading.Event()
@@ -158,13 +258,13 @@ class _MessageWriter:
             verdict = self._filter.verdict(message)
             if self.removal is not None and self.removal.is_echo(message):
                 # the broker sends the retained messages of a pattern before any echo
-                verdict = verdict if verdict is FilterVerdict.END and self.is_single else FilterVerdict.SKIP
-            if verdict is FilterVerdict.END:
+                verdict = verdict if verdict is _FilterVerdict.END and self.is_single else _FilterVerdict.SKIP
+            if verdict is _FilterVerdict.END:
                 self._is_complete = True
                 self.over.set()
                 return
             try:
-                if verdict is FilterVerdict.WRITE:
+                if verdict is _FilterVerdict.WRITE:
                     write(self._form(message))
                     self._written += 1
             except UnformattableError as error:

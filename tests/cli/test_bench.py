@@ -13,8 +13,7 @@ import pytest
 
 import messaging
 from messaging import Message, MessageContext, Promise
-from messaging.cli.bench_account import LEAST_SIZE, Latencies, Tally, stamp_of, stamped
-from messaging.cli.bench_load import Gate, Load
+from messaging.cli.bench_load import LEAST_SIZE, Gate, Latencies, Load, Tally, stamp_of, stamped
 from messaging.errors import PublishRefusedError
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require
 from messaging.testing.tables import table
