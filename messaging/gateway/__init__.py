@@ -24,8 +24,7 @@
     destinations   where messages go to, and with which context
     stored         a message on its way
     buffer         the messages of a route on disk
-    drain          publishes what is stored
-    targets        instances that routes publish to, and their places in flight
+    drain          publishes what is stored, to targets that routes share
     dead_letters   messages that cannot be handled
 
     requests       requests that are passed on to responders

@@ -18,15 +18,14 @@ from messaging.errors.text import SafeLog
 from messaging.execution import Waiters, clock, engine
 from messaging.gateway.destinations import Destination
 from messaging.gateway.recognition import Recognition
-from messaging.gateway.stored import Stored, without_members
+from messaging.gateway.stored import StoredMessage, without_members
 from messaging.journal import DurableQueue, Journal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from messaging.gateway.settings import BufferSettings
-    from messaging.gateway.stored import Source
     from messaging.journal import Record
 
 logger = SafeLog(__name__)
@@ -79,7 +78,7 @@ class Buffer:
             lock_timeout=5.0,
             option="data",
         )
-        self.queue: DurableQueue[Stored] = DurableQueue(
+        self.queue: DurableQueue[StoredMessage] = DurableQueue(
             f"route '{name}'",
             self.journal,
             CURSOR,
@@ -90,18 +89,15 @@ class Buffer:
             newest_first=settings.order == "newest_first",
         )
         self._max_age = settings.max_age
-        self._lock = threading.Lock()  # guards the following two
-        #: messages that wait for the disk, and threads that wait until there are fewer
+        self._lock = threading.Lock()  # guards the following three
+        #: messages that wait for the disk
         self.storing = 0
-        #: those of them that can be recognised, by their keys and those of the messages of a batch. Guarded by the
-        #: lock, as are their sources
-        self._on_the_way: dict[str, Stored] = {}
+        #: messages that were accepted since the start, and that were dropped because the buffer was full
+        self.accepted = self._dropped_newest = 0
+        #: threads that wait until fewer messages wait for the disk
         self.room = Waiters()
-        #: messages that were accepted, since the start
-        self.accepted = 0
-        #: that were dropped: new ones because the buffer was full, for their age, and those in memory whose records the
-        #: journal dropped before they were taken
-        self._dropped_newest = self.expired = self._missed = 0
+        #: stored messages that were dropped when they were taken: too old, or deleted by the journal meanwhile
+        self._dropped_stored = 0
         #: recognises messages that their source delivers again
         self.recognition = Recognition(name, self.journal, RECENT)
         #: why the disk does not take messages; ``None``: it does
@@ -112,77 +108,30 @@ class Buffer:
 
     # --- storing
 
-    def store(self, stored: Stored) -> None:
+    def store(self, stored: StoredMessage) -> None:
         """Store a message. From any thread. Raises ``ClosedError``, ``JournalError``."""
         with self._lock:
             self.storing += 1
-            for key in stored.all_keys:
-                self._on_the_way[key] = stored
+        if stored.keys:
+            self.recognition.begin(stored)
+        stored.on_outcome = self._note_outcome
         try:
             self.journal.put(stored)
         except MessagingError:
-            with self._lock:
-                self.storing -= 1
-                self._forget(stored)
+            self._end(stored)
             raise
 
-    def _forget(self, stored: Stored) -> None:
-        """Have no message join one that is not on its way to the disk any more. Under the lock."""
-        for key in stored.all_keys:
-            if self._on_the_way.get(key) is stored:
-                del self._on_the_way[key]
-
-    def _release(self, stored: Stored) -> Sequence[Source]:
-        """Return the sources of a message that is not on its way to the disk any more."""
-        with self._lock:
-            self._forget(stored)
-            sources, stored.sources, stored.record = stored.sources, (), b""
-        return sources
-
-    def note_stored(self, stored: Stored) -> None:
-        """Accept a message that is on the disk. On the thread of the journal."""
-        stored.timestamp = clock.wall()
-        if stored.all_keys:
-            self.recognition.note(stored)  # first: it is known at each moment
-        self._acknowledge(self._release(stored))
-        self.queue.add((stored,))
-        with self._lock:
-            self.storing -= 1  # after it is acknowledged: see ``wait_stored``
-            self.accepted += 1
-        self.problem = None
-        self._wake_waiting()
-        self._wake()
-
-    def key(self, message_id: str, channel: str, payload: bytes) -> str:
-        """See ``Recognition.key``."""
-        return self.recognition.key(message_id, channel, payload)
-
-    def joins(self, key: str, sources: Sequence[Source]) -> bool:
-        """Return whether a message is on its way to the disk, in a batch or not; then these sources are its, too.
-
-        Ask before :meth:`is_stored`: a message is stored before it is not on its way any more.
-        """
-        with self._lock:
-            first = self._on_the_way.get(key)
-            if first is None:
-                return False
-            first.sources = [*first.sources, *sources]
-        return True
-
-    def is_stored(self, key: str) -> bool:
-        """Return whether a message is among the last ``RECENT`` stored ones, in a batch or not."""
-        return self.recognition.is_stored(key)
-
-    def note_refused(self, stored: Stored, error: MessagingError) -> None:
-        """Drop a message, leave it to its source, or try again. On the thread of the journal."""
-        if isinstance(error, ClosedError) or self._is_closed:
-            self._abandon(stored)
+    def _note_outcome(self, stored: StoredMessage, error: MessagingError | None) -> None:
+        """Accept a message; or drop it, leave it to its source, or try again. On the thread of the journal."""
+        if error is None:
+            stored.timestamp = clock.wall()
+            self.problem = None
+            self._end(stored, accepted=1)
+            self._wake()
+        elif isinstance(error, ClosedError) or self._is_closed:  # its broker delivers it again
+            self._end(stored)
         elif self.is_dropping_newest and isinstance(error, JournalFullError):
-            self._acknowledge(self._release(stored))
-            with self._lock:
-                self.storing -= 1
-                self._dropped_newest += 1
-            self._wake_waiting()
+            self._end(stored, dropped=1)
         else:
             if self.problem is None:
                 logger.error("route '%s': cannot store messages: %s; trying again each %g s", self._name, error, _RETRY)
@@ -190,11 +139,28 @@ class Buffer:
             running = engine()
             running.call(clock.call_later, running.loop, _RETRY, self._put_again, stored)
 
-    def _put_again(self, stored: Stored) -> None:
+    def _put_again(self, stored: StoredMessage) -> None:
         try:
             self.journal.put(stored)
         except MessagingError as error:
-            self.note_refused(stored, error)
+            self._note_outcome(stored, error)
+
+    def _end(self, stored: StoredMessage, *, accepted: int = 0, dropped: int = 0) -> None:
+        """End the way of a message to the disk: acknowledge it if it was accepted or dropped, and count it."""
+        if stored.keys:
+            self.recognition.end(stored, is_stored=bool(accepted))  # first: it is known at each moment
+        if accepted or dropped:
+            for source in stored.sources:
+                source.settle(True)
+        stored.sources, stored.record = (), b""
+        if accepted:
+            self.queue.add((stored,))
+        with self._lock:
+            self.storing -= 1  # after it is acknowledged: see ``wait_stored``
+            self.accepted += accepted
+            self._dropped_newest += dropped
+        if self.room.flags:
+            self.room.wake()
 
     def wait_stored(self, timeout: float) -> None:
         """Wait for at most ``timeout`` seconds until the messages that are on their way to the disk are acknowledged.
@@ -208,7 +174,7 @@ class Buffer:
         def is_over() -> bool:
             return not self.storing or self.accepted + self._dropped_newest >= goal
 
-        while not is_over() and not self.is_held_back and self.problem is None:
+        while not is_over() and not self.journal.is_blocked and self.problem is None:
             left = deadline - clock.monotonic()
             if left <= 0:
                 return
@@ -221,22 +187,6 @@ class Buffer:
         else:
             logger.warning("route '%s': the source is not held back any more: there is room on the disk", self._name)
 
-    def _abandon(self, stored: Stored) -> None:
-        """Leave the messages of the source to their broker, which delivers them again: the gateway is stopping."""
-        self._release(stored)
-        with self._lock:
-            self.storing -= 1
-        self._wake_waiting()
-
-    @staticmethod
-    def _acknowledge(sources: Sequence[Source]) -> None:
-        for source in sources:
-            source.settle(True)
-
-    def _wake_waiting(self) -> None:
-        if self.room.flags:
-            self.room.wake()
-
     # --- taking
 
     @property
@@ -245,15 +195,15 @@ class Buffer:
 
         Includes records that the disk has lost, unless the position says that the target has them.
         """
-        return self._dropped_newest + self.expired + self._missed + self.queue.lost + self.queue.dropped_unseen
+        return self._dropped_newest + self._dropped_stored + self.queue.lost + self.queue.dropped_unseen
 
-    def take(self) -> Stored | None:
+    def take(self) -> StoredMessage | None:
         """Return the next message, which stays in the buffer until it is settled; ``None``: there is none now.
 
         Raises:
             JournalError: the disk cannot be read.
         """
-        queue = self.queue
+        queue, journal = self.queue, self.journal
         while True:
             stored = queue.take()
             if stored is None:
@@ -261,16 +211,15 @@ class Buffer:
                     return None
                 queue.load()
                 queue.pass_over()
-            elif stored.offset < self.journal.begin:  # dropped to make room, or for its age
-                self._missed += 1
-                queue.settle(stored.offset, len(stored.payload))
-            elif self._max_age is not None and self.journal.age_of(stored.offset, stored.timestamp) > self._max_age:
-                self.expired += 1
+            elif stored.offset < journal.begin or (  # dropped to make room, or for its age
+                self._max_age is not None and journal.age_of(stored.offset, stored.timestamp) > self._max_age
+            ):
+                self._dropped_stored += 1
                 queue.settle(stored.offset, len(stored.payload))
             else:
                 return stored
 
-    def _restored(self, record: Record) -> Stored:
+    def _restored(self, record: Record) -> StoredMessage:
         properties = without_members(record.properties)
         key = (record.channel, properties)
         destination = self._contexts.get(key)
@@ -281,17 +230,9 @@ class Buffer:
                 logger.error("route '%s': the properties of record %d do not parse", self._name, record.offset)
                 context = type(record)(*record[:4], "", record.message_id).context
             destination = self._contexts[key] = Destination(context, properties)
-        stored = Stored(None, record.payload, destination, record.message_id or "")
-        stored.offset = record.offset
+        stored = StoredMessage(record.payload, destination, record.message_id or "", offset=record.offset)
         stored.timestamp = record.timestamp
         return stored
-
-    # --- state, from any thread
-
-    @property
-    def is_held_back(self) -> bool:
-        """Return whether new messages wait for room: on the disk, or within the bounds of the buffer."""
-        return self.journal.is_blocked
 
     # --- the end
 

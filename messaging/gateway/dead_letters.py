@@ -12,21 +12,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from messaging.errors import ArgumentError, DeadlineError, MessagingError
-from messaging.execution import Waiters, clock, seconds
 from messaging.gateway.buffer import ROUTES_FOLDER
 from messaging.services import LdapFilter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from messaging.journal import DeadLetter, JournalView
 
 SOURCE: Final = "source"
 TARGET: Final = "target"
-#: how long a replay waits until a message is on the disk, seconds
-_STORE_TIMEOUT: Final = 30.0
 
 
 class Letter(NamedTuple):
@@ -108,71 +104,12 @@ def letters(journal: JournalView, selection: Selection) -> Iterator[Letter]:
             yield letter
 
 
-class Outcome(NamedTuple):
+class Replayed(NamedTuple):
     """The outcome of a replay: dead letters that were stored again, and that failed again, with the last reason."""
 
     replayed: int
     failed: int
     reason: str | None
-
-
-class Token:
-    """The source of a message that is replayed: tells when it is on the disk."""
-
-    __slots__ = ("context", "is_settled", "settled")
-
-    def __init__(self, settled: Waiters) -> None:
-        self.context = self
-        self.is_settled = False
-        self.settled = settled
-
-    def settle(self, acknowledged: bool) -> None:  # noqa: ARG002  # the interface of received contexts
-        """Note that the message is on the disk. On the thread of the journal."""
-        self.is_settled = True
-        self.settled.wake()
-
-
-def replay(
-    found: Iterable[Letter],
-    store: Callable[[Letter, Token], None],
-    remove: Callable[[int], object],
-    *,
-    rate: float | None = None,
-) -> Outcome:
-    """Replay dead letters, one after the other.
-
-    Args:
-        found: the dead letters.
-        store: runs the rest of the route; it has the token settled when everything is stored, and raises if it fails.
-        remove: removes the dead letter with an id.
-        rate: letters per second, at most; ``None``: unlimited.
-
-    Raises:
-        ArgumentError: the rate is not above 0.
-        DeadlineError: a message is not on the disk in time. Its dead letter is kept.
-        JournalError: a dead letter cannot be removed: it is kept, and its message is stored.
-    """
-    if rate is not None and not seconds(rate, "rate") > 0:
-        raise ArgumentError(f"rate must be a number of messages per second above 0, not {rate!r:.40}")
-    done = failed = 0
-    reason: str | None = None
-    begin = clock.monotonic()
-    waiters = Waiters()
-    for letter in found:
-        if rate is not None:
-            waiters.wait_for(lambda: False, begin + (done + failed) / rate - clock.monotonic())
-        token = Token(waiters)
-        try:
-            store(letter, token)
-        except MessagingError as error:
-            failed += 1
-            reason = f"{type(error).__name__}: {error}"
-            continue
-        if not waiters.wait_for(lambda token=token: token.is_settled, _STORE_TIMEOUT):  # type: ignore[misc]
-            raise DeadlineError(f"dead letter {letter.id}: not on the disk within {_STORE_TIMEOUT:g} s; it is kept")
-        remove(letter.id)
-        done += 1
-    return Outcome(done, failed, reason)
 
 
 def route_folders(data: Path) -> Mapping[str, Path]:

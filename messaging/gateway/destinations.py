@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import InvalidHeaderError, MessagingError
@@ -67,33 +67,21 @@ class Destination:
         self.template = RecordTemplate(channel, self.properties)
 
 
-class Shape:
-    """What decides about the destination of a message, apart from its channel: the values that it may have or not."""
+class MessageTraits(NamedTuple):
+    """Everything of a message that decides about its destination, apart from its channel; each value may be missing."""
 
-    __slots__ = ("content_encoding", "content_type", "correlation_id", "headers", "passed", "priority", "retain")
-
-    def __init__(
-        self,
-        content_type: str | None = None,
-        content_encoding: str | None = None,
-        correlation_id: str | None = None,
-        headers: Mapping[str, Any] | None = None,
-        passed: tuple[str, ...] = (),
-        *,
-        retain: bool = False,
-        priority: int | None = None,
-    ) -> None:
-        self.content_type = content_type
-        self.content_encoding = content_encoding
-        self.correlation_id = correlation_id
-        self.headers = headers
-        self.passed = passed
-        self.retain = retain
-        self.priority = priority
+    content_type: str | None = None
+    content_encoding: str | None = None
+    correlation_id: str | None = None
+    headers: Mapping[str, Any] | None = None
+    #: names of the gateways that it has passed
+    passed: tuple[str, ...] = ()
+    retain: bool = False
+    priority: int | None = None
 
     @property
     def key(self) -> tuple[Any, ...] | None:
-        """Return what tells shapes apart; ``None`` for one that is unlikely to come again."""
+        """Return the key in a cache; ``None`` if the same traits are unlikely to come again."""
         if self.headers or self.correlation_id is not None:
             return None
         return self.content_type, self.content_encoding, self.passed, self.retain, self.priority
@@ -121,56 +109,56 @@ class Destinations:
         self._fixed: Mapping[str, Any] = of_target(settings, features)
         self._cache: BoundedCache[tuple[Any, ...], Destination] = BoundedCache(_CACHED)
 
-    def find(self, channel: str, shape: Shape, values: Mapping[str, str]) -> Destination:
+    def find(self, channel: str, traits: MessageTraits, values: Mapping[str, str]) -> Destination:
         """Return the destination of a message.
 
         Args:
             channel: where it is published.
-            shape: the values that it has.
+            traits: of the message.
             values: for the templates of the configured headers.
 
         Raises:
             ArgumentError, UnsupportedFeatureError: the target cannot carry the message.
         """
-        key = shape.key
+        key = traits.key
         if key is None or (self._settings.headers and values):
-            return self._make(channel, shape, values)
+            return self._make(channel, traits, values)
         found = self._cache.get((channel, *key))
         if found is None:
-            found = self._cache[(channel, *key)] = self._make(channel, shape, values)
+            found = self._cache[(channel, *key)] = self._make(channel, traits, values)
         return found
 
-    def _make(self, channel: str, shape: Shape, values: Mapping[str, str]) -> Destination:
+    def _make(self, channel: str, traits: MessageTraits, values: Mapping[str, str]) -> Destination:
         settings = self._settings
         extensions = dict(self._fixed)
-        if shape.retain and settings.retain == "keep":
+        if traits.retain and settings.retain == "keep":
             extensions[Features.EXTENSION_RETAIN] = True
-        if shape.priority is not None and Features.EXTENSION_PRIORITY in self._features:
-            extensions.setdefault(Features.EXTENSION_PRIORITY, shape.priority)
+        if traits.priority is not None and Features.EXTENSION_PRIORITY in self._features:
+            extensions.setdefault(Features.EXTENSION_PRIORITY, traits.priority)
         found: dict[str, Any] = {}
         if self._carries_headers:
-            found |= shape.headers or {}
-            found[PASSED_HEADER] = _SEPARATOR.join((*shape.passed, self._gateway))
+            found |= traits.headers or {}
+            found[PASSED_HEADER] = _SEPARATOR.join((*traits.passed, self._gateway))
         found |= {name: _filled(text, values) for name, text in settings.headers.items()}
         if found:
             extensions[Features.EXTENSION_HEADERS] = MappingProxyType(found)
         try:
-            return self._checked(channel, shape, extensions)
+            return self._checked(channel, traits, extensions)
         except InvalidHeaderError:
             # a protocol with fewer types of headers: they become text
             extensions[Features.EXTENSION_HEADERS] = headers_.carried(found, headers_.TEXT)
-            return self._checked(channel, shape, extensions)
+            return self._checked(channel, traits, extensions)
 
-    def _checked(self, channel: str, shape: Shape, extensions: Mapping[str, Any]) -> Destination:
+    def _checked(self, channel: str, traits: MessageTraits, extensions: Mapping[str, Any]) -> Destination:
         settings = self._settings
         has_properties = self._carries_properties
         context = MessageContext(
             channel,
-            content_type=(shape.content_type if has_properties else None)
+            content_type=(traits.content_type if has_properties else None)
             if settings.content_type is None
             else settings.content_type,
-            content_encoding=shape.content_encoding if has_properties else None,
-            correlation_id=shape.correlation_id if has_properties else None,
+            content_encoding=traits.content_encoding if has_properties else None,
+            correlation_id=traits.correlation_id if has_properties else None,
             extensions=MappingProxyType(dict(extensions)),
         )
         found = Destination(context)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from messaging.errors import ClosedError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, Flag, Serial, clock, engine, workers
-from messaging.gateway.destinations import Destinations, Shape, passed_gateways
+from messaging.gateway.destinations import Destinations, MessageTraits, passed_gateways
 from messaging.gateway.extensions import of_source, with_prefetch
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
 from messaging.gateway.pipeline.steps import filled
@@ -55,7 +55,7 @@ class _Device(NamedTuple):
 
     state: bytes
     offline: bytes
-    shape: Shape
+    traits: MessageTraits
     values: Mapping[str, str]
 
 
@@ -171,13 +171,13 @@ class DeviceStates:
         except MessagingError as error:
             logger.error("devices '%s': a state of %r is dropped: %s", self.name, source, error)
             return
-        shape = Shape(
+        traits = MessageTraits(
             context.content_type,
             context.content_encoding,
             headers=context.extensions.get(Features.EXTENSION_HEADERS),
             passed=passed,
         )
-        device = _Device(message.payload, filled(self.settings.offline, values).encode(), shape, values)
+        device = _Device(message.payload, filled(self.settings.offline, values).encode(), traits, values)
         with self._lock:
             if self._is_closed:
                 return
@@ -216,7 +216,7 @@ class DeviceStates:
 
     def _publish(self, channel: str, payload: bytes, device: _Device) -> None:
         try:
-            destination = self._destinations.find(channel, device.shape, device.values)
+            destination = self._destinations.find(channel, device.traits, device.values)
             promise = self._target.publisher.publish(Message(payload, destination.publishing))
         except ClosedError:
             return

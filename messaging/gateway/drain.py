@@ -1,4 +1,7 @@
-"""The drain of a route: publishes the messages of its buffer in order, and removes those that the target has taken.
+"""Drains and targets: publish the messages of buffers in order, and remove those that the target has taken.
+
+Routes to the same target share its places in flight. Routes of higher priority publish first: a route of lower priority
+gets no place while one of higher priority waits for a place.
 
 At most ``in_flight`` messages are published whose confirmation is not recorded on the disk: after a crash that many may
 arrive twice, with the same message ids.
@@ -14,6 +17,7 @@ engine's loop.
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
@@ -29,16 +33,16 @@ from messaging.errors import (
 )
 from messaging.errors.text import SafeLog, counted
 from messaging.execution import Backoff, Serial, clock, engine
+from messaging.model import Features, Message
 from messaging.services.reporting import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from messaging import Promise
+    from messaging import Messaging, Promise
     from messaging.gateway.buffer import Buffer
     from messaging.gateway.settings import RateSettings, RouteSettings
-    from messaging.gateway.stored import Stored
-    from messaging.gateway.targets import Target
+    from messaging.gateway.stored import StoredMessage
 
 logger = SafeLog(__name__)
 
@@ -55,12 +59,103 @@ _NO_ROOM: Final = 0.05
 LATENCIES: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0, 86_400.0)
 #: messages that are published before outcomes are looked at
 _BURST: Final = 256
+#: the protocol whose messages carry an id in an envelope
+_ENVELOPED: Final = "mqtt3.1.1"
 #: errors of a message that no repetition can mend
 _PERMANENT: Final = (ArgumentError, UnsupportedFeatureError, CodecError)
 
 
 #: part of a token that may be missing: a wait for less may be too short for the clock to move
 _ROUNDING: Final = 0.001
+
+
+class Target:
+    """An instance that routes publish to. Thread safe.
+
+    Args:
+        messaging: the instance.
+        places: messages in flight of all routes together.
+    """
+
+    def __init__(self, messaging: Messaging, places: int) -> None:
+        self.messaging = messaging
+        self._publisher = messaging.publisher
+        self._carries_ids = Features.EXTENSION_MESSAGE_ID in messaging.features
+        self._has_envelope = self._carries_ids and _ENVELOPED in messaging.runtime.get_runtime_dto().protocols
+        self._lock = threading.Lock()  # guards the following three
+        self._places = places
+        self._free = places
+        self._waiting: list[Drain] = []
+
+    # --- places in flight
+
+    def widen(self, places: int) -> None:
+        """Have at least so many places: those of the route that has most."""
+        with self._lock:
+            if places > self._places:
+                self._free += places - self._places
+                self._places = places
+
+    def take(self, route: Drain, wanted: int) -> int:
+        """Return how many messages a route may publish now; if fewer than it wants, it is woken when there are more."""
+        with self._lock:
+            is_behind = any(each.priority > route.priority for each in self._waiting)
+            granted = 0 if is_behind else min(wanted, self._free)
+            self._free -= granted
+            if granted < wanted:
+                if route not in self._waiting:
+                    self._wait(route)
+            elif route in self._waiting:
+                self._waiting.remove(route)
+        return granted
+
+    def _wait(self, route: Drain) -> None:
+        self._waiting.append(route)
+        self._waiting.sort(key=lambda each: -each.priority)
+
+    def give_back(self, route: Drain, places: int, *, is_idle: bool) -> None:
+        """Return places: messages are settled, or were not published.
+
+        Args:
+            route: the route that had them.
+            places: their number.
+            is_idle: whether the route wants no more now.
+        """
+        with self._lock:
+            self._free += places
+            if is_idle:
+                if route in self._waiting:
+                    self._waiting.remove(route)
+            elif route not in self._waiting:  # routes of lower priority must not take what it is about to take again
+                self._wait(route)
+            first = self._waiting[0] if self._waiting and self._free > 0 else None
+        if first is not None and first is not route:  # it is at work, and looks for itself
+            first.wake()
+
+    # --- publishing
+
+    @property
+    def is_up(self) -> bool:
+        """Return whether the instance is connected."""
+        return self.messaging.connection_state.value.is_up
+
+    def publish(self, stored: StoredMessage) -> Promise[None]:
+        """Publish a message; the promise resolves when the target has taken it.
+
+        Raises:
+            ArgumentError, UnsupportedFeatureError: the target cannot carry it.
+            OutboxFullError: the instance has no room. ClosedError: it is closed.
+        """
+        context, publisher = stored.destination.publishing, self._publisher
+        if self._has_envelope or publisher.chain is not None:
+            if self._carries_ids:  # as a part of the context: it is in the envelope, and interceptors see it
+                context = context.replace(
+                    extensions={**context.extensions, Features.EXTENSION_MESSAGE_ID: stored.message_id}
+                )
+            return publisher.publish(Message(stored.payload, context))
+        plan = publisher.compile(context)
+        message_id = stored.message_id if self._carries_ids else None
+        return publisher.publish_checked(stored.payload, plan, plan.correlation_id, message_id=message_id)
 
 
 class TokenBucket:
@@ -126,7 +221,7 @@ class Drain:
         priority: int,
         in_flight: int,
         rate: RateSettings | None,
-        dead_letter: Callable[[Stored, str], bool],
+        dead_letter: Callable[[StoredMessage, str], bool],
     ) -> None:
         self.name = name
         self.priority = priority
@@ -141,8 +236,8 @@ class Drain:
         self.published = self.retried = self.in_flight = 0
         self.latency = Histogram(LATENCIES)
         #: outcomes that the loop has noted
-        self._outcomes: deque[tuple[Stored, Promise[None]]] = deque()
-        self._failed: list[tuple[Stored, MessagingError]] = []
+        self._outcomes: deque[tuple[StoredMessage, Promise[None]]] = deque()
+        self._failed: list[tuple[StoredMessage, MessagingError]] = []
         self._delays: Iterator[float] | None = None
         #: monotonic time of the next timer
         self._timer_due = math.inf
@@ -191,11 +286,9 @@ class Drain:
 
     # --- the engine's loop
 
-    def _note(self, stored: Stored, promise: Promise[None]) -> None:
+    def _note(self, stored: StoredMessage, promise: Promise[None]) -> None:
         self._outcomes.append((stored, promise))
-        if not self._is_pending:
-            self._is_pending = True
-            self._serial.wake()
+        self.wake()
 
     def _wake_in(self, seconds: float) -> None:
         """Look again after a time, unless a timer does so earlier. On the worker."""
@@ -269,7 +362,7 @@ class Drain:
     def _retry(self) -> None:
         """Return the failed messages to the buffer, in order, but for those that cannot be published."""
         failed, self._failed = sorted(self._failed, key=lambda each: each[0].offset), []
-        again: list[Stored] = []
+        again: list[StoredMessage] = []
         reason: MessagingError | None = None
         for stored, error in failed:
             if isinstance(error, PublishRefusedError):

@@ -10,6 +10,7 @@ import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, ConfigurationError, MessagingError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, counted, did_you_mean, tolerant
@@ -103,30 +104,31 @@ class Gateway:
                 raise ClosedError(f"gateway '{self.name}': it was started before; make another one")
             self._started = clock.wall()
             self._state = "starting"
-            try:
-                folder = LocalFolder(str(self.settings.data), option="data", private=True)
-                for each_folder in ("", ROUTES_FOLDER):
-                    folder.make(each_folder)  # waits for the disk: messages are acknowledged that are below it
-                # first: an address that is taken is told before anything is connected, and probes see "starting"
-                self._registration = register_reporter(self._services, self)
-                self._beside.listen(self.settings)
-                for name, each in self.settings.instances.items():
-                    self._instances.connect(name, each, self.settings.status)
-                for route_name in self.settings.routes:
-                    self._routes[route_name] = self._new_route(route_name, self.settings)
-                for route in self._routes.values():
-                    route.start()
-                self._beside.start(self.settings)
-                self._control = ControlServer(self.settings.data, self._calls())
-            except OSError as error:
-                self._close(0.0)
-                raise ConfigurationError(f"gateway '{self.name}': data folder: {error}") from error
-            except BaseException:
-                self._close(0.0)
-                raise
+            with on_failure(self._close, 0.0):
+                self._open()
             self._state = "running"
         logger.info("gateway '%s': running with %d routes", self.name, len(self._routes))
         return self
+
+    def _open(self) -> None:
+        """Make everything, in order. Under the lock."""
+        try:
+            folder = LocalFolder(str(self.settings.data), option="data", private=True)
+            for each_folder in ("", ROUTES_FOLDER):
+                folder.make(each_folder)  # waits for the disk: messages are acknowledged that are below it
+            # first: an address that is taken is told before anything is connected, and probes see "starting"
+            self._registration = register_reporter(self._services, self)
+            self._beside.listen(self.settings)
+            for name, each in self.settings.instances.items():
+                self._instances.connect(name, each, self.settings.status)
+            for route_name in self.settings.routes:
+                self._routes[route_name] = self._new_route(route_name, self.settings)
+            for route in self._routes.values():
+                route.start()
+            self._beside.start(self.settings)
+            self._control = ControlServer(self.settings.data, self._calls())
+        except OSError as error:
+            raise ConfigurationError(f"gateway '{self.name}': data folder: {error}") from error
 
     def run(self) -> None:
         """Start, wait until :meth:`stop`, then close. Raises as :meth:`start`."""
@@ -190,7 +192,7 @@ class Gateway:
         if state.is_up:
             for route in [*self._routes.values()]:
                 if route.settings.target.instance == name:
-                    route.note_target_back()
+                    route.drain.note_target_back()
         self._beside.note_state(name, state)
 
     def _new_route(self, name: str, settings: GatewaySettings) -> Route:
@@ -207,7 +209,7 @@ class Gateway:
         if self._control is not None:
             self._control.close()
         for route in self._routes.values():
-            route.pause_intake()
+            route.intake.pause()
         for request in self._beside.requests.values():
             request.close()
         deadline = clock.monotonic() + limit
@@ -218,7 +220,7 @@ class Gateway:
                 break
             waiting.wait_for(lambda: self._is_hurried, min(left, _LOOK))
         for route in self._routes.values():
-            route.stop()
+            route.drain.stop()
         # also without time to drain: what is stored and not acknowledged would be stored twice
         deadline = clock.monotonic() + STORE_TIMEOUT
         for route in self._routes.values():

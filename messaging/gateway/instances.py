@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import messaging
 from messaging.connection.properties import announced
 from messaging.errors import ConfigurationError
+from messaging.gateway.drain import Target
 from messaging.gateway.instance_checks import unconnected
 from messaging.gateway.status import last_will
-from messaging.gateway.targets import Target
 from messaging.model.settings import PARAMETERS
 
 if TYPE_CHECKING:

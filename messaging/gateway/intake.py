@@ -12,7 +12,6 @@ intake waits while ``_STORING`` messages wait for the disk, and the buffer of th
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -21,11 +20,11 @@ from messaging.codecs.cache import BoundedCache
 from messaging.errors import ClosedError, JournalError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Serial, clock, engine
-from messaging.gateway.destinations import Shape, passed_gateways
+from messaging.gateway.destinations import MessageTraits, passed_gateways
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft, is_redelivered
 from messaging.gateway.rings import MANY, WITHIN, RingWatch
 from messaging.gateway.source_subscription import PACKET_ID, SourceSubscription
-from messaging.gateway.stored import Stored
+from messaging.gateway.stored import StoredMessage
 from messaging.journal import Record
 from messaging.model import Features, MessageContext, stored_properties
 
@@ -36,8 +35,9 @@ if TYPE_CHECKING:
     from messaging import Messaging
     from messaging.gateway.buffer import Buffer
     from messaging.gateway.destinations import Destination, Destinations
-    from messaging.gateway.pipeline import Outcome, Pipeline
+    from messaging.gateway.pipeline import Passed, Pipeline
     from messaging.gateway.settings import RouteSettings
+    from messaging.gateway.stored import Settleable
 
 logger = SafeLog(__name__)
 
@@ -119,7 +119,7 @@ class Rules:
         found = self._direct.get(key) if is_plain else None
         if found is None:
             values = self.captures(channel)
-            found = self._destinations.find(self._template.render(values), _shape(context, extensions), values)
+            found = self._destinations.find(self._template.render(values), _traits(context, extensions), values)
             if is_plain:
                 self._direct[key] = found
         return found
@@ -128,22 +128,23 @@ class Rules:
         """Return a received message for the pipeline."""
         channel = context.channel or ""
         extensions = context.extensions
-        return Draft(
-            channel=channel,
+        made = Draft(
+            channel,
+            payload,
             captures=self.captures(channel),
-            payload=payload,
             content_type=context.content_type,
             content_encoding=context.content_encoding,
             headers=dict(extensions.get(Features.EXTENSION_HEADERS) or {}),
-            timestamp=clock.wall(),
             message_id=message_id,
-            retain=bool(extensions.get(Features.EXTENSION_RETAIN)),
-            sources=(source,),
         )
+        made.timestamp = clock.wall()
+        made.retain = bool(extensions.get(Features.EXTENSION_RETAIN))
+        made.sources = (source,)
+        return made
 
     def rerun(
-        self, buffer: Buffer, payload: bytes, context: MessageContext, message_id: str | None, source: Any
-    ) -> list[Stored]:
+        self, payload: bytes, context: MessageContext, message_id: str | None, source: Any
+    ) -> list[StoredMessage]:
         """Return what comes out of a message that was received before, with the source as its only token.
 
         Raises:
@@ -155,9 +156,8 @@ class Rules:
         ready = [*passed.ready, *self.pipeline.flush().ready]
         if not ready:  # filtered out by now
             source.settle(True)
-        tokens = _Shared.of(ready)
         return [
-            Stored(buffer, each.payload, self.of_draft(each), each.message_id or message_id or "", tokens[id(each)])
+            StoredMessage(each.payload, self.of_draft(each), each.message_id or message_id or "", each.contexts)
             for each in ready
         ]
 
@@ -165,14 +165,14 @@ class Rules:
         """Return the destination of a message that has passed the pipeline."""
         values = {**self.captures(draft.channel), **draft.captures}
         channel = draft.target or self._template.render(values)
-        shape = Shape(
+        traits = MessageTraits(
             draft.content_type,
             draft.content_encoding,
             headers=draft.headers,
             passed=passed_gateways({Features.EXTENSION_HEADERS: draft.headers}),
             retain=draft.retain,
         )
-        return self._destinations.find(channel, shape, values)
+        return self._destinations.find(channel, traits, values)
 
 
 class RouteIntake:
@@ -186,18 +186,19 @@ class RouteIntake:
 
     Attributes:
         subscription: at the source.
+        rules: the present ones. Used by the worker of the intake only.
     """
 
     def __init__(self, rules: Rules, source: Messaging, buffer: Buffer, counts: IntakeCounts) -> None:
         self.counts = counts
-        self._rules = rules
+        self.rules = rules
         #: the rules that take the place of the present ones with the next message
         self._replacement: Rules | None = None
         self._source = source
         self._buffer = buffer
         self._is_stopped = False
         self._recognition = buffer.recognition
-        rules.pipeline.members = buffer
+        rules.pipeline.recognition = buffer.recognition
         self._ring = None if Features.EXTENSION_HEADERS in source.features else RingWatch()
         self._room = buffer.room
         # --- with batches or held samples, a worker of its own handles messages and timers
@@ -209,14 +210,9 @@ class RouteIntake:
             rules.name, rules.settings, source, self._enqueue if rules.has_timers else self._take
         )
 
-    @property
-    def pipeline(self) -> Pipeline:
-        """Return the pipeline of the present rules. From any thread; used by the worker of the intake only."""
-        return self._rules.pipeline
-
     def replace(self, rules: Rules) -> None:
         """Handle messages by other rules from the next one on. The source must be the same, and ``has_timers``."""
-        rules.pipeline.members = self._buffer
+        rules.pipeline.recognition = self._recognition
         self._replacement = rules
         if rules.has_timers:
             self._wake()
@@ -225,7 +221,7 @@ class RouteIntake:
         """Change to the new rules, after what the old ones hold is stored. On the worker."""
         rules, self._replacement = self._replacement, None
         if rules is not None:
-            old, self._rules = self._rules, rules
+            old, self.rules = self.rules, rules
             rules.pipeline.inherit(old.pipeline)
             self._finish(old, old.pipeline.flush())
 
@@ -246,7 +242,7 @@ class RouteIntake:
             self._adopt()
         incoming = message.context
         self.counts.received += 1
-        rules = self._rules
+        rules = self.rules
         extensions = incoming.extensions
         try:
             passed = passed_gateways(extensions)
@@ -262,11 +258,10 @@ class RouteIntake:
             message_id = extensions.get(Features.EXTENSION_MESSAGE_ID) or self._identify(message, extensions)
             if rules.pipeline.is_plain:
                 destination = rules.direct(incoming, extensions)
-                stored = Stored(self._buffer, message.payload, destination, message_id, (incoming,))
-                stored.key = self._recognition.key(message_id, destination.channel, message.payload)
-                if stored.key and is_redelivered(message) and self._is_repeated(stored):
+                key = self._recognition.key(message_id, destination.channel, message.payload)
+                if key and is_redelivered(message) and self._is_repeated(key, (incoming,)):
                     return
-                self._store(stored)
+                self._store(StoredMessage(message.payload, destination, message_id, (incoming,), key))
             else:
                 draft = rules.draft(message.payload, incoming, message_id, message)
                 self._finish(rules, rules.pipeline.process(draft, clock.monotonic()))
@@ -278,42 +273,38 @@ class RouteIntake:
             logger.exception("route '%s': a message of %r failed", rules.name, incoming.channel)
             self._fail(message, MessagingError(f"{type(error).__name__}: {error}"))
 
-    def _finish(self, rules: Rules, outcome: Outcome) -> None:
+    def _finish(self, rules: Rules, passed: Passed) -> None:
         """Store what has passed the pipeline, and acknowledge what has not."""
-        self.counts.repeated += outcome.repeated
-        self.counts.filtered += outcome.filtered
-        for message in outcome.released:
+        self.counts.repeated += passed.repeated
+        self.counts.filtered += passed.filtered
+        for message in passed.released:
             message.context.settle(True)
-        shared = _Shared.of(outcome.ready)
-        for draft in outcome.ready:
+        for draft in passed.ready:
             try:
                 destination = rules.of_draft(draft)
                 payload, message_id = draft.payload, draft.message_id or self._recognition.new_id()
-                sources = shared.get(id(draft), draft.sources)
-                stored = Stored(self._buffer, payload, destination, message_id, sources, draft.members)
                 # what a pipeline makes of a redelivered message is compared: each part of it is stored once
-                stored.key = self._recognition.key(message_id, destination.channel, payload)
-                if stored.key and draft.is_redelivered and self._is_repeated(stored):
+                key = self._recognition.key(message_id, destination.channel, payload)
+                if key and draft.is_redelivered and self._is_repeated(key, draft.contexts):
                     continue
+                stored = StoredMessage(payload, destination, message_id, draft.contexts, key, draft.members)
             except MessagingError as error:
                 for message in draft.sources:
                     self._fail(message, error)
                 continue
             self._store(stored)
 
-    def _is_repeated(self, stored: Stored) -> bool:
+    def _is_repeated(self, key: str, sources: Sequence[Settleable]) -> bool:
         """Return whether a redelivered message is stored already, or about to be; then acknowledge it with that one."""
-        if self._buffer.joins(stored.key, stored.sources):
-            self.counts.repeated += 1
-            return True
-        if not self._buffer.is_stored(stored.key):
-            return False
+        if not self._recognition.joins(key, sources):
+            if not self._recognition.is_stored(key):
+                return False
+            for source in sources:
+                source.settle(True)
         self.counts.repeated += 1
-        for source in stored.sources:
-            source.settle(True)
         return True
 
-    def _store(self, stored: Stored) -> None:
+    def _store(self, stored: StoredMessage) -> None:
         buffer = self._buffer
         if buffer.storing >= _STORING:  # of a source that cannot be held back
             self._room.wait_for(lambda: buffer.storing < _STORING or self._is_stopped, _HOLD)
@@ -333,7 +324,7 @@ class RouteIntake:
         if not self.counts.looped:
             logger.warning(
                 "route '%s': dropped a message of %r that has passed the gateways %s: there is a loop of routes",
-                self._rules.name, incoming.channel, ", ".join(passed),
+                self.rules.name, incoming.channel, ", ".join(passed),
             )  # fmt: skip
         self.counts.looped += 1
         incoming.settle(True)
@@ -343,7 +334,7 @@ class RouteIntake:
         self.counts.failed += 1
         context = message.context
         if self.counts.failed == 1:
-            logger.warning("route '%s': a message of %r is a dead letter: %s", self._rules.name, context.channel, error)
+            logger.warning("route '%s': a message of %r is a dead letter: %s", self.rules.name, context.channel, error)
         record = source_record(message)
         is_reported = False
         while not self._is_stopped:
@@ -353,12 +344,12 @@ class RouteIntake:
                     record, f"{type(error).__name__}: {error}", most=buffer.max_dead_letters
                 )
                 if dropped:
-                    logger.warning("route '%s': dropped the oldest of its dead letters", self._rules.name)
+                    logger.warning("route '%s': dropped the oldest of its dead letters", self.rules.name)
                 context.settle(True)
                 return
             except JournalError as failure:
                 if not is_reported:
-                    logger.error("route '%s': %s; trying again each %g s", self._rules.name, failure, _RETRY)
+                    logger.error("route '%s': %s; trying again each %g s", self.rules.name, failure, _RETRY)
                 is_reported = True
                 Flag().wait(_RETRY)
 
@@ -386,12 +377,12 @@ class RouteIntake:
         self._pass_due(clock.monotonic())
 
     def _pass_due(self, now: float) -> None:
-        pipeline = self._rules.pipeline
+        pipeline = self.rules.pipeline
         due = pipeline.next_due
         if due is None or self._is_stopped:
             return
         if due <= now:
-            self._finish(self._rules, pipeline.due(now))
+            self._finish(self.rules, pipeline.due(now))
             due = pipeline.next_due
         if due is not None:
             running = engine()
@@ -402,47 +393,6 @@ class RouteIntake:
             self._timer.cancel()
         if not self._is_stopped:
             self._timer = clock.call_later(engine().loop, pause, self._wake)
-
-
-class _Shared:
-    """A message of the source of which several were made: it is acknowledged when all of them are stored."""
-
-    __slots__ = ("_left", "_lock", "_message")
-
-    def __init__(self, message: Any, count: int) -> None:
-        self._message = message
-        self._lock = threading.Lock()  # guards ``_left``
-        self._left = count
-
-    @staticmethod
-    def of(drafts: Sequence[Draft]) -> Mapping[int, Sequence[Any]]:
-        """Return the tokens of drafts by identity; a token has ``settle``, as the context of a message."""
-        if not drafts:
-            return {}
-        counts: dict[int, int] = {}
-        for draft in drafts:
-            for message in draft.sources:
-                counts[id(message)] = counts.get(id(message), 0) + 1
-        shared: dict[int, _Shared] = {}
-        tokens: dict[int, Sequence[Any]] = {}
-        for draft in drafts:
-            found: list[Any] = []
-            for message in draft.sources:
-                count = counts[id(message)]
-                if count == 1:
-                    found.append(message.context)
-                else:
-                    found.append(shared.setdefault(id(message), _Shared(message, count)))
-            tokens[id(draft)] = found
-        return tokens
-
-    def settle(self, acknowledged: bool) -> None:
-        """Note that one of the messages is stored. From any thread."""
-        with self._lock:
-            self._left -= 1
-            is_last = not self._left
-        if is_last:
-            self._message.context.settle(acknowledged)
 
 
 def source_record(message: Any) -> Record:
@@ -457,9 +407,9 @@ def source_record(message: Any) -> Record:
     return Record(-1, clock.wall(), context.channel, message.payload, stored_properties(plain), message_id)
 
 
-def _shape(context: MessageContext, extensions: Mapping[str, Any]) -> Shape:
+def _traits(context: MessageContext, extensions: Mapping[str, Any]) -> MessageTraits:
     found = extensions.get(Features.EXTENSION_HEADERS)
-    return Shape(
+    return MessageTraits(
         context.content_type,
         context.content_encoding,
         context.correlation_id,

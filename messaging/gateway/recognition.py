@@ -1,4 +1,4 @@
-"""Recognition: which messages a source delivers again although the buffer has them.
+"""Recognition: which messages a source delivers again although the buffer has them, or is about to store them.
 
 A message with an id of its own is recognised by id, channel and payload. Plain MQTT messages have none. Where the
 source tells the packet identifier (extension ``packetId``), such a message gets an id that holds the identifier and a
@@ -37,9 +37,9 @@ from messaging.gateway.stored import members_of
 from messaging.journal.folders import journal_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from messaging.gateway.stored import Stored
+    from messaging.gateway.stored import Settleable, StoredMessage
     from messaging.journal import Journal
 
 logger = SafeLog(__name__)
@@ -77,6 +77,8 @@ class Recognition:
         self._run = self._own + secrets.token_hex(6)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # guards what follows
+        #: key -> message on its way to the disk, also of the messages of a batch
+        self._on_the_way: dict[str, StoredMessage] = {}
         #: key -> offset of the last stored messages, oldest first; those of earlier runs once they are needed
         self._keys: OrderedDict[str, int] = OrderedDict()
         #: packet identifier -> digest and id of the last message that had it, oldest first
@@ -159,14 +161,34 @@ class Recognition:
         """Return the parts of an id that this buffer has made of a packet identifier."""
         return _IDENTIFIED.fullmatch(message_id) if message_id.startswith(self._own) else None
 
-    def note(self, stored: Stored) -> None:
-        """Know a message that is on the disk. On the thread of the journal."""
+    def begin(self, stored: StoredMessage) -> None:
+        """Know a message that is on its way to the disk."""
+        with self._lock:
+            self._on_the_way.update(dict.fromkeys(stored.keys, stored))
+
+    def end(self, stored: StoredMessage, *, is_stored: bool) -> None:
+        """Know a message that is on the disk, or forget it; its sources do not change any more."""
         with self._lock:
             keys = self._keys
-            for key in stored.all_keys:
-                keys[key] = stored.offset
+            for key in stored.keys:
+                if self._on_the_way.get(key) is stored:
+                    del self._on_the_way[key]
+                if is_stored:
+                    keys[key] = stored.offset
             while len(keys) > self._most:
                 keys.popitem(last=False)
+
+    def joins(self, key: str, sources: Sequence[Settleable]) -> bool:
+        """Return whether a message is on its way to the disk, in a batch or not; then these sources are its, too.
+
+        Ask before :meth:`is_stored`: a message is stored before it is not on its way any more.
+        """
+        with self._lock:
+            first = self._on_the_way.get(key)
+            if first is None:
+                return False
+            first.sources = [*first.sources, *sources]
+        return True
 
     def is_stored(self, key: str) -> bool:
         """Return whether a message is among the last that were stored, in a batch or not."""

@@ -22,7 +22,7 @@ from reactivex import operators
 from messaging.errors import ClosedError, MessagingError, ReplyError
 from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, Promise, clock, engine, workers
-from messaging.gateway.destinations import Destinations, Shape, passed_gateways
+from messaging.gateway.destinations import Destinations, MessageTraits, passed_gateways
 from messaging.gateway.extensions import of_source, with_prefetch
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
 from messaging.gateway.reports import RequestRouteDTO
@@ -128,7 +128,7 @@ class RequestForwarder:
             raise MessagingError(f"the request has passed the gateways {', '.join(passed)}: there is a loop of routes")
         channel = context.channel or ""
         values = {"gateway": self._gateway, "channel": channel, **(self._pattern.match(channel) or {})}
-        shape = Shape(
+        traits = MessageTraits(
             context.content_type,
             context.content_encoding,
             headers=extensions.get(Features.EXTENSION_HEADERS),
@@ -136,7 +136,7 @@ class RequestForwarder:
             priority=extensions.get(Features.EXTENSION_PRIORITY),
         )
         with self._lock:
-            publishing = self._destinations.find(self._template.render(values), shape, values).publishing
+            publishing = self._destinations.find(self._template.render(values), traits, values).publishing
         timeout = self.settings.timeout
         found: dict[str, Any] = {**publishing.extensions, Features.EXTENSION_TIMEOUT: timeout}
         if self._expires:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from messaging.errors import ConfigurationError, JournalError, MessagingError
+from messaging.errors import ArgumentError, ConfigurationError, DeadlineError, JournalError, MessagingError
 from messaging.errors.text import SafeLog, counted
-from messaging.execution import clock
+from messaging.execution import Waiters, clock, seconds
 from messaging.gateway.buffer import Buffer
-from messaging.gateway.dead_letters import TARGET, letters, replay
+from messaging.gateway.dead_letters import TARGET, Replayed, letters
 from messaging.gateway.destinations import Destination, Destinations
 from messaging.gateway.drain import Drain
 from messaging.gateway.intake import IntakeCounts, RouteIntake, Rules
 from messaging.gateway.pipeline import Pipeline
 from messaging.gateway.reports import BufferDTO, RouteDTO
-from messaging.gateway.stored import Stored
+from messaging.gateway.stored import StoredMessage
 from messaging.journal import Record
 from messaging.model import Features, Message, MessageContext, restored_context
 
@@ -23,14 +23,32 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from messaging import Messaging
-    from messaging.gateway.dead_letters import Letter, Outcome, Selection, Token
+    from messaging.gateway.dead_letters import Letter, Selection
+    from messaging.gateway.drain import Target
     from messaging.gateway.settings import RouteSettings
-    from messaging.gateway.targets import Target
 
 logger = SafeLog(__name__)
 
 #: how long the end of a subscription waits for messages on their way to the disk, seconds
 STORE_TIMEOUT: Final = 5.0
+#: how long a replay waits until a message is on the disk, seconds
+_REPLAY_TIMEOUT: Final = 30.0
+
+
+class _ReplayToken:
+    """The source of a message that is replayed: tells when it is on the disk."""
+
+    __slots__ = ("context", "is_settled", "settled")
+
+    def __init__(self, settled: Waiters) -> None:
+        self.context = self
+        self.is_settled = False
+        self.settled = settled
+
+    def settle(self, acknowledged: bool) -> None:  # noqa: ARG002  # the interface of received contexts
+        """Note that the message is on the disk. On the thread of the journal."""
+        self.is_settled = True
+        self.settled.wake()
 
 
 class Route:
@@ -46,6 +64,10 @@ class Route:
     Raises:
         JournalError: the folder cannot be used.
         ConfigurationError: a step of the pipeline cannot be made.
+
+    Attributes:
+        drain: publishes the stored messages.
+        intake: takes the messages of the source.
     """
 
     def __init__(
@@ -61,8 +83,8 @@ class Route:
         self._counts = IntakeCounts()
         rules = self._rules(settings)
         self.buffer = Buffer(name, path, settings.buffer, self._wake)
-        self._drain = self._new_drain(settings)
-        self._intake = RouteIntake(rules, instances[settings.source.instance], self.buffer, self._counts)
+        self.drain = self._new_drain(settings)
+        self.intake = RouteIntake(rules, instances[settings.source.instance], self.buffer, self._counts)
 
     def _rules(self, settings: RouteSettings) -> Rules:
         target = self._instances[settings.target.instance]
@@ -104,7 +126,7 @@ class Route:
         )  # fmt: skip
 
     def _wake(self) -> None:
-        drain = getattr(self, "_drain", None)  # the journal may tell of old records while this is being made
+        drain = getattr(self, "drain", None)  # the journal may tell of old records while this is being made
         if drain is not None:
             drain.wake()
 
@@ -117,29 +139,17 @@ class Route:
         depth = self.buffer.queue.depth
         if depth:
             logger.info("route '%s': publishing %s", self.name, counted(depth, "stored message"))
-        self._drain.note_target_back()
-        self._intake.subscription.start()
-
-    def note_target_back(self) -> None:
-        """Publish: the target is connected. From any thread."""
-        self._drain.note_target_back()
-
-    def pause_intake(self) -> None:
-        """Take no more messages from the source; they stay with its broker."""
-        self._intake.pause()
+        self.drain.note_target_back()
+        self.intake.subscription.start()
 
     @property
     def is_drained(self) -> bool:
         """Return whether nothing is stored that is not published, and nothing is in flight."""
-        return not self.buffer.storing and self._drain.is_idle
-
-    def stop(self) -> None:
-        """Publish nothing more."""
-        self._drain.stop()
+        return not self.buffer.storing and self.drain.is_idle
 
     def close(self) -> None:
-        """Close the buffer, which keeps its messages, after :meth:`pause_intake`."""
-        self._drain.stop()
+        """Close the buffer, which keeps its messages, after the intake was paused."""
+        self.drain.stop()
         try:
             self.buffer.close()
         except JournalError as error:
@@ -154,7 +164,7 @@ class Route:
             ConfigurationError: a step of the pipeline cannot be made. The old settings stay.
         """
         old, rules = self.settings, self._rules(settings)
-        drain = self._drain
+        drain = self.drain
         if (settings.target.instance, settings.priority, settings.rate, settings.buffer.in_flight) != (
             old.target.instance, old.priority, old.rate, old.buffer.in_flight,
         ):  # fmt: skip
@@ -165,12 +175,12 @@ class Route:
         same_source = settings.source == old.source and settings.enabled == old.enabled
         is_alike = rules.has_timers == Rules.holds_messages(old) and settings.target.retain == old.target.retain
         if same_source and is_alike:
-            self._intake.replace(rules)
+            self.intake.replace(rules)
             return
-        before, self._intake = self._intake, RouteIntake(
+        before, after = self.intake, RouteIntake(
             rules, self._instances[settings.source.instance], self.buffer, self._counts
         )  # fmt: skip
-        after = self._intake
+        self.intake = after
         waits = after.subscription.excludes(before.subscription)
         if settings.enabled and not waits:
             # the new subscription is made before the old one ends: a message may come twice, and none is missed
@@ -187,13 +197,13 @@ class Route:
 
     def remove(self) -> None:
         """End the subscription of a route that is no longer configured; its buffer stays on the disk."""
-        self._intake.pause()
+        self.intake.pause()
         self.close()  # first: it stores, and acknowledges, what would be given back and stored twice
-        self._intake.subscription.end()
+        self.intake.subscription.end()
 
     # --- dead letters
 
-    def _keep_dead_letter(self, stored: Stored, reason: str) -> bool:
+    def _keep_dead_letter(self, stored: StoredMessage, reason: str) -> bool:
         """Keep a message that cannot be published; return whether it is kept. On the worker of the drain."""
         destination = stored.destination
         record = Record(
@@ -212,30 +222,55 @@ class Route:
             logger.warning("route '%s': dropped the oldest of its dead letters", self.name)
         return True
 
-    def replay(self, selection: Selection, rate: float | None = None) -> Outcome:
-        """Run the rest of the route again for dead letters, by the present settings. From any thread; waits.
+    def replay(self, selection: Selection, rate: float | None = None) -> Replayed:
+        """Run the rest of the route again for dead letters, one after the other, by the present settings.
 
-        Raises: as :func:`messaging.gateway.dead_letters.replay`.
+        From any thread; waits for the disk.
+
+        Args:
+            selection: which dead letters.
+            rate: letters per second, at most; ``None``: unlimited.
+
+        Raises:
+            ArgumentError: the rate is not above 0.
+            DeadlineError: a message is not on the disk in time. Its dead letter is kept.
+            JournalError: a dead letter cannot be removed: it is kept, and its message is stored.
         """
+        if rate is not None and not seconds(rate, "rate") > 0:
+            raise ArgumentError(f"rate must be a number of messages per second above 0, not {rate!r:.40}")
         journal = self.buffer.journal
         # a pipeline of its own: that of the intake is used by its thread, and its deadbands are for new messages
         rules = self._rules(self.settings)
-        rules.pipeline.reread(self._intake.pipeline)
-        found = [*letters(journal, selection)]
-        return replay(
-            found,
-            lambda letter, token: self._store_again(rules, letter, token),
-            lambda number: journal.remove_dead_letters([number]),
-            rate=rate,
-        )
+        rules.pipeline.reread(self.intake.rules.pipeline)
+        done = failed = 0
+        reason: str | None = None
+        begin = clock.monotonic()
+        waiters = Waiters()
+        for letter in [*letters(journal, selection)]:
+            if rate is not None:
+                waiters.wait_for(lambda: False, begin + (done + failed) / rate - clock.monotonic())
+            token = _ReplayToken(waiters)
+            try:
+                self._store_again(rules, letter, token)
+            except MessagingError as error:
+                failed += 1
+                reason = f"{type(error).__name__}: {error}"
+                continue
+            if not waiters.wait_for(lambda token=token: token.is_settled, _REPLAY_TIMEOUT):  # type: ignore[misc]
+                raise DeadlineError(
+                    f"dead letter {letter.id}: not on the disk within {_REPLAY_TIMEOUT:g} s; it is kept"
+                )
+            journal.remove_dead_letters([letter.id])
+            done += 1
+        return Replayed(done, failed, reason)
 
-    def _store_again(self, rules: Rules, letter: Letter, token: Token) -> None:
+    def _store_again(self, rules: Rules, letter: Letter, token: _ReplayToken) -> None:
         context = restored_context(letter.channel, letter.properties)
         if letter.stage == TARGET:
             destination = Destination(context, letter.properties)
-            self.buffer.store(Stored(self.buffer, letter.payload, destination, letter.message_id or "", [token]))
+            self.buffer.store(StoredMessage(letter.payload, destination, letter.message_id or "", [token]))
             return
-        for stored in rules.rerun(self.buffer, letter.payload, context, letter.message_id, token):
+        for stored in rules.rerun(letter.payload, context, letter.message_id, token):
             self.buffer.store(stored)
 
     def drop(self, selection: Selection) -> int:
@@ -247,14 +282,14 @@ class Route:
 
     def report(self) -> RouteDTO:
         """Return the state of the route."""
-        buffer, counts, drain, settings = self.buffer, self._counts, self._drain, self.settings
+        buffer, counts, drain, settings = self.buffer, self._counts, self.drain, self.settings
         return RouteDTO(
             name=self.name,
             source=f"{settings.source.instance}:{settings.source.channel}",
             target=f"{settings.target.instance}:{settings.target.channel}",
             is_enabled=settings.enabled,
             is_source_up=self._is_up(settings.source.instance),
-            is_subscribed=self._intake.subscription.is_confirmed,
+            is_subscribed=self.intake.subscription.is_confirmed,
             is_target_up=self._is_up(settings.target.instance),
             received=counts.received,
             filtered=counts.filtered,
@@ -273,7 +308,7 @@ class Route:
                 accepted=buffer.accepted,
                 dropped=buffer.dropped,
                 dead_letters=buffer.journal.dead_letter_count,
-                is_held_back=buffer.is_held_back,
+                is_held_back=buffer.journal.is_blocked,
             ),
         )
 
@@ -285,6 +320,6 @@ class Route:
         if not self.settings.enabled:
             return []
         held = self.buffer.journal.held
-        found = [self.buffer.problem, self._intake.subscription.problem]
+        found = [self.buffer.problem, self.intake.subscription.problem]
         found += [] if held is None else [f"the source is held back: {held}"]
         return [f"route '{self.name}': {each}" for each in found if each is not None]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from messaging.journal import RecordTemplate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from messaging.errors import MessagingError
     from messaging.gateway.destinations import Destination
@@ -17,17 +17,7 @@ if TYPE_CHECKING:
 _MEMBERS: Final = '{"members":['
 
 
-class Owner(Protocol):
-    """Where a message is stored. Called on the thread of the journal."""
-
-    def note_stored(self, stored: Stored) -> object:
-        """Accept a message that is on the disk."""
-
-    def note_refused(self, stored: Stored, error: MessagingError) -> object:
-        """Handle a message that is not stored."""
-
-
-class Source(Protocol):
+class Settleable(Protocol):
     """A message of the source: the context of a received message, say."""
 
     def settle(self, acknowledged: bool) -> object:
@@ -62,20 +52,25 @@ def without_members(properties: str) -> str:
     return "" if rest == "}" else "{" + rest.removeprefix(",")
 
 
-class Stored:
+class StoredMessage:
     """A message of a route; for the journal an ``Append``.
 
-    Attributes:
-        offset: its place in the journal; -1 until it is stored.
-        payload, destination, message_id: what is published, and where.
-        timestamp: when it was stored, seconds since the epoch.
-        attempts: how often the target has refused it.
+    Args:
+        payload, destination, message_id: the content to publish, and where.
+        sources: acknowledged when the message is on the disk.
         key: recognises the same message, if its source delivers it again; empty: its source cannot tell.
         members: of a batch, what recognises its messages.
+        offset: its place in the journal; -1 until it is stored.
+
+    Attributes:
+        keys: recognise the message, and the messages of a batch.
+        timestamp: when it was stored, seconds since the epoch.
+        attempts: how often the target has refused it.
+        on_outcome: called on the thread of the journal with the message, and with the error if it is not stored.
     """
 
     __slots__ = (
-        "_owner", "attempts", "destination", "key", "members", "message_id", "offset", "payload", "record", "sources",
+        "attempts", "destination", "keys", "message_id", "offset", "on_outcome", "payload", "record", "sources",
         "timestamp",
     )  # fmt: skip
     count = 1
@@ -84,44 +79,33 @@ class Stored:
 
     def __init__(
         self,
-        owner: Owner | None,
         payload: bytes,
         destination: Destination,
         message_id: str,
-        sources: Sequence[Source] = (),
+        sources: Sequence[Settleable] = (),
+        key: str = "",
         members: Sequence[str] = (),
+        offset: int = -1,
     ) -> None:
-        self._owner = owner
         self.payload = payload
         self.destination = destination
         self.message_id = message_id
         self.sources = sources
-        self.members = members
-        self.record = b"" if owner is None else self._encoded()
-        self.offset = -1
+        self.keys: Sequence[str] = (key, *members) if key else members
+        template = destination.template
+        if members:
+            template = RecordTemplate(destination.channel, with_members(destination.properties, members))
+        self.record = b"" if offset >= 0 else template.encode(payload, message_id)
+        self.offset = offset
         self.timestamp = 0.0
         self.attempts = 0
-        self.key = ""
-
-    @property
-    def all_keys(self) -> Sequence[str]:
-        """Return what recognises the message, and the messages of a batch."""
-        return (self.key, *self.members) if self.key else self.members
-
-    def _encoded(self) -> bytes:
-        destination = self.destination
-        if not self.members:
-            return destination.template.encode(self.payload, self.message_id)
-        properties = with_members(destination.properties, self.members)
-        return RecordTemplate(destination.channel, properties).encode(self.payload, self.message_id)
+        self.on_outcome: Callable[[StoredMessage, MessagingError | None], object]
 
     def note_stored(self, offset: int) -> None:
         """See ``Append``."""
         self.offset = offset
-        if self._owner is not None:
-            self._owner.note_stored(self)
+        self.on_outcome(self, None)
 
     def note_refused(self, error: MessagingError) -> None:
         """See ``Append``."""
-        if self._owner is not None:
-            self._owner.note_refused(self, error)
+        self.on_outcome(self, error)

@@ -7,8 +7,7 @@ from typing import Any
 
 import messaging
 from messaging.execution import workers
-from messaging.gateway.drain import Drain
-from messaging.gateway.targets import Target
+from messaging.gateway.drain import Drain, Target
 from messaging.testing.waiting import PATIENCE
 from tests.gateway.kit import unique
 

@@ -14,7 +14,7 @@ import messaging
 from messaging.gateway.buffer import Buffer
 from messaging.gateway.destinations import Destination
 from messaging.gateway.settings import BufferSettings
-from messaging.gateway.stored import Stored
+from messaging.gateway.stored import StoredMessage
 from messaging.journal.queue import MAX_RANGES, later_starts
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
@@ -37,22 +37,22 @@ DESTINATION = Destination(messaging.MessageContext("t"))
 def store(buffer: Buffer, numbers: range) -> None:
     accepted = buffer.accepted + len(numbers)
     for number in numbers:
-        buffer.store(Stored(buffer, b"%d" % number, DESTINATION, f"id{number}"))
+        buffer.store(StoredMessage(b"%d" % number, DESTINATION, f"id{number}"))
     eventually(lambda: buffer.accepted == accepted)
 
 
-def take(buffer: Buffer, most: int = 10**6) -> list[Stored]:
-    found: list[Stored] = []
+def take(buffer: Buffer, most: int = 10**6) -> list[StoredMessage]:
+    found: list[StoredMessage] = []
     while len(found) < most and (stored := buffer.take()) is not None:
         found.append(stored)
     return found
 
 
-def settle(buffer: Buffer, stored: Stored) -> None:
+def settle(buffer: Buffer, stored: StoredMessage) -> None:
     buffer.queue.settle(stored.offset, len(stored.payload))
 
 
-def numbers(messages: list[Stored]) -> list[int]:
+def numbers(messages: list[StoredMessage]) -> list[int]:
     return [int(each.payload) for each in messages]
 
 
@@ -164,7 +164,7 @@ def test_messages_that_are_too_old_are_dropped_when_their_turn_comes(
         virtual_clock.suspend(61.0)  # so the journal did not drop it
         store(buffer, range(1, 3))
         assert numbers(take(buffer)) == [1, 2]
-        assert buffer.expired == 1
+        assert buffer.dropped == 1
         assert buffer.queue.depth == 2
     finally:
         buffer.close()
@@ -216,11 +216,11 @@ def test_dropped_messages_are_counted_once_and_not_published(tmp_path: Path) -> 
     buffer = Buffer("r", tmp_path, chosen, lambda: None)
     try:
         for number in range(20):
-            buffer.store(Stored(buffer, b"%d" % number + bytes(1000), DESTINATION, f"id{number}"))
+            buffer.store(StoredMessage(b"%d" % number + bytes(1000), DESTINATION, f"id{number}"))
         eventually(lambda: buffer.accepted == 20)
         in_flight = take(buffer, 10)
         for number in range(20, 200):
-            buffer.store(Stored(buffer, b"%d" % number + bytes(1000), DESTINATION, f"id{number}"))
+            buffer.store(StoredMessage(b"%d" % number + bytes(1000), DESTINATION, f"id{number}"))
         eventually(lambda: buffer.accepted == 200)
         dropped = buffer.dropped
         for each in in_flight:  # the target has them, whatever the journal dropped meanwhile
@@ -256,7 +256,7 @@ def test_a_full_disk_holds_the_source_back_with_each_policy(full: str, disk_of: 
     try:
         file = ballast(disk, 60_000)
         for number in range(200):
-            buffer.store(Stored(buffer, b"%d" % number + bytes(1000), DESTINATION, f"id{number}"))
+            buffer.store(StoredMessage(b"%d" % number + bytes(1000), DESTINATION, f"id{number}"))
         eventually(lambda: buffer.accepted > 0 and buffer.storing > 0)
         file.unlink()
         eventually(lambda: buffer.accepted == 200)

@@ -12,7 +12,7 @@ import pytest
 from messaging.gateway import Gateway
 from messaging.gateway.buffer import Buffer
 from messaging.gateway.recognition import FILE
-from messaging.gateway.stored import Stored, members_of, with_members, without_members
+from messaging.gateway.stored import StoredMessage, members_of, with_members, without_members
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.proxy import Proxy
 from messaging.testing.tables import table
@@ -44,9 +44,8 @@ class Source:
         numbers = [*numbers]
         accepted = self.buffer.accepted + len(numbers)
         for number in numbers:
-            stored = Stored(self.buffer, payload, DESTINATION, f"{prefix}{number}")
-            stored.key = self.buffer.recognition.key(stored.message_id, "t", payload)
-            self.buffer.store(stored)
+            key = self.buffer.recognition.key(f"{prefix}{number}", "t", payload)
+            self.buffer.store(StoredMessage(payload, DESTINATION, f"{prefix}{number}", key=key))
         eventually(lambda: self.buffer.accepted == accepted)
 
     def is_stored(self, message_id: str, payload: bytes) -> bool:
@@ -66,10 +65,9 @@ class Source:
         )
 
     def _store(self, message_id: str, payload: bytes) -> str:
-        stored = Stored(self.buffer, payload, DESTINATION, message_id)
-        stored.key = self.buffer.recognition.key(message_id, "in", payload)
+        key = self.buffer.recognition.key(message_id, "in", payload)
         accepted = self.buffer.accepted + 1
-        self.buffer.store(stored)
+        self.buffer.store(StoredMessage(payload, DESTINATION, message_id, key=key))
         eventually(lambda: self.buffer.accepted == accepted)
         return message_id
 

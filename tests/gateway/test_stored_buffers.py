@@ -18,7 +18,7 @@ from messaging.gateway.buffer import Buffer
 from messaging.gateway.dead_letters import Selection
 from messaging.gateway.destinations import Destination
 from messaging.gateway.settings import BufferSettings
-from messaging.gateway.stored import Stored
+from messaging.gateway.stored import StoredMessage
 from messaging.journal import Record
 from messaging.testing.waiting import eventually
 from tests.gateway.kit import Broker, route, settings, unique
@@ -42,7 +42,7 @@ def write(data: Path) -> None:
     def store(*payloads: bytes, members: list[str] | None = None) -> None:
         expected = buffer.accepted + len(payloads)
         for payload in payloads:
-            buffer.store(Stored(buffer, payload, destination, f"id-{payload.decode()}", (), members or ()))
+            buffer.store(StoredMessage(payload, destination, f"id-{payload.decode()}", members=members or ()))
         eventually(lambda: buffer.accepted == expected)
 
     store(*(b"%d" % number for number in range(5)))
@@ -73,7 +73,7 @@ def test_a_stored_buffer_is_drained_in_order_and_its_dead_letter_replayed(
         assert target.payloads == LEFT
         assert [each.context.content_type for each in target.messages] == ["text/plain"] * len(LEFT)
         stored = gateway.route("r")
-        assert [stored.buffer.is_stored(each) for each in MEMBERS] == [True, True]
+        assert [stored.buffer.recognition.is_stored(each) for each in MEMBERS] == [True, True]
         assert stored.report().buffer.dead_letters == 1
         assert stored.replay(Selection()).replayed == 1
         target.messages.wait_for(len(LEFT) + 1)

@@ -18,7 +18,7 @@ from messaging.gateway.pipeline.draft import Draft as Draft
 from messaging.gateway.pipeline.draft import is_redelivered as is_redelivered
 from messaging.gateway.pipeline.patterns import ChannelPattern as ChannelPattern
 from messaging.gateway.pipeline.patterns import ChannelTemplate as ChannelTemplate
-from messaging.gateway.pipeline.pipeline import Outcome as Outcome
+from messaging.gateway.pipeline.pipeline import Passed as Passed
 from messaging.gateway.pipeline.pipeline import Pipeline as Pipeline
 from messaging.gateway.pipeline.pipeline import PipelineError as PipelineError
 

@@ -29,7 +29,7 @@ def compressed(draft: Draft, encoding: str) -> Draft:
     return draft
 
 
-class _Batch:
+class _OpenBatch:
     __slots__ = ("bytes", "drafts", "due", "items")
 
     def __init__(self, due: float, is_array: bool) -> None:
@@ -52,7 +52,7 @@ class Batcher:
         self._settings = settings
         self._compression = compression
         #: by target channel, in the order in which they were begun
-        self._open: OrderedDict[str, _Batch] = OrderedDict()
+        self._open: OrderedDict[str, _OpenBatch] = OrderedDict()
         #: the messages of open batches by what recognises them
         self._known: dict[str, Draft] = {}
 
@@ -66,7 +66,7 @@ class Batcher:
         if batch is None:
             if len(self._open) >= OPEN_BATCHES:
                 complete.append(self._close(next(iter(self._open))))
-            batch = self._open[target] = _Batch(now + self._settings.delay, self._settings.format == "json_array")
+            batch = self._open[target] = _OpenBatch(now + self._settings.delay, self._settings.format == "json_array")
         batch.drafts.append(draft)
         self._known.update(dict.fromkeys(draft.members, draft))
         batch.items.append(item)
@@ -114,11 +114,11 @@ class Batcher:
             payload,
             captures=first.captures,
             content_type=_TYPES[self._settings.format],
-            timestamp=first.timestamp,
             message_id=_identity(batch.drafts),
             target=target,
-            sources=[source for draft in batch.drafts for source in draft.sources],
         )
+        made.timestamp = first.timestamp
+        made.sources = tuple(source for draft in batch.drafts for source in draft.sources)
         made.members = [member for draft in batch.drafts for member in draft.members]
         for member in made.members:
             self._known.pop(member, None)

@@ -83,11 +83,8 @@ class Draft:
         content_type: str | None = None,
         content_encoding: str | None = None,
         headers: dict[str, Any] | None = None,
-        timestamp: float = 0.0,
         message_id: str | None = None,
-        retain: bool = False,
         target: str | None = None,
-        sources: Sequence[Any] = (),
     ) -> None:
         self.channel = channel
         self.captures: Mapping[str, str] = captures if captures is not None else {}
@@ -96,12 +93,17 @@ class Draft:
         self.content_type = content_type
         self.content_encoding = content_encoding
         self.headers: dict[str, Any] = headers if headers is not None else {}
-        self.timestamp = timestamp
+        self.timestamp = 0.0
         self.message_id = message_id
-        self.retain = retain
+        self.retain = False
         self.target = target
-        self.sources = tuple(sources)
+        self.sources: tuple[Any, ...] = ()
         self.members: Sequence[str] = ()
+
+    @property
+    def contexts(self) -> list[Any]:
+        """Return the tokens that settle the messages of the source."""
+        return [each.context for each in self.sources]
 
     @property
     def is_redelivered(self) -> bool:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from messaging.gateway.pipeline.draft import Draft
 
 
-class _Shared:
+class _Divided:
+    """A message of the source, and how many of its parts are not settled. Thread safe."""
+
     __slots__ = ("_is_acknowledged", "_left", "_lock", "source")
 
     def __init__(self, source: Any, count: int) -> None:
@@ -36,28 +38,28 @@ class _Shared:
 class Part:
     """A part of a message of the source: used like the message, and like its context. Thread safe."""
 
-    __slots__ = ("_is_settled", "_shared", "context")
+    __slots__ = ("_is_settled", "_whole", "context")
 
-    def __init__(self, shared: _Shared) -> None:
-        self._shared = shared
+    def __init__(self, whole: _Divided) -> None:
+        self._whole = whole
         self._is_settled = False
         self.context = self
 
     @property
     def payload(self) -> Any:
         """Return the payload of the message."""
-        return self._shared.source.payload
+        return self._whole.source.payload
 
     def settle(self, acknowledged: bool) -> None:
         """Settle the part, and with the last one the message. Settling again has no effect."""
         if not self._is_settled:
             self._is_settled = True
-            self._shared.settle(acknowledged)
+            self._whole.settle(acknowledged)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._shared.source.context, name)
+        return getattr(self._whole.source.context, name)
 
 
 def divide(drafts: Sequence[Draft]) -> None:
@@ -66,12 +68,12 @@ def divide(drafts: Sequence[Draft]) -> None:
     for draft in drafts:
         for source in draft.sources:
             counts[id(source)] = counts.get(id(source), 0) + 1
-    shared: dict[int, _Shared] = {}
+    shared: dict[int, _Divided] = {}
     for draft in drafts:
         if any(counts[id(source)] > 1 for source in draft.sources):
             draft.sources = tuple(
                 source
                 if counts[id(source)] == 1
-                else Part(shared.setdefault(id(source), _Shared(source, counts[id(source)])))
+                else Part(shared.setdefault(id(source), _Divided(source, counts[id(source)])))
                 for source in draft.sources
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from messaging.errors import ConfigurationError, MessagingError
 from messaging.gateway.pipeline.batches import Batcher, compressed
@@ -22,9 +22,10 @@ from messaging.gateway.pipeline.steps import (
 from messaging.gateway.pipeline.thinning import KEYS, Deadband, FirstSample, LastSample, RecentKeys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from messaging.gateway.pipeline.steps import Step
+    from messaging.gateway.recognition import Recognition
     from messaging.gateway.settings import RouteSettings
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class PipelineError(MessagingError):
         self.reason = reason
 
 
-class Outcome(NamedTuple):
+class Passed(NamedTuple):
     """What comes out of a pipeline.
 
     Attributes:
@@ -63,22 +64,6 @@ class Outcome(NamedTuple):
     repeated: int = 0
 
 
-class Members(Protocol):
-    """Recognises messages that are in a batch which is stored, or on its way to the disk."""
-
-    def key(self, message_id: str, channel: str, payload: bytes) -> str:
-        """Return what is stored beside a batch of one of its messages; empty: nothing recognises it."""
-
-    def joins(self, key: str, sources: Sequence[Any]) -> bool:
-        """Return whether a message is on its way to the disk; then these sources are acknowledged with it.
-
-        Ask before :meth:`is_stored`.
-        """
-
-    def is_stored(self, key: str) -> bool:
-        """Return whether a message is stored, in a batch or not."""
-
-
 class Pipeline:
     """The steps of one route. For one thread at a time; functions of the configuration are called by it.
 
@@ -86,10 +71,10 @@ class Pipeline:
 
     Attributes:
         is_plain: whether every message comes out as it is.
-        members: recognises the messages of batches; ``None``: they are not recognised.
+        recognition: knows the messages of batches that are stored, or about to be; ``None``: they are not recognised.
     """
 
-    members: Members | None = None
+    recognition: Recognition | None = None
 
     def __init__(
         self, route: RouteSettings, gateway: str, passes: Callable[[Draft], bool] | None,
@@ -186,7 +171,7 @@ class Pipeline:
 
     # --- messages
 
-    def process(self, draft: Draft, now: float) -> Outcome:
+    def process(self, draft: Draft, now: float) -> Passed:
         """Pass a message through.
 
         Args:
@@ -217,7 +202,7 @@ class Pipeline:
         held = {id(source) for each in kept for source in each.sources}
         released = [source for source in sources if id(source) not in held]
         filtered = len(released)
-        if self._holds and len(kept) > 1:
+        if len(kept) > 1:
             divide(kept)
         is_new = [self._is_new(each, target, released) for each, target in zip(kept, targets, strict=True)]
         repeated = len(sources) if kept and not any(is_new) else 0
@@ -229,7 +214,7 @@ class Pipeline:
         for each in replaced:
             released += each.sources
             filtered += len(each.sources)
-        return Outcome(ready, released, filtered, repeated)
+        return Passed(ready, released, filtered, repeated)
 
     def _is_new(self, draft: Draft, target: str, released: list[Any]) -> bool:
         """Return whether a message is in no batch; note what recognises it.
@@ -237,18 +222,18 @@ class Pipeline:
         The sources of one that is in a batch, and was delivered again, are acknowledged with the batch: those that the
         batch has are of a connection that is lost. If it is stored already, ``released`` gets them.
         """
-        members, batcher = self.members, self._batcher
-        if batcher is None or members is None or draft.message_id is None:
+        recognition, batcher = self.recognition, self._batcher
+        if batcher is None or recognition is None or draft.message_id is None:
             return True
-        key = members.key(draft.message_id, target, draft.payload)
+        key = recognition.key(draft.message_id, target, draft.payload)
         if not key:
             return True
         draft.members = (key,)
         if not draft.is_redelivered:
             return True
-        if batcher.joins(key, draft) or members.joins(key, [each.context for each in draft.sources]):
+        if batcher.joins(key, draft) or recognition.joins(key, [each.context for each in draft.sources]):
             return False
-        if not members.is_stored(key):
+        if not recognition.is_stored(key):
             return True
         released += draft.sources
         return False
@@ -349,19 +334,19 @@ class Pipeline:
         dues = [each.next_due for each in (self._last, self._batcher) if each is not None]
         return min((due for due in dues if due is not None), default=None)
 
-    def due(self, now: float) -> Outcome:
+    def due(self, now: float) -> Passed:
         """Return the messages and batches that were held long enough."""
         ready = [] if self._last is None else self._batched(self._last.due(now), now)
         if self._batcher is not None:
             ready += self._batcher.due(now)
-        return Outcome(ready, [])
+        return Passed(ready, [])
 
-    def flush(self) -> Outcome:
+    def flush(self) -> Passed:
         """Return all messages and batches that are held."""
         ready = [] if self._last is None else self._batched(self._last.flush(), 0.0)
         if self._batcher is not None:
             ready += self._batcher.flush()
-        return Outcome(ready, [])
+        return Passed(ready, [])
 
 
 def _located(place: str, make: Callable[[], T]) -> T:

@@ -54,7 +54,7 @@ def draft(value: Any = None, channel: str = "in/1", *, x: str = "1", source: Any
     """Return a message; a value that is no bytes is sent as JSON."""
     payload = value if isinstance(value, bytes) else json.dumps(value).encode()
     other.setdefault("captures", {"x": x})
-    return Draft(channel, payload, sources=() if source is None else (source,), **other)
+    return Draft(channel, payload).copy(sources=() if source is None else (source,), **other)
 
 
 def values(drafts: list[Draft]) -> list[Any]:

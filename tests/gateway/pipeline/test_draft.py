@@ -60,7 +60,8 @@ def test_only_objects_have_fields() -> None:
 
 
 def test_a_copy_has_headers_of_its_own() -> None:
-    made = Draft("a", b"1", headers={"h": 1}, sources=("s",), message_id="m", captures={"x": "1"}, timestamp=5.0)
+    made = Draft("a", b"1", headers={"h": 1}, message_id="m", captures={"x": "1"})
+    made.sources, made.timestamp = ("s",), 5.0
     copied = made.copy(target="t")
     copied.headers["h"] = 2
     copied.set_value(2)

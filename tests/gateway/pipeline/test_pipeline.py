@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messaging.gateway.pipeline import Draft, PipelineError
+from messaging.gateway.pipeline import PipelineError
 from messaging.gateway.pipeline.parts import Part, divide
 from messaging.testing.waiting import PATIENCE
 from tests.gateway.pipeline.kit import Source, draft, pipeline, values
@@ -110,15 +110,20 @@ def test_a_replaced_part_does_not_settle_the_message_of_the_others() -> None:
     assert source.settled == [True]
 
 
-def test_parts_that_leave_together_keep_the_message_as_their_token() -> None:
+def test_a_message_is_settled_with_the_last_of_parts_that_leave_together() -> None:
     source = Source()
     found = pipeline(transform=[{"call": f"{HERE}:several"}]).process(draft([1, 2], source=source), 0)
-    assert [each.sources for each in found.ready] == [(source,), (source,)]
+    first, second = found.ready
+    first.contexts[0].settle(True)
+    first.contexts[0].settle(True)
+    assert source.settled == []
+    second.contexts[0].settle(True)
+    assert source.settled == [True]
 
 
 def test_a_message_is_rejected_if_one_of_its_parts_is() -> None:
     source = Source()
-    drafts = [Draft("a", b"", sources=(source,)) for _ in range(3)]
+    drafts = [draft(source=source) for _ in range(3)]
     divide(drafts)
     for each, acknowledged in zip(drafts, (True, False, True), strict=True):
         each.sources[0].settle(acknowledged)
@@ -127,7 +132,7 @@ def test_a_message_is_rejected_if_one_of_its_parts_is() -> None:
 
 def test_only_shared_messages_are_divided() -> None:
     shared, own = Source(), Source()
-    drafts = [Draft("a", b"", sources=(shared,)), Draft("a", b"", sources=(shared, own))]
+    drafts = [draft(source=shared), draft().copy(sources=(shared, own))]
     divide(drafts)
     assert drafts[1].sources[1] is own
     assert all(isinstance(each.sources[0], Part) for each in drafts)
@@ -137,7 +142,7 @@ def test_only_shared_messages_are_divided() -> None:
 
 def test_parts_may_be_settled_by_several_threads() -> None:
     source = Source()
-    drafts = [Draft("a", b"", sources=(source,)) for _ in range(200)]
+    drafts = [draft(source=source) for _ in range(200)]
     divide(drafts)
     parts = [each.sources[0] for each in drafts]
 

@@ -48,7 +48,7 @@ def settle(drafts: Sequence[Any]) -> None:
 def test_a_message_that_comes_again_while_its_batch_is_open_is_in_it_once() -> None:
     """The copy is acknowledged with the batch, and not before: the connection of the first one is lost."""
     made = pipeline(batch={"count": 3, "format": "json_array"})
-    made.members = Known()
+    made.recognition = Known()  # type: ignore[assignment]
     sources = [Source(), again(), Source(), again(), Source()]
     outcomes = [
         made.process(draft(number, message_id=f"m{number}", source=source), 0)
@@ -68,7 +68,7 @@ def test_a_message_that_comes_again_while_its_batch_is_open_is_in_it_once() -> N
 
 def test_equal_messages_are_all_in_the_batch() -> None:
     made = pipeline(batch={"count": 4, "format": "json_array"})
-    made.members = Known()
+    made.recognition = Known()  # type: ignore[assignment]
     for message_id, source in (("m1", Source()), ("m2", Source()), ("m2", Source()), ("m3", again())):
         outcome = made.process(draft("x", message_id=message_id, source=source), 0)
         assert not outcome.repeated
@@ -77,7 +77,7 @@ def test_equal_messages_are_all_in_the_batch() -> None:
 
 def test_a_message_of_a_batch_on_its_way_to_the_disk_is_acknowledged_with_it() -> None:
     made = pipeline(batch={"count": 1})
-    known = made.members = Known()
+    known = made.recognition = Known()  # type: ignore[assignment]
     (batch,) = made.process(draft(1, message_id="m", source=Source()), 0).ready
     known.joined = {key: [] for key in batch.members}
     source = again()
@@ -89,7 +89,7 @@ def test_a_message_of_a_batch_on_its_way_to_the_disk_is_acknowledged_with_it() -
 def test_the_parts_of_a_message_that_comes_again_are_recognised_one_by_one() -> None:
     """One is stored, one on its way to the disk, one in an open batch: the last one of them acknowledges the copy."""
     made = pipeline(transform=[{"call": f"{HERE}:targets"}], batch={"count": 2})
-    known = made.members = Known()
+    known = made.recognition = Known()  # type: ignore[assignment]
     first, copy = Source(), again()
     assert made.process(draft(["a", "b", "c"], message_id="m", source=first), 0).ready == []
     fill = [made.process(draft([name], message_id=name, source=Source()), 0) for name in ("a", "b")]
@@ -116,7 +116,7 @@ def test_a_message_that_comes_again_passes_as_its_first_copy_did(
 ) -> None:
     """Filtered, it would be acknowledged before the first copy is stored."""
     made = pipeline(**thinning, **batch)
-    made.members = Known()
+    made.recognition = Known()  # type: ignore[assignment]
     outcomes = [
         made.process(draft({"v": 1}, message_id=message_id, source=source), 0)
         for message_id, source in (("m1", Source()), ("m1", again()), ("m2", Source()), ("m2", again()))

@@ -126,7 +126,7 @@ def test_a_function_may_drop_a_message_and_make_several() -> None:
     assert (found.ready, found.released) == ([], [source])
     found = pipeline(transform=[{"call": f"{HERE}:several"}]).process(draft([1, 2], source=source), 0)
     assert values(found.ready) == [{"item": 1}, {"item": 2}]
-    assert [each.sources for each in found.ready] == [(source,)] * 2
+    assert [each.sources[0].payload for each in found.ready] == [source.payload] * 2
     found = pipeline(transform=[{"call": f"{HERE}:several"}]).process(draft([], source=source), 0)
     assert (found.ready, found.released) == ([], [source])
 

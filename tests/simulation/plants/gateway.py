@@ -93,8 +93,8 @@ GATEWAY = (
         (
             Edit(
                 "messaging/gateway/intake.py",
-                "        if not self._buffer.is_stored(stored.key):\n            return False\n",
-                "        if stored is not None:\n            return False\n",
+                "            if not self._recognition.is_stored(key):\n                return False\n",
+                "            if key:\n                return False\n",
             ),
         ),
         "tests/gateway/test_recognition.py::test_messages_whose_acknowledgements_were_lost_are_not_stored_again",
@@ -105,7 +105,7 @@ GATEWAY = (
         "gateway",
         (
             Edit(
-                "messaging/gateway/buffer.py",
+                "messaging/gateway/recognition.py",
                 "            if first is None:\n",
                 "            if first is None or key:\n",
             ),
@@ -140,9 +140,9 @@ GATEWAY = (
         (
             Edit(
                 "messaging/gateway/buffer.py",
-                "                self._on_the_way[key] = stored\n        try:\n",
-                "                self._on_the_way[key] = stored\n"
-                "        self._acknowledge(stored.sources)\n        try:\n",
+                "        stored.on_outcome = self._note_outcome\n",
+                "        stored.on_outcome = self._note_outcome\n"
+                "        [source.settle(True) for source in stored.sources]\n",
             ),
         ),
         "tests/gateway/test_routes.py::test_a_source_is_acknowledged_only_when_the_message_is_on_the_disk",
@@ -154,8 +154,8 @@ GATEWAY = (
         (
             Edit(
                 "messaging/gateway/route.py",
-                "        self._intake.pause()\n        self.close()",
-                "        self._intake.pause()\n        self._intake.unsubscribe()\n        self.close()",
+                "        self.intake.pause()\n        self.close()",
+                "        self.intake.pause()\n        self.intake.unsubscribe()\n        self.close()",
             ),
         ),
         "tests/gateway/test_routes.py::test_a_reload_that_ends_a_route_gives_back_no_message_that_it_stores",
@@ -167,8 +167,8 @@ GATEWAY = (
         (
             Edit(
                 "messaging/gateway/buffer.py",
-                "            elif stored.offset < self.journal.begin:  # dropped to make room, or for its age",
-                "            elif stored.offset < 0:",
+                "            elif stored.offset < journal.begin or (",
+                "            elif stored.offset < 0 or (",
             ),
         ),
         "tests/gateway/test_ranges.py::test_dropped_messages_are_counted_once_and_not_published",
@@ -187,8 +187,8 @@ GATEWAY = (
         (
             Edit(
                 "messaging/gateway/buffer.py",
-                "self.journal.age_of(stored.offset, stored.timestamp) > self._max_age:",
-                "clock.wall() - stored.timestamp > self._max_age:",
+                "journal.age_of(stored.offset, stored.timestamp) > self._max_age\n",
+                "clock.wall() - stored.timestamp > self._max_age\n",
             ),
         ),
         "tests/gateway/test_times.py::test_a_clock_that_is_set_forward_drops_no_stored_message",
