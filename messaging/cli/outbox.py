@@ -88,10 +88,10 @@ class DatabaseOptions:
         """
         import asyncio
 
-        from messaging.outbox.sql.database import Database
+        from messaging.outbox.sql.database import SqlDatabase
 
         tables = self.tables
-        database = Database(self.url)
+        database = SqlDatabase(self.url)
 
         async def run() -> T:
             try:

@@ -18,9 +18,8 @@ from sqlalchemy import LargeBinary, and_, cast, delete, exists, func, inspect, o
 
 from messaging.errors import ConfigurationError
 from messaging.execution import clock
-from messaging.outbox.sql import commit_order
 from messaging.outbox.sql.connections import database_now, refuse_autocommit
-from messaging.outbox.sql.tables import BUCKETS, DEAD, PENDING, SENT, OutboxTables, prepare
+from messaging.outbox.sql.tables import BUCKETS, DEAD, PENDING, SENT, OutboxTables, has_trigger, prepare, trigger_name
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection
@@ -123,9 +122,9 @@ class Claims:
                     f"the database has no table {table.fullname}: create the tables with `messaging outbox "
                     "create-tables`, with messaging.outbox.sql.create_tables, or in a migration"
                 )
-        if connection.dialect.name == "postgresql" and not commit_order.is_installed(connection, tables.outbox):
+        if connection.dialect.name == "postgresql" and not has_trigger(connection, tables.outbox):
             raise ConfigurationError(
-                f"the table {tables.outbox.fullname} has no trigger {commit_order.trigger_name(tables.outbox)}, which "
+                f"the table {tables.outbox.fullname} has no trigger {trigger_name(tables.outbox)}, which "
                 "keeps the order of commits: execute the statements of OutboxTables.postgresql_statements() in a "
                 "migration, or run `messaging outbox create-tables`"
             )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.engine import URL
@@ -16,11 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from messaging.errors import ArgumentError, ConfigurationError, DatabaseError, MissingExtraError
 from messaging.errors.checks import check_path
-from messaging.execution import workers
+from messaging.execution import on_worker
 from messaging.outbox.sql.tables import check_dialect
-
-if TYPE_CHECKING:
-    from sqlalchemy import Dialect
 
 T = TypeVar("T")
 
@@ -121,7 +117,7 @@ def describe(error: BaseException) -> str:
     return (described.strip().splitlines() or [type(cause).__name__])[0]
 
 
-class Database:
+class SqlDatabase:
     """Runs functions of a sync connection, each in a transaction of its own. On one event loop.
 
     A sync engine runs on worker threads. An async one runs on the loop that :meth:`run` is awaited on.
@@ -144,12 +140,7 @@ class Database:
             raise ArgumentError(f"database must be a URL, an Engine or an AsyncEngine, not {type(database).__name__}")
         check_dialect(self.engine.dialect)
         self.label: Final = label(self.engine.url)
-        self._is_bounded = is_bounded and self.dialect.name == "postgresql"
-
-    @property
-    def dialect(self) -> Dialect:
-        """Return the dialect."""
-        return self.engine.dialect
+        self._is_bounded = is_bounded and self.engine.dialect.name == "postgresql"
 
     @property
     def is_borrowed_async(self) -> bool:
@@ -168,7 +159,7 @@ class Database:
             if isinstance(self.engine, AsyncEngine):
                 async with self.engine.begin() as connection:
                     return await connection.run_sync(lambda each: self._call(each, function))
-            return await self.in_thread(lambda: self._run_sync(function))
+            return await on_worker(lambda: self._run_sync(function))
         except (SQLAlchemyError, OSError) as error:
             raise DatabaseError(f"database {self.label}: {describe(error)}") from error
 
@@ -182,49 +173,6 @@ class Database:
             connection.execute(_BOUNDS)
         return function(connection)
 
-    @staticmethod
-    async def in_thread(function: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:
-        """Call ``function`` on a worker thread and await its result.
-
-        Args:
-            function: runs to its end even if this is cancelled.
-            discard: is called on the loop with a result that came after this was cancelled; the cancellation waits
-                for it.
-        """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: Any, error: BaseException | None) -> None:
-            if future.done():  # cancelled
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
-        def job() -> None:
-            result, failure = None, None
-            try:
-                result = function()
-            except BaseException as error:  # noqa: BLE001  # the loop raises it
-                failure = error
-            try:
-                loop.call_soon_threadsafe(settle, result, failure)
-            except RuntimeError:  # the loop has ended meanwhile
-                return
-
-        workers().submit(job)
-        if discard is None:
-            return await future
-        try:
-            await asyncio.wait((future,))  # does not cancel it
-            return future.result()
-        except asyncio.CancelledError:
-            await asyncio.wait((future,))
-            if future.exception() is None:
-                discard(future.result())
-            raise
-
     async def close(self) -> None:
         """Close the connections of an engine that was made here."""
         if not self._is_own:
@@ -232,7 +180,7 @@ class Database:
         if isinstance(self.engine, AsyncEngine):
             await self.engine.dispose()
         else:
-            await self.in_thread(self.engine.dispose)
+            await on_worker(self.engine.dispose)
 
 
 def _engine(url: URL) -> Engine | AsyncEngine:

@@ -163,14 +163,5 @@ def _id_of(message: Message | str) -> str:
     return message_id
 
 
-#: of :func:`process_once`
-_default: Final = Inbox()
-
-
-@overload
-def process_once(connection: SyncConnection, message: Message | str) -> bool: ...
-@overload
-def process_once(connection: AwaitedConnection, message: Message | str) -> Awaitable[bool]: ...
-def process_once(connection: AnyConnection, message: Message | str) -> bool | Awaitable[bool]:
-    """Return whether ``message`` is new, as :meth:`Inbox.process_once` of the consumer ``default``."""
-    return _default.process_once(connection, message)
+#: returns whether a message is new, as :meth:`Inbox.process_once` of the consumer ``default``
+process_once: Final = Inbox().process_once

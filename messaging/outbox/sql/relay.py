@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
@@ -17,10 +18,9 @@ from messaging.execution import Flag, clock, refuse_in_loop, seconds, start_thre
 from messaging.instance import Messaging
 from messaging.model import check_text
 from messaging.outbox.sql.claims import Claims
-from messaging.outbox.sql.database import Database
-from messaging.outbox.sql.delivery import RelayPolicy
-from messaging.outbox.sql.running import Run
-from messaging.outbox.sql.state import RunState
+from messaging.outbox.sql.database import SqlDatabase
+from messaging.outbox.sql.delivery import RelayPolicy, RunState
+from messaging.outbox.sql.running import RelayRun
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables
 
 if TYPE_CHECKING:
@@ -140,8 +140,8 @@ class Relay:
             tables, owner, lease=policy.lease, batch=batch, batch_bytes=batch_bytes, longest_pause=longest,
             keep_sent=policy.retention > 0,
         )  # fmt: skip
-        self._database = Database(database, is_bounded=True)
-        self._run: Run | None = None
+        self._database = SqlDatabase(database, is_bounded=True)
+        self._run: RelayRun | None = None
         self._thread_ended: Flag | None = None
         self._task: asyncio.Task[None] | None = None
         self._failure: MessagingError | None = None
@@ -170,7 +170,7 @@ class Relay:
         For a program that commits to SQLite and relays in the same process; PostgreSQL wakes the relays itself.
         """
         if (run := self._run) is not None:
-            run.call(run.wake)
+            run.call(run.woken.set)
 
     # --- in a thread of its own
 
@@ -198,11 +198,8 @@ class Relay:
                 broker that may be away at the start is waited for during ``confirm_timeout``.
         """
         self._begin(until_idle=True)
-        try:
+        with on_failure(self.stop):  # by an interrupt: the thread must not go on
             self.wait()
-        except BaseException:  # an interrupt: the thread must not go on
-            self.stop()
-            raise
         return self._counters
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -271,11 +268,8 @@ class Relay:
                 started.set()
 
         start_thread(host, "messaging-relay")
-        try:
+        with on_failure(self.stop):  # by an interrupt
             started.wait()  # each step of main() has a deadline
-        except BaseException:  # an interrupt
-            self.stop()
-            raise
         if self._failure is not None and not run.is_started:
             self._thread_ended.wait(_GRACE)
             raise self._failure
@@ -290,12 +284,12 @@ class Relay:
             error = failure
         self._failure = error
 
-    def _new_run(self, until_idle: bool) -> Run:
+    def _new_run(self, until_idle: bool) -> RelayRun:
         if self._is_used:
             raise ClosedError(f"outbox relay '{self.name}': a relay starts once; make a new one")
         self._is_used = True
         state = RunState(self.name, self._count, until_idle=until_idle)
-        self._run = run = Run(state, self._database, self._given, self._tables, self._claims, self._policy)
+        self._run = run = RelayRun(state, self._database, self._given, self._tables, self._claims, self._policy)
         return run
 
     def _count(self, **more: int) -> None:

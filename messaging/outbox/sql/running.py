@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, DatabaseError, DeadlineError
-from messaging.execution import clock
+from messaging.errors.text import SafeLog
+from messaging.execution import Backoff, clock, on_worker
 from messaging.instance import Messaging, connect
-from messaging.outbox.sql import wakeup
 from messaging.outbox.sql.administration import delete_sent_rows
-from messaging.outbox.sql.delivery import Delivery, RelayPolicy
-from messaging.outbox.sql.handling import Handling
+from messaging.outbox.sql.database import describe
+from messaging.outbox.sql.delivery import ClaimHandling, RelayPolicy, RowDelivery, RunState, wait_until
 
 if TYPE_CHECKING:
     from messaging.outbox.sql.claims import Claims
-    from messaging.outbox.sql.database import Database
-    from messaging.outbox.sql.state import RunState
+    from messaging.outbox.sql.database import SqlDatabase
     from messaging.outbox.sql.tables import OutboxTables
+
+logger = SafeLog(__name__)
 
 #: claims without rows, one after the other, until the relay waits: by then it has seen every bucket
 _EMPTY_CLAIMS: Final = 4
@@ -30,9 +35,12 @@ _DELETE_LIMIT: Final = 10_000
 _CLOSE_TIMEOUT: Final = 1.0
 #: seconds that the connection that listens has to end
 _GRACE: Final = 5.0
+#: pauses between attempts to connect it, seconds
+_SHORTEST_PAUSE: Final = 0.5
+_LONGEST_PAUSE: Final = 30.0
 
 
-class Run:
+class RelayRun:
     """One run of a relay. On one event loop, except :meth:`call`.
 
     Args:
@@ -47,7 +55,7 @@ class Run:
     def __init__(
         self,
         state: RunState,
-        database: Database,
+        database: SqlDatabase,
         messaging: str | Messaging,
         tables: OutboxTables,
         claims: Claims,
@@ -61,7 +69,7 @@ class Run:
         self._policy = policy
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._woken = asyncio.Event()
+        self.woken = asyncio.Event()
         self._delete_at = 0.0
         #: whether the database was checked and the broker connected
         self.is_started = False
@@ -76,15 +84,11 @@ class Run:
             except RuntimeError:  # it is closed
                 return
 
-    def wake(self) -> None:
-        """Look for rows now."""
-        self._woken.set()
-
     def stop(self) -> None:
         """Claim nothing more, publish nothing more, settle the rows in flight, and end."""
         self._state.is_stopping = True
         self._state.stopped.set()
-        self._woken.set()
+        self.woken.set()
 
     def cancel(self) -> None:
         """End without waiting for the rows in flight."""
@@ -113,7 +117,7 @@ class Run:
                 instance = connect(self._messaging)
                 if not await self._is_ready(instance):
                     return
-            states = instance.connection_state.subscribe(lambda _: self.call(self.wake))
+            states = instance.connection_state.subscribe(lambda _: self.call(self.woken.set))
             listening = self._start_listening()
             self.is_started = True
             started()
@@ -158,20 +162,22 @@ class Run:
                 each.cancel()
 
     def _start_listening(self) -> asyncio.Task[None] | None:
-        if self._state.until_idle or not self._tables.notify or not wakeup.can_listen(self._database):
+        dialect = self._database.engine.dialect
+        can_listen = dialect.name == "postgresql" and dialect.driver == "psycopg"
+        if self._state.until_idle or not self._tables.notify or not can_listen:
             return None
-        coroutine: Coroutine[Any, Any, None] = wakeup.listen(
-            self._database, self._tables.channel, self.wake, self._state.name
+        listening: Coroutine[Any, Any, None] = _listen(
+            self._database, self._tables.outbox.name, self.woken.set, self._state.name
         )
-        return asyncio.create_task(coroutine)
+        return asyncio.create_task(listening)
 
     async def _relay(self, instance: Messaging) -> None:
-        delivery = Delivery(instance, self._policy)
-        handling = Handling(self._state, self._database, self._claims, delivery, self._policy.lease)
+        delivery = RowDelivery(instance, self._policy)
+        handling = ClaimHandling(self._state, self._database, self._claims, delivery, self._policy.lease)
         empty = 0
         try:
             while not self._state.is_stopping:
-                self._woken.clear()
+                self.woken.clear()
                 if not await self._is_connected(instance):
                     continue
                 wait = self._policy.poll_interval
@@ -194,7 +200,7 @@ class Run:
                 self._state.note_recovery()
                 if self._state.until_idle:
                     return
-                await self._wait(wait)
+                await wait_until(self.woken, wait)
             await handling.finish()
         finally:
             handling.cancel()
@@ -214,7 +220,7 @@ class Run:
         self._state.note_trouble(f"no connection to the broker: {state.cause or state.name}")
         if self._state.until_idle:
             raise DeadlineError(f"outbox relay '{self._state.name}': no connection to the broker")
-        await self._wait(self._policy.poll_interval)
+        await wait_until(self.woken, self._policy.poll_interval)
         return False
 
     async def _delete_sent(self) -> None:
@@ -228,9 +234,102 @@ class Run:
         if deleted < _DELETE_LIMIT:
             self._delete_at = now + _DELETE_INTERVAL
 
-    async def _wait(self, timeout: float) -> None:
-        """Wait until woken or stopped, for at most ``timeout`` seconds."""
+
+async def _listen(database: SqlDatabase, channel: str, wake: Callable[[], None], name: str) -> None:
+    """Call ``wake`` after each notification of ``channel``, and after each new connection, until cancelled.
+
+    A notification only shortens the wait of a relay, which looks for rows at its poll interval all the same. So a lost
+    notification, another driver or a connection pooler that swallows notifications delay messages and lose none. The
+    connection is its own, beyond those of the engine's pool.
+
+    Args:
+        database: PostgreSQL with psycopg 3.
+        channel: an SQL identifier.
+        wake: is called on the loop.
+        name: of the relay, for logs.
+    """
+    pauses = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+    while True:
         try:
-            await clock.wait_for(self._woken.wait(), timeout)
-        except TimeoutError:
+            driver = await _connect(database, channel)
+        except Exception as error:  # noqa: BLE001  # of the driver or of SQLAlchemy
+            logger.debug("outbox relay '%s': cannot listen: %s; polling meanwhile", name, describe(error))
+        else:
+            try:
+                wake()  # for notifications that were missed
+                reason = await _read(driver, wake)
+            finally:
+                await _close(driver)
+            logger.debug("outbox relay '%s': stopped listening: %s; polling meanwhile", name, reason)
+        await clock.sleep(next(pauses))
+
+
+async def _connect(database: SqlDatabase, channel: str) -> Any:
+    """Return a connection of the driver that listens. It is not the pool's, and must be closed."""
+    statement = f'LISTEN "{channel}"'
+    engine = database.engine
+    if isinstance(engine, AsyncEngine):
+        connection: Any = await engine.raw_connection()
+        driver: Any = connection.driver_connection
+        connection.detach()  # which forgets it
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(_close, driver)
+            await driver.set_autocommit(True)
+            await driver.execute(statement)
+            undo.pop_all()
+        return driver
+
+    def connect() -> Any:
+        connection: Any = engine.raw_connection()
+        driver = connection.driver_connection
+        connection.detach()  # which forgets it
+        with on_failure(driver.close):
+            driver.autocommit = True
+            driver.execute(statement)
+        return driver
+
+    connecting = on_worker(connect)
+    try:
+        return await asyncio.shield(connecting)
+    except asyncio.CancelledError:
+        await asyncio.wait((connecting,))
+        if connecting.exception() is None:
+            connecting.result().close()
+        raise
+
+
+async def _read(driver: Any, wake: Callable[[], None]) -> str:
+    """Wait until the connection fails; return the reason."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[str] = loop.create_future()
+
+    def readable() -> None:
+        try:
+            driver.pgconn.consume_input()
+            notified = False
+            while driver.pgconn.notifies() is not None:
+                notified = True
+        except Exception as error:  # noqa: BLE001  # of the driver
+            loop.remove_reader(file)
+            if not ended.done():
+                ended.set_result(describe(error))
             return
+        if notified:
+            wake()
+
+    file = driver.fileno()
+    try:
+        loop.add_reader(file, readable)
+    except NotImplementedError:  # the loop of Windows
+        return "this event loop cannot watch sockets"
+    try:
+        return await ended
+    finally:
+        loop.remove_reader(file)
+
+
+async def _close(driver: Any) -> None:
+    with contextlib.suppress(Exception):
+        closing = driver.close()
+        if closing is not None:
+            await closing

@@ -4,6 +4,16 @@
 ``{outbox}_lease``     a row for each of the 64 buckets that the keys are spread over: the relay that has it, until when
 ``{outbox}_schema``    one row: the version of this schema
 ``{inbox}``            a row for each message that a consumer has handled
+
+**The order of commits** with PostgreSQL is that of a trigger, which numbers the rows of a transaction when it commits.
+A number that is given on insert does not tell the order of commits: a transaction that inserts first may commit last,
+and a reader that has gone past its number would never see its row. A deferred constraint trigger runs when the
+transaction commits. It locks the buckets of the transaction's keys, in ascending order, which excludes deadlocks among
+such triggers, and numbers the rows from a sequence. The locks are released after the commit has become visible. So two
+transactions with a key in common commit in the order of their numbers, and a reader that sees a row sees every row of
+the same key with a smaller number. Transactions wait for each other only while they commit, not from ``enqueue`` on.
+
+With SQLite the order of ids is the order of commits: a transaction that has written excludes other writers.
 """
 
 from __future__ import annotations
@@ -32,11 +42,11 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.dialects import postgresql
 
 from messaging.errors import ArgumentError, ConfigurationError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import tolerant
-from messaging.outbox.sql import commit_order
 from messaging.outbox.sql.connections import in_transaction, insert_or_ignore
 
 if TYPE_CHECKING:
@@ -56,6 +66,26 @@ PENDING: Final = "pending"
 SENT: Final = "sent"
 DEAD: Final = "dead"
 
+#: of the function of the trigger
+_TRIGGER_BODY: Final = """
+DECLARE
+    slot integer;
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM {table} WHERE id = NEW.id AND position IS NULL) THEN
+        RETURN NULL;  -- placed by an earlier call in this transaction, or deleted
+    END IF;
+    -- the first call is that of the lowest id: the bound skips what older transactions left in the index
+    FOR slot IN SELECT DISTINCT bucket FROM {table} WHERE position IS NULL AND id >= NEW.id ORDER BY bucket LOOP
+        PERFORM pg_advisory_xact_lock(hashtext({name}), slot);
+    END LOOP;
+    UPDATE {table} AS placed SET position = numbered.position
+        FROM (SELECT own.id, nextval({sequence}) AS position
+              FROM (SELECT id FROM {table} WHERE position IS NULL AND id >= NEW.id ORDER BY id) AS own) AS numbered
+        WHERE placed.id = numbered.id;
+    {notify}
+    RETURN NULL;
+END
+"""
 _DIALECTS: Final = ("postgresql", "sqlite")
 #: PostgreSQL shortens names to 63 bytes; the longest suffix of a derived name has 13
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,46}")
@@ -159,11 +189,6 @@ class OutboxTables:
     def __repr__(self) -> str:
         return f"OutboxTables({self.outbox.fullname!r}, {self.inbox.fullname!r})"
 
-    @property
-    def channel(self) -> str:
-        """Return the channel of ``NOTIFY`` that wakes the relays (PostgreSQL)."""
-        return self.outbox.name
-
     def position(self, dialect: Dialect) -> Column[int]:
         """Return the column that has the order of the commits within each key."""
         column: Column[int] = self.outbox.c.position if dialect.name == "postgresql" else self.outbox.c.id
@@ -175,7 +200,7 @@ class OutboxTables:
         They create the sequence, the function and the trigger that number the rows in the order of the commits.
         :func:`create_tables` and ``MetaData.create_all`` execute them by themselves.
         """
-        return commit_order.statements(self.outbox, notify=self.notify)
+        return _trigger_statements(self.outbox, notify=self.notify)
 
     def _created(self, _target: Table, connection: Connection, **_: Any) -> None:
         if connection.dialect.name == "postgresql":
@@ -184,7 +209,7 @@ class OutboxTables:
 
     def _dropped(self, _target: Table, connection: Connection, **_: Any) -> None:
         if connection.dialect.name == "postgresql":
-            for statement in commit_order.removal(self.outbox):
+            for statement in _trigger_removal(self.outbox):
                 connection.execute(text(statement))
 
 
@@ -227,6 +252,66 @@ def _outbox(name: str, metadata: MetaData, schema: str | None) -> Table:
     unplaced = table.c.position.is_(None)
     Index(f"{name}_unplaced", table.c.id, postgresql_where=unplaced).ddl_if(dialect="postgresql")
     return table
+
+
+class _TriggerNames:
+    def __init__(self, table: Table) -> None:
+        preparer = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call]
+        schema = f"{preparer.quote_identifier(table.schema)}." if table.schema else ""
+
+        def quoted(name: str) -> str:
+            return f"{schema}{preparer.quote_identifier(name)}"
+
+        self.table = quoted(table.name)
+        self.sequence = quoted(f"{table.name}_position_seq")
+        self.function = quoted(f"{table.name}_commit_order")
+        self.trigger = preparer.quote_identifier(trigger_name(table))
+
+
+def trigger_name(table: Table) -> str:
+    """Return the name of the trigger."""
+    return f"{table.name}_commit_order"
+
+
+def _literal(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _trigger_statements(table: Table, *, notify: bool) -> tuple[str, ...]:
+    """Return the statements that install the trigger, each once; all can be executed again."""
+    names = _TriggerNames(table)
+    body = _TRIGGER_BODY.format(
+        table=names.table,
+        name=_literal(table.fullname),
+        sequence=_literal(names.sequence),
+        notify=f"PERFORM pg_notify({_literal(table.name)}, '');" if notify else "",
+    )
+    return (
+        f"CREATE SEQUENCE IF NOT EXISTS {names.sequence} OWNED BY {names.table}.position",
+        f"CREATE OR REPLACE FUNCTION {names.function}() RETURNS trigger LANGUAGE plpgsql AS $order${body}$order$",
+        f"DROP TRIGGER IF EXISTS {names.trigger} ON {names.table}",
+        (
+            f"CREATE CONSTRAINT TRIGGER {names.trigger} AFTER INSERT ON {names.table} DEFERRABLE INITIALLY DEFERRED "
+            f"FOR EACH ROW EXECUTE FUNCTION {names.function}()"
+        ),
+    )
+
+
+def _trigger_removal(table: Table) -> tuple[str, ...]:
+    """Return the statements that remove what :func:`_trigger_statements` leaves behind when the table is dropped."""
+    return (f"DROP FUNCTION IF EXISTS {_TriggerNames(table).function}()",)
+
+
+def has_trigger(connection: Connection, table: Table) -> bool:
+    """Return whether the table has its trigger, and the trigger is enabled."""
+    found = connection.execute(
+        text(
+            "SELECT count(*) FROM pg_trigger WHERE tgrelid = to_regclass(:name) AND tgname = :trigger "
+            "AND tgenabled <> 'D' AND NOT tgisinternal"
+        ),
+        {"name": _TriggerNames(table).table, "trigger": trigger_name(table)},
+    )
+    return bool(found.scalar_one())
 
 
 #: the tables that are used unless others are given
@@ -274,7 +359,7 @@ def _create(connection: Connection, tables: OutboxTables) -> None:
     check_dialect(connection.dialect)
     own: Iterable[Table] = (tables.outbox, tables.lease, tables.version, tables.inbox)
     tables.metadata.create_all(connection, tables=[*own])
-    if connection.dialect.name == "postgresql" and not commit_order.is_installed(connection, tables.outbox):
+    if connection.dialect.name == "postgresql" and not has_trigger(connection, tables.outbox):
         for statement in tables.postgresql_statements():
             connection.execute(text(statement))
     prepare(connection, tables)
