@@ -2,23 +2,22 @@
 
 ::
 
-    settings       the validated settings: what a configuration file holds
+    settings       the validated settings: what a configuration file holds, and their JSON schema
     files          TOML and YAML files to settings
     positions      where the keys of a TOML file stand
     problems       problems of a configuration, with line and key
     checks         what settings must fulfil beyond their types
     plan           what goes where
-    schema         the JSON schema of configurations
 
     gateway        the gateway: everything below, run together
-    instances      its messaging instances, and the targets that its routes share
+    instances      its messaging instances, and their checks
     services       what it runs beside its routes
     supervision    signals, and systemd
     control        the control socket, for the command line
     reports        DTOs of the state
 
     route          a route: intake, buffer and drain
-    source_subscription  the subscription at the source
+    subscriptions  subscriptions at sources, made again when they end
     intake         applies the pipeline to received messages, and stores them
     pipeline       filters, transforms, deadband, sampling, batches
     destinations   where messages go to, and with which context
@@ -45,8 +44,8 @@ from messaging.gateway.plan import plan as plan
 from messaging.gateway.problems import Problem as Problem
 from messaging.gateway.problems import Severity as Severity
 from messaging.gateway.reports import GatewayDTO as GatewayDTO
-from messaging.gateway.schema import schema as schema
 from messaging.gateway.settings import GatewaySettings as GatewaySettings
+from messaging.gateway.settings import schema as schema
 
 __all__ = [
     "Configuration",

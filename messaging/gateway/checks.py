@@ -29,7 +29,7 @@ from messaging.gateway.extensions import (
     of_target,
     refusals,
 )
-from messaging.gateway.instance_checks import UnconnectedInstance, check_folder, check_instances
+from messaging.gateway.instances import UnconnectedInstance, check_folder, check_instances
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Pipeline
 from messaging.gateway.pipeline.steps import SPARKPLUG_NAMES, condition, template_names, transform
 from messaging.gateway.problems import Finding, KeyPath, Problem, Problems, error, warning
@@ -95,11 +95,11 @@ class _Checked:
     settings: GatewaySettings
     #: of those without errors, by name
     instances: dict[str, UnconnectedInstance]
-    parts: list[_Part] = field(init=False)
+    parts: list[_Section] = field(init=False)
 
     def __post_init__(self) -> None:
         self.parts = [
-            _Part(self, kind, name, each)
+            _Section(self, kind, name, each)
             for kind in _RULES_OF_KIND
             for name, each in getattr(self.settings, kind).items()
         ]
@@ -128,7 +128,7 @@ class _Checked:
 
 
 @dataclass
-class _Part:
+class _Section:
     """A route, a route of requests, or devices.
 
     Attributes:
@@ -203,19 +203,19 @@ class _Part:
 # --- sources and targets
 
 
-def _instances(part: _Part) -> Iterator[Finding]:
+def _instances(part: _Section) -> Iterator[Finding]:
     yield from part.checked.unknown_instance(part.settings.source.instance, "from")
     yield from part.checked.unknown_instance(part.settings.target.instance, "to")
 
 
-def _source_channel(part: _Part) -> Iterator[Finding]:
+def _source_channel(part: _Section) -> Iterator[Finding]:
     try:
         ChannelPattern(part.settings.source.channel)
     except ArgumentError as wrong:
         yield error(("from", "channel"), str(wrong))
 
 
-def _target_channel(part: _Part) -> Iterator[Finding]:
+def _target_channel(part: _Section) -> Iterator[Finding]:
     try:
         template = ChannelTemplate(part.settings.target.channel)
     except ArgumentError as wrong:
@@ -224,14 +224,14 @@ def _target_channel(part: _Part) -> Iterator[Finding]:
         yield from part.unknown_names(template.names, "to", "channel")
 
 
-def _headers(part: _Part) -> Iterator[Finding]:
+def _headers(part: _Section) -> Iterator[Finding]:
     for key, text in part.settings.target.headers.items():
         yield from part.unknown_names(template_names(text), "to", "headers", key)
         if key == PASSED_HEADER:
             yield error(("to", "headers", key), "the gateway sets this header itself: loops are found by it")
 
 
-def _features(part: _Part) -> Iterator[Finding]:
+def _features(part: _Section) -> Iterator[Finding]:
     for where, side, instance in part.sides:
         for key, extension in (SOURCE_KEYS if where == "from" else TARGET_KEYS).items():
             is_set = getattr(side, key) not in (None, "never", {})
@@ -239,7 +239,7 @@ def _features(part: _Part) -> Iterator[Finding]:
                 yield error((where, key), _lacking(side.instance, instance, extension))
 
 
-def _content_type(part: _Part) -> Iterator[Finding]:
+def _content_type(part: _Section) -> Iterator[Finding]:
     target, instance = part.settings.target, part.target
     if instance is None or target.content_type is None:
         return
@@ -251,7 +251,7 @@ def _content_type(part: _Part) -> Iterator[Finding]:
         yield error(("to", "content_type"), str(wrong))
 
 
-def _extensions(part: _Part) -> Iterator[Finding]:
+def _extensions(part: _Section) -> Iterator[Finding]:
     """Find extensions that the gateway refuses, and extensions that the instance does not have."""
     for where, side, instance in part.sides:
         refused = dict(refusals(side, instance.capabilities, publishing=where == "to"))
@@ -263,7 +263,7 @@ def _extensions(part: _Part) -> Iterator[Finding]:
                 yield error((where, "extensions", key), text)
 
 
-def _options(part: _Part) -> Iterator[Finding]:
+def _options(part: _Section) -> Iterator[Finding]:
     """Find what a subscription or a publication would refuse."""
     for where, side, instance in part.sides:
         features = instance.capabilities.features
@@ -308,7 +308,7 @@ def _lacking(name: str, instance: UnconnectedInstance, feature: str) -> str:
 # --- routes
 
 
-def _key(part: _Part) -> Iterator[Finding]:
+def _key(part: _Section) -> Iterator[Finding]:
     route = part.settings
     if route.key is not None:
         yield from part.unknown_names(template_names(route.key), "key")
@@ -316,13 +316,13 @@ def _key(part: _Part) -> Iterator[Finding]:
             yield warning(("key",), "has no effect without deadband or sample")
 
 
-def _compress(part: _Part) -> Iterator[Finding]:
+def _compress(part: _Section) -> Iterator[Finding]:
     target, properties = part.target, Features.MESSAGE_PROPERTIES
     if part.settings.compress is not None and target is not None and properties not in target.capabilities.features:
         yield error(("compress",), _lacking(part.settings.target.instance, target, properties))
 
 
-def _steps(part: _Part) -> Iterator[Finding]:
+def _steps(part: _Section) -> Iterator[Finding]:
     """Find steps that are malformed; if none is, what does not fit together."""
     route, where = part.settings, f"routes.{part.name}"
     is_right = part.template is not None
@@ -354,7 +354,7 @@ def _steps(part: _Part) -> Iterator[Finding]:
         yield error(() if key is None else (key,), text)
 
 
-def _retain(part: _Part) -> Iterator[Finding]:
+def _retain(part: _Section) -> Iterator[Finding]:
     source = part.source
     if part.settings.target.retain == "keep" and source is not None and RETAIN_AS_PUBLISHED not in source.features:
         yield warning(
@@ -364,7 +364,7 @@ def _retain(part: _Part) -> Iterator[Finding]:
         )
 
 
-def _unconfirmed_target(part: _Part) -> Iterator[Finding]:
+def _unconfirmed_target(part: _Section) -> Iterator[Finding]:
     target = part.settings.target
     if is_unacknowledged(of_target(target, frozenset())):
         yield warning(
@@ -373,14 +373,14 @@ def _unconfirmed_target(part: _Part) -> Iterator[Finding]:
         )
 
 
-def _unconfirmed_source(part: _Part) -> Iterator[Finding]:
+def _unconfirmed_source(part: _Section) -> Iterator[Finding]:
     if is_unacknowledged(of_source(part.settings.source, frozenset())) and part.settings.buffer.full == "block":
         yield warning(
             ("buffer", "full"), "messages of QoS 0 cannot be held back: they are dropped when the buffer is full"
         )
 
 
-def _buffer(part: _Part) -> Iterator[Finding]:
+def _buffer(part: _Section) -> Iterator[Finding]:
     buffer, batch = part.settings.buffer, part.settings.batch
     if buffer.order == "newest_first" and buffer.full == "drop_newest":
         yield warning(
@@ -395,14 +395,14 @@ def _buffer(part: _Part) -> Iterator[Finding]:
 # --- requests and devices
 
 
-def _replies(part: _Part) -> Iterator[Finding]:
+def _replies(part: _Section) -> Iterator[Finding]:
     feature = Features.REPLY_TO_MANY_PUBLISH if part.settings.many else Features.REPLY_TO
     for where, side, instance in part.sides:
         if feature not in instance.features:
             yield error((where, "instance"), _lacking(side.instance, instance, feature))
 
 
-def _offline(part: _Part) -> Iterator[Finding]:
+def _offline(part: _Section) -> Iterator[Finding]:
     yield from part.unknown_names(template_names(part.settings.offline), "offline")
 
 
@@ -548,17 +548,17 @@ def _unused_instances(checked: _Checked) -> Iterator[Finding]:
                 yield warning(("instances", name), "no route, request or status uses this instance")
 
 
-_PartRule = Callable[[_Part], Iterator[Finding]]
+_SectionRule = Callable[[_Section], Iterator[Finding]]
 
 #: of every source and target
-PART_RULES: Final[tuple[_PartRule, ...]] = (
+PART_RULES: Final[tuple[_SectionRule, ...]] = (
     _instances, _source_channel, _target_channel, _headers, _features, _content_type, _extensions, _options,
 )  # fmt: skip
-ROUTE_RULES: Final[tuple[_PartRule, ...]] = (
+ROUTE_RULES: Final[tuple[_SectionRule, ...]] = (
     _key, _compress, _steps, _retain, _unconfirmed_target, _unconfirmed_source, _buffer,
 )  # fmt: skip
-REQUEST_RULES: Final[tuple[_PartRule, ...]] = (_replies,)
-DEVICE_RULES: Final[tuple[_PartRule, ...]] = (_offline,)
+REQUEST_RULES: Final[tuple[_SectionRule, ...]] = (_replies,)
+DEVICE_RULES: Final[tuple[_SectionRule, ...]] = (_offline,)
 #: of the whole, after its parts
 GATEWAY_RULES: Final[tuple[Callable[[_Checked], Iterator[Finding]], ...]] = (
     _shared_queues, _exclusive_subscriptions, _prefetch, _loops, _status, _monitor, _monitoring,

@@ -6,6 +6,10 @@ filtered it out, or when it is a dead letter. Until then its broker has it, and 
 **Threads.** The messages of a route are handled one at a time, on worker threads: functions of a configuration run
 there. Outcomes arrive on the thread of the journal. Timers run on the engine's loop and only wake a worker.
 
+**Rings.** A gateway recognises a message that it has passed on by its name in a header. A broker without headers, MQTT
+3.1.1 without the envelope, loses it: in a ring over such a broker a message goes round for ever. Nothing tells it from
+equal messages of a device, which must not be dropped. A ring repeats it fast, though, and that is reported.
+
 **Bounds.** The source sends ahead as many messages as ``prefetch`` says. Where it cannot be held back, at QoS 0, the
 intake waits while ``_STORING`` messages wait for the disk, and the buffer of the stream overflows, as its policy says.
 """
@@ -22,7 +26,6 @@ from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Serial, clock, engine
 from messaging.gateway.destinations import MessageTraits, passed_gateways
 from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft, is_redelivered
-from messaging.gateway.rings import MANY, WITHIN, RingWatch
 from messaging.gateway.source_subscription import PACKET_ID, SourceSubscription
 from messaging.gateway.stored import StoredMessage
 from messaging.journal import Record
@@ -49,6 +52,14 @@ _HOLD: Final = 30.0
 _RETRY: Final = 0.5
 #: channels whose captures and target are kept
 _CACHED: Final = 4096
+
+#: equal messages of one channel, and the time in which they come, seconds
+MANY: Final = 100
+WITHIN: Final = 10.0
+#: pause between two reports, seconds
+_RING_SILENCE: Final = 600.0
+#: different messages that are counted
+_RING_KNOWN: Final = 10_000
 
 
 class IntakeCounts:
@@ -173,6 +184,29 @@ class Rules:
             retain=draft.retain,
         )
         return self._destinations.find(channel, traits, values)
+
+
+class RingWatch:
+    """Counts equal messages of one source. For one thread at a time."""
+
+    __slots__ = ("_counts", "_silent_until")
+
+    def __init__(self) -> None:
+        #: message -> how often it came, and since when
+        self._counts: BoundedCache[int, tuple[int, float]] = BoundedCache(_RING_KNOWN)
+        self._silent_until = 0.0
+
+    def note(self, channel: str, payload: bytes, now: float) -> bool:
+        """Count a message; return whether it is to be reported that equal ones come as fast as in a ring."""
+        key = hash((channel, payload))
+        count, since = self._counts.get(key) or (0, now)
+        if now - since > WITHIN:
+            count, since = 0, now
+        self._counts[key] = (count + 1, since)
+        if count + 1 < MANY or now < self._silent_until:
+            return False
+        self._silent_until = now + _RING_SILENCE
+        return True
 
 
 class RouteIntake:

@@ -41,6 +41,11 @@ _MAX_SECONDS: Final = 1e9
 #: bounds of numbers of messages, and of sizes in bytes
 _MOST: Final = 10**9
 _MOST_BYTES: Final = 2**60
+#: where editors find the JSON schema once it is published
+SCHEMA_ID: Final = "https://rx-messaging.github.io/gateway.schema.json"
+#: a value that is an environment variable, and what a number or boolean has beside it, in the JSON schema
+_VARIABLE: Final = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}
+_RULES: Final = frozenset({"type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "enum", "const"})
 #: what names of gateways, instances and routes may hold: they become names of folders, metrics and channels
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 
@@ -97,8 +102,8 @@ _INSTEAD: Final[Mapping[str, str]] = {
 }
 
 
-class Part(BaseModel):
-    """The base of all parts: unknown keys are errors, values are strict and do not change."""
+class StrictSettings(BaseModel):
+    """The base of all settings: unknown keys are errors, values are strict and do not change."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, populate_by_name=True, hide_input_in_errors=True
@@ -108,7 +113,7 @@ class Part(BaseModel):
 # --- instances
 
 
-class InstanceSettings(Part):
+class InstanceSettings(StrictSettings):
     """A messaging instance that the gateway connects: a URL, and settings of its adapter."""
 
     model_config = ConfigDict(extra="allow")
@@ -195,7 +200,7 @@ class InstanceSettings(Part):
 # --- routes: source and target
 
 
-class SourceSettings(Part):
+class SourceSettings(StrictSettings):
     """Where the messages of a route come from."""
 
     instance: Name = Field(description="name of an instance")
@@ -211,7 +216,7 @@ class SourceSettings(Part):
     extensions: dict[str, Any] = Field(default_factory=dict, description="further extensions of the subscription")
 
 
-class TargetSettings(Part):
+class TargetSettings(StrictSettings):
     """Where the messages of a route go to, and how they are published."""
 
     instance: Name = Field(description="name of an instance")
@@ -233,7 +238,7 @@ class TargetSettings(Part):
     extensions: dict[str, Any] = Field(default_factory=dict, description="further extensions of the messages")
 
 
-class BufferSettings(Part):
+class BufferSettings(StrictSettings):
     """The messages of a route on disk, between acceptance and the confirmation of the target."""
 
     full: Literal["block", "drop_oldest", "drop_newest"] = Field(
@@ -255,7 +260,7 @@ class BufferSettings(Part):
     )
 
 
-class RateSettings(Part):
+class RateSettings(StrictSettings):
     """A token bucket that limits how fast a route publishes."""
 
     messages: Annotated[float, Field(gt=0, le=_MOST)] = Field(description="messages per second")
@@ -267,7 +272,7 @@ class RateSettings(Part):
 # --- routes: which messages, and how they change
 
 
-class DeadbandSettings(Part):
+class DeadbandSettings(StrictSettings):
     """Report by exception: a message passes if its value has changed enough since the last one that passed."""
 
     field: FieldPath = Field(description="a number of the payload, a JSON object; $ is the payload itself")
@@ -284,14 +289,14 @@ class DeadbandSettings(Part):
         return self
 
 
-class SampleSettings(Part):
+class SampleSettings(StrictSettings):
     """Passes one message of each key in an interval."""
 
     every: Duration = Field(description="interval")
     keep: Literal["first", "last"] = Field("first", description="last: the last one is passed when the interval ends")
 
 
-class UnitSettings(Part):
+class UnitSettings(StrictSettings):
     """Converts a number of the payload from one unit to another."""
 
     field: FieldPath = Field(description="a number of the payload")
@@ -299,7 +304,7 @@ class UnitSettings(Part):
     target: str = Field(alias="to", description="unit of the target, such as degC")
 
 
-class TransformSettings(Part):
+class TransformSettings(StrictSettings):
     """One step that changes the payload, or its fields; exactly one key."""
 
     rename: dict[str, FieldPath] | None = Field(None, description="field -> its new name")
@@ -321,7 +326,7 @@ class TransformSettings(Part):
         return self
 
 
-class BatchSettings(Part):
+class BatchSettings(StrictSettings):
     """Combines messages of a route, with the same target channel, to one."""
 
     count: Annotated[int, Field(ge=1, le=_MOST)] = Field(1000, description="messages of a batch, at most")
@@ -331,7 +336,7 @@ class BatchSettings(Part):
     envelope: bool = Field(False, description="whether each payload is wrapped with its channel, time and headers")
 
 
-class RouteSettings(Part):
+class RouteSettings(StrictSettings):
     """A route: messages of a source are stored, and published to a target."""
 
     source: SourceSettings = Field(alias="from", description="where the messages come from")
@@ -353,7 +358,7 @@ class RouteSettings(Part):
     enabled: bool = Field(True, description="whether it runs; the buffer is kept meanwhile")
 
 
-class RequestSettings(Part):
+class RequestSettings(StrictSettings):
     """A route of requests: a request at the source is answered by a responder at the target."""
 
     source: SourceSettings = Field(alias="from", description="where requests come from")
@@ -364,7 +369,7 @@ class RequestSettings(Part):
     enabled: bool = Field(True, description="whether it runs")
 
 
-class DeviceStateSettings(Part):
+class DeviceStateSettings(StrictSettings):
     """Publishes the state of bridged devices, and that they are unreachable while their source is disconnected."""
 
     source: SourceSettings = Field(alias="from", description="where the devices publish their state, and their wills")
@@ -379,7 +384,7 @@ class DeviceStateSettings(Part):
 # --- the gateway
 
 
-class StatusSettings(Part):
+class StatusSettings(StrictSettings):
     """The state of the gateway at a broker: a retained message, offline by last will, and a heartbeat."""
 
     instance: Name = Field(description="name of an instance")
@@ -387,7 +392,7 @@ class StatusSettings(Part):
     interval: Duration = Field(30.0, description="time between two heartbeats")
 
 
-class MonitorSettings(Part):
+class MonitorSettings(StrictSettings):
     """Publishes the numbers of the gateway at a broker, where ``messaging monitor`` shows them."""
 
     instance: Name = Field(description="name of an instance")
@@ -395,7 +400,7 @@ class MonitorSettings(Part):
     interval: Duration = Field(5.0, description="time between two snapshots, 0.1 s to 1 h")
 
 
-class GatewaySettings(Part):
+class GatewaySettings(StrictSettings):
     """A gateway: the content of its configuration file."""
 
     name: Name = Field(description="name of the gateway, unique among the gateways of its brokers")
@@ -430,3 +435,32 @@ def listening_address(text: str) -> tuple[str, int]:
     if found.port is None:
         raise ValueError("must be HOST:PORT, such as 127.0.0.1:9464: the port is missing")
     return found.name, found.port
+
+
+# --- the JSON schema: completion, descriptions, and marks at wrong keys in editors
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema (draft 2020-12) of a configuration."""
+    found = GatewaySettings.model_json_schema(by_alias=True)
+    _admit_texts(found)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **found}
+
+
+def _admit_texts(node: Any) -> None:
+    """Admit variables for numbers and booleans, in place."""
+    if isinstance(node, list):
+        for each in node:
+            _admit_texts(each)
+        return
+    if not isinstance(node, dict):
+        return
+    for name, each in node.items():
+        if name in ("properties", "$defs"):
+            for inner in each.values():
+                _admit_texts(inner)
+        elif name not in ("default", "enum", "const"):
+            _admit_texts(each)
+    if node.get("type") in ("number", "integer", "boolean"):
+        rules = {key: node.pop(key) for key in [*node] if key in _RULES}
+        node["anyOf"] = [rules, _VARIABLE]

@@ -85,7 +85,7 @@ def supervise(gateway: Gateway, read: Callable[[], GatewaySettings]) -> None:
     Raises: as :meth:`Gateway.start`.
     """
     manager = ServiceManager.of_environment()
-    events = _Events(gateway)
+    events = _SignalRequests(gateway)
     gateway.read_settings = read
     with events.installed():
         gateway.start()
@@ -97,7 +97,7 @@ def supervise(gateway: Gateway, read: Callable[[], GatewaySettings]) -> None:
             gateway.close()
 
 
-class _Events:
+class _SignalRequests:
     """What signals ask for. Handlers only set flags and wake the main thread."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -126,7 +126,7 @@ class _Events:
         self.waiters.wake()
 
 
-def _serve(gateway: Gateway, events: _Events, manager: ServiceManager | None) -> None:
+def _serve(gateway: Gateway, events: _SignalRequests, manager: ServiceManager | None) -> None:
     watchdog = None if manager is None else manager.watchdog
     pause = _STATUS_INTERVAL if watchdog is None else min(_STATUS_INTERVAL, watchdog / 3)
     due = clock.monotonic() + pause

@@ -13,7 +13,7 @@ import pytest
 import messaging
 from messaging import Message
 from messaging.gateway import Gateway
-from messaging.gateway.rings import MANY, WITHIN, RingWatch
+from messaging.gateway.intake import MANY, WITHIN, RingWatch
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually

@@ -4,12 +4,10 @@
 
     pipeline     the steps of a route in order
     patterns     channel patterns with captures, and channels made of captured values
-    draft        a message on its way
-    steps        filters and transforms
+    draft        a message on its way, and the parts that it became
+    steps        filters and transforms, Sparkplug B payloads among them
     thinning     deadband and sampling
     batches      combining and compressing messages
-    parts        tokens of a message that became several
-    sparkplug    Sparkplug B payloads
     paths        fields of JSON values
     units        units of measure
 """

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from messaging.errors import ConfigurationError, MessagingError
 from messaging.gateway.pipeline.batches import Batcher, compressed
-from messaging.gateway.pipeline.draft import Draft
-from messaging.gateway.pipeline.parts import divide
+from messaging.gateway.pipeline.draft import Draft, divide
 from messaging.gateway.pipeline.patterns import GIVEN_NAMES, ChannelPattern, ChannelTemplate
-from messaging.gateway.pipeline.sparkplug import SparkplugStep
 from messaging.gateway.pipeline.steps import (
     MAX_FAN_OUT,
     SPARKPLUG_NAMES,
+    SparkplugStep,
     condition,
     filled,
     template_names,

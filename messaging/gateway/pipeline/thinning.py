@@ -8,7 +8,7 @@ needs: a message that fails in a later step changes nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from messaging.errors import CodecError
 from messaging.gateway.pipeline.paths import FieldPath
@@ -26,32 +26,24 @@ T = TypeVar("T")
 KEYS: Final = 100_000
 
 
-class RecentKeys(Generic[T]):
-    """The states of the keys that were used last, in the order of use."""
+class RecentKeys(OrderedDict[str, T]):
+    """The states of the keys that were used last, in the order of use. Change them by :meth:`put`."""
 
     def __init__(self, most: int) -> None:
-        self._states: OrderedDict[str, T] = OrderedDict()
+        super().__init__()
         self._most = most
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def get(self, key: str) -> T | None:
-        """Return the state of a key."""
-        return self._states.get(key)
 
     def put(self, key: str, state: T) -> None:
         """Set the state of a key, which is then the last one to be forgotten."""
-        states = self._states
-        states[key] = state
-        states.move_to_end(key)
-        if len(states) > self._most:
-            states.popitem(last=False)
+        self[key] = state
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
 
     def restore(self, key: str, state: T | None) -> None:
         """Set the state of a key as it was; ``None``: it had none."""
         if state is None:
-            self._states.pop(key, None)
+            self.pop(key, None)
         else:
             self.put(key, state)
 

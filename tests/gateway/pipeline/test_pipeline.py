@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.gateway.pipeline import PipelineError
-from messaging.gateway.pipeline.parts import Part, divide
+from messaging.gateway.pipeline.draft import Part, divide
 from messaging.testing.waiting import PATIENCE
 from tests.gateway.pipeline.kit import Source, draft, pipeline, values
 
