@@ -205,7 +205,7 @@ def drain(
 
     Example: messaging mailbox drain mqtt://localhost mailboxes/field 6f1c0a
     """
-    from messaging.remoteevent.layout import encode_event
+    from messaging.remoteevent.event import encode_event
 
     broker, (channel, registration_id) = _following(broker, words, "CHANNEL ID")
     options.check_timeout(timeout)

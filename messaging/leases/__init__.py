@@ -2,14 +2,12 @@
 
 ==================  =================================================================================================
 ``lease``           Lease: the handle of the holder
-``landlord``        Landlord: grants leases, and ends them; ``granted``: the leases as it keeps them
+``landlord``        Landlord: grants leases, and ends them
 ``batch``           several leases renewed or cancelled together
-``renewal``         LeaseRenewalManager: keeps leases alive; ``renewed``, ``schedule``: when each of them is due
-``renewal_events``  what its listeners are told
-``remote``          leases of landlords in other processes; ``serving`` makes those of this process available
-``directory``       finding the leases at a broker
-``stored_time``     the end of a lease over a restart
-``clock``           the clock of leases
+``renewal``         LeaseRenewalManager: keeps leases alive; ``renewed``: when each of them is due
+``remote``          leases of landlords in other processes
+``serving``         leases for other processes, and finding them at a broker
+``clock``           the clock of leases, and the end of a lease over a restart
 ==================  =================================================================================================
 
 May import: ``dispatch``, ``execution``, ``errors``, ``environment``, ``model``.
@@ -18,13 +16,12 @@ May import: ``dispatch``, ``execution``, ``errors``, ``environment``, ``model``.
 from messaging.leases.batch import LeaseMap as LeaseMap
 from messaging.leases.batch import cancel_all as cancel_all
 from messaging.leases.batch import renew_all as renew_all
+from messaging.leases.clock import StoredTime as StoredTime
 from messaging.leases.clock import lease_time as lease_time
-from messaging.leases.directory import LeaseDirectory as LeaseDirectory
-from messaging.leases.directory import find_leases as find_leases
-from messaging.leases.granted import GrantedLease as GrantedLease
-from messaging.leases.granted import LeaseEnd as LeaseEnd
-from messaging.leases.granted import LeaseInfo as LeaseInfo
+from messaging.leases.landlord import GrantedLease as GrantedLease
 from messaging.leases.landlord import Landlord as Landlord
+from messaging.leases.landlord import LeaseEnd as LeaseEnd
+from messaging.leases.landlord import LeaseInfo as LeaseInfo
 from messaging.leases.lease import ANY as ANY
 from messaging.leases.lease import FOREVER as FOREVER
 from messaging.leases.lease import Grantor as Grantor
@@ -42,12 +39,13 @@ from messaging.leases.remote import remote_leases as remote_leases
 from messaging.leases.remote import seconds_of as seconds_of
 from messaging.leases.remote import value_of as value_of
 from messaging.leases.renewal import LeaseRenewalManager as LeaseRenewalManager
-from messaging.leases.renewal_events import DesiredExpirationListener as DesiredExpirationListener
-from messaging.leases.renewal_events import LeaseListener as LeaseListener
-from messaging.leases.renewal_events import LeaseRenewalEvent as LeaseRenewalEvent
+from messaging.leases.renewed import DesiredExpirationListener as DesiredExpirationListener
+from messaging.leases.renewed import LeaseListener as LeaseListener
+from messaging.leases.renewed import LeaseRenewalEvent as LeaseRenewalEvent
+from messaging.leases.serving import LeaseDirectory as LeaseDirectory
 from messaging.leases.serving import LeaseServer as LeaseServer
 from messaging.leases.serving import LeasingServer as LeasingServer
-from messaging.leases.stored_time import StoredTime as StoredTime
+from messaging.leases.serving import find_leases as find_leases
 
 __all__ = [
     "ANY",

@@ -9,18 +9,19 @@ leases that found all four occupied.
 
 **Cost.** A lease has one entry in the table and one in a heap. Renewing changes the lease only: its entry in the heap
 is put right when its old time comes. Renewing it for a shorter time adds an entry; the heap is made anew when most of
-its entries are out of date. A million renewals cost no timer.
-"""
+its entries are out of date. A million renewals cost no timer."""
 
 from __future__ import annotations
 
+import enum
 import heapq
 import math
 import secrets
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.environment.forks import LiveObjects
@@ -29,13 +30,76 @@ from messaging.errors.checks import check_instance, check_procedure, check_resul
 from messaging.errors.text import SafeLog, brief, tolerant
 from messaging.execution import Closeable, Promise, Serial, clock, engine, seconds
 from messaging.leases.clock import Clock, lease_time
-from messaging.leases.granted import GrantedLease, LeaseEnd, LeaseInfo
 from messaging.leases.lease import ANY, Lease, check_duration, check_leases, check_requests
 
 if TYPE_CHECKING:
     import asyncio
+    import datetime
 
 logger = SafeLog(__name__)
+
+
+class LeaseEnd(enum.Enum):
+    """Why a lease has ended."""
+
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    #: its landlord was closed, or suspended the lease, perhaps to go on in another process
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """A lease, for people. Immutable.
+
+    Attributes:
+        id: of the lease.
+        about: the leased resource.
+        duration: seconds that were granted last.
+        remaining: seconds until it expires.
+        expiration: by the wall clock; ``None`` for never.
+    """
+
+    id: str
+    about: str
+    duration: float
+    remaining: float
+    expiration: datetime.datetime | None
+
+
+class GrantedLease(Lease):
+    """A lease with its landlord in this process."""
+
+    __slots__ = ("_callbacks", "about", "end", "watched_at")
+
+    def __init__(self, lease_id: str, landlord: Landlord, requested: float, duration: float, about: str) -> None:
+        super().__init__(lease_id, landlord, requested, duration, clock=landlord.clock)
+        self.about = about
+        #: why it has ended; ``None`` before. Guarded by the lock of the landlord
+        self.end: LeaseEnd | None = None
+        self._callbacks: tuple[Callable[[LeaseEnd], object], ...] = ()
+        #: time of its valid entry in the heap of the landlord; infinite without one. Guarded by the same lock
+        self.watched_at = math.inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has expired or was cancelled, as far as its landlord has noticed: no later run continues it."""
+        return self.end in (LeaseEnd.CANCELLED, LeaseEnd.EXPIRED)
+
+    def when_ended(self, callback: Callable[[LeaseEnd], object]) -> None:
+        """Call ``callback`` with the reason when the lease has ended, at once if it has; on a worker thread."""
+        landlord: Any = self.grantor
+        landlord.callbacks.add(self, callback)
+
+    def add(self, callback: Callable[[LeaseEnd], object]) -> None:
+        """Add a callback. For the landlord, with its lock."""
+        self._callbacks = (*self._callbacks, callback)
+
+    def take_callbacks(self) -> tuple[Callable[[LeaseEnd], object], ...]:
+        """Return the callbacks, and forget them. For the landlord."""
+        callbacks, self._callbacks = self._callbacks, ()
+        return callbacks
+
 
 #: longest sleep of the timer, seconds: the lease clock and that of the event loop differ while a machine is suspended
 _LONGEST: Final = 5.0
@@ -45,6 +109,177 @@ _LEAST_HEAP: Final = 1000
 _CALLBACKS: Final = 4
 #: delay after which callbacks are tried again if no thread could be started, seconds
 _NO_THREAD_DELAY: Final = 1.0
+
+
+class LeaseCallbacks:
+    """The callbacks for the leases of one landlord that were renewed, or have ended. Thread safe.
+
+    Args:
+        name: of the landlord, for the log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        #: each returns its callback; ``None`` if that is gone
+        self._renewed: tuple[Callable[[], Callable[[Lease], object] | None], ...] = ()
+
+    def after_fork(self, lock: threading.Lock) -> None:
+        """Use the lock of the landlord; no lease has ended."""
+        self._lock = lock
+        self._ended: deque[tuple[GrantedLease, LeaseEnd]] = deque()
+        self._callers = [Serial(self._call_back, lambda: self._ended) for _ in range(_CALLBACKS)]
+
+    def when_renewed(self, callback: Callable[[Lease], object], *, is_weak: bool = False) -> Callable[[], None]:
+        """Call ``callback`` with each lease that is renewed, on the renewing thread. It must be quick.
+
+        Args:
+            callback: the function.
+            is_weak: it is a bound method, whose object is not kept alive.
+
+        Returns:
+            A function that ends the calls.
+        """
+        found: Callable[[], Callable[[Lease], object] | None]
+        found = weakref.WeakMethod(callback) if is_weak else lambda: callback
+
+        def stop() -> None:
+            with self._lock:
+                self._renewed = tuple(each for each in self._renewed if each is not found)
+
+        gone = [each for each in self._renewed if each() is None]
+        with self._lock:
+            self._renewed = (*(each for each in self._renewed if each not in gone), found)
+        return stop
+
+    def note_renewed(self, lease: Lease) -> None:
+        """Call the callbacks for a lease that was renewed."""
+        for each in self._renewed:
+            callback = each()
+            if callback is not None:
+                self._call(callback, lease)
+
+    def add(self, lease: GrantedLease, callback: Callable[[LeaseEnd], object]) -> None:
+        """See :meth:`GrantedLease.when_ended`."""
+        check_procedure(callback, "callback")
+        with self._lock:
+            lease.add(callback)
+            end = lease.end
+            if end is not None:
+                self.note(lease, end)
+        if end is not None:
+            self.wake()
+
+    def note(self, lease: GrantedLease, end: LeaseEnd) -> None:
+        """Note that a lease has ended; :meth:`wake` has its callbacks called."""
+        self._ended.append((lease, end))
+
+    def wake(self) -> None:
+        """Have the callbacks of ended leases called, on one thread more than before."""
+        if not self._ended:
+            return
+        try:
+            any(each.wake() for each in self._callers)
+        except RuntimeError as error:
+            logger.error(
+                "landlord '%s': cannot start a thread for callbacks: %s; retrying in %g s",
+                self._name, error, _NO_THREAD_DELAY,
+            )  # fmt: skip
+            running = engine()
+            running.call(lambda: clock.call_later(running.loop, _NO_THREAD_DELAY, self.wake))
+
+    def _call_back(self) -> None:
+        """Call the callbacks of ended leases. On a worker thread, several at a time."""
+        while True:
+            try:
+                lease, end = self._ended.popleft()
+            except IndexError:
+                return
+            self.wake()  # others do not wait for these callbacks
+            with self._lock:
+                callbacks = lease.take_callbacks()
+            for each in callbacks:
+                self._call(each, end)
+
+    def _call(self, callback: Callable[[Any], object], argument: Any) -> None:
+        """Call a callback; log its exception."""
+        try:
+            check_result(callback(argument), "a callback of a lease")
+        except Exception:
+            logger.exception("landlord '%s': a callback failed", self._name)
+
+
+class ExpiryTimer:
+    """When to look at the leases of one landlord: its heap and its timer. Guarded by the lock of the landlord.
+
+    Args:
+        now: the lease clock.
+        lock: of the landlord.
+        expire: ends the leases whose time is over; called on the loop of the engine.
+    """
+
+    def __init__(self, now: Clock, lock: threading.Lock, expire: Callable[[], object]) -> None:
+        self._clock = now
+        self._lock = lock
+        self._expire = expire
+        #: when to look at a lease: not after it expires
+        self._heap: list[tuple[float, str]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        #: when the timer fires, in seconds of the lease clock; infinite without a timer
+        self._due = math.inf
+
+    def watch(self, lease: GrantedLease, leases: Mapping[str, GrantedLease]) -> None:
+        """Look at a lease when it expires, unless it is looked at before."""
+        if lease.expires >= lease.watched_at:
+            return
+        lease.watched_at = lease.expires
+        heapq.heappush(self._heap, (lease.expires, lease.id))
+        self.compact(leases)
+        if lease.expires < self._due:
+            self._due = lease.expires
+            engine().call(self.start)
+
+    def compact(self, leases: Mapping[str, GrantedLease]) -> None:
+        """Make the heap anew if most of its entries are out of date."""
+        if len(self._heap) <= max(_LEAST_HEAP, 2 * len(leases)):
+            return
+        for each in leases.values():
+            each.watched_at = each.expires
+        self._heap[:] = [(each.expires, each.id) for each in leases.values() if each.expires != math.inf]
+        heapq.heapify(self._heap)
+
+    def take_due(self, leases: Mapping[str, GrantedLease]) -> list[GrantedLease]:
+        """Return the leases whose time is over, and watch the others that were to be looked at."""
+        now = self._clock()
+        expired = []
+        self._due = -math.inf  # until the heap is put right
+        while self._heap and self._heap[0][0] <= now:
+            at, lease_id = heapq.heappop(self._heap)
+            lease = leases.get(lease_id)
+            if lease is None or lease.watched_at != at:
+                continue  # out of date
+            lease.watched_at = math.inf
+            if lease.expires <= now:
+                expired.append(lease)
+            else:
+                self.watch(lease, leases)
+        self._due = self._heap[0][0] if self._heap else math.inf
+        return expired
+
+    def clear(self) -> None:
+        """Look at no lease any more."""
+        self._heap.clear()
+        self._due = math.inf
+
+    def start(self) -> None:
+        """Set the timer to the earliest time. On the loop of the engine, without the lock."""
+        with self._lock:
+            due = self._due
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if due != math.inf:
+                delay = min(max(0.0, due - self._clock()), _LONGEST)
+                self._timer = clock.call_later(engine().loop, delay, self._expire)
 
 
 class Landlord(Closeable):
@@ -82,30 +317,21 @@ class Landlord(Closeable):
         self._longest = seconds(max_duration)
         self._default = min(seconds(default_duration), self._longest)
         self._most = max_leases
-        self._leases: dict[str, GrantedLease] = {}
-        #: when to look at a lease: not after it expires
-        self._heap: list[tuple[float, str]] = []
-        #: when suspended leases would have expired, by id
-        self._suspended: dict[str, float] = {}
         #: whether it grants no more leases
         self.is_closed = False
-        #: each returns its callback; ``None`` if that is gone
-        self._renewed: tuple[Callable[[], Callable[[Lease], object] | None], ...] = ()
-        self._ended: deque[tuple[GrantedLease, LeaseEnd]] = deque()
+        #: for the leases, and for the parties that keep them
+        self.callbacks = LeaseCallbacks(name)
         self.after_fork()
         _landlords.add(self)
 
     def after_fork(self) -> None:
         """See ``Forkable``: the child has leases of its own; those of the parent stay in the parent."""
         self._lock = threading.Lock()  # guards everything but the callbacks
-        self._leases = {}
-        self._heap = []
-        self._suspended = {}
-        self._ended = deque()
-        self._callbacks = [Serial(self._call_back, lambda: self._ended) for _ in range(_CALLBACKS)]
-        self._timer: asyncio.TimerHandle | None = None
-        #: when the timer fires, in seconds of the lease clock; infinite without a timer
-        self._due = math.inf
+        self._leases: dict[str, GrantedLease] = {}
+        #: when suspended leases would have expired, by id
+        self._suspended: dict[str, float] = {}
+        self.callbacks.after_fork(self._lock)
+        self._timer = ExpiryTimer(self.clock, self._lock, self.expire)
 
     # --- granting
 
@@ -173,7 +399,7 @@ class Landlord(Closeable):
                 if lease is not None:
                     self._suspended[lease_id] = lease.expires
                     self._remove(lease, LeaseEnd.CLOSED)
-        self._wake()
+        self.callbacks.wake()
 
     def lease(self, lease_id: str) -> GrantedLease | None:
         """Return the lease with this id; ``None`` if there is none, or its time is over."""
@@ -188,7 +414,8 @@ class Landlord(Closeable):
     ) -> GrantedLease:
         lease = GrantedLease(lease_id, self, asked, granted, about)
         if on_end is not None:
-            lease.add(_checked(on_end, "on_end"))
+            check_procedure(on_end, "on_end")
+            lease.add(on_end)
         with self._lock:
             if self.is_closed:
                 raise ClosedError(f"landlord '{self.name}': closed")
@@ -198,26 +425,15 @@ class Landlord(Closeable):
                 raise ArgumentError(f"landlord '{self.name}': there is a lease {lease_id!r:.80}")
             self._leases[lease_id] = lease
             self._suspended.pop(lease_id, None)
-            self._watch(lease)
+            self._timer.watch(lease, self._leases)
         return lease
-
-    def _watch(self, lease: GrantedLease) -> None:
-        """Look at a lease when it expires, unless it is looked at before. With the lock."""
-        if lease.expires >= lease.watched_at:
-            return
-        lease.watched_at = lease.expires
-        heapq.heappush(self._heap, (lease.expires, lease.id))
-        self._compact()
-        if lease.expires < self._due:
-            self._due = lease.expires
-            engine().call(self._start_timer)
 
     # --- renewing and cancelling
 
     def renew(self, lease: Lease, duration: float = ANY) -> Promise[float]:
         """Renew a lease of this landlord; see :meth:`Lease.renew`."""
         check_instance("lease", lease, Lease)
-        granted = self._renew(lease.id, check_duration(duration))
+        granted = self.renew_ids([(lease.id, duration)])[0]
         if isinstance(granted, MessagingError):
             raise granted
         promise: Promise[float] = Promise("renew a lease")
@@ -227,7 +443,7 @@ class Landlord(Closeable):
     def cancel(self, lease: Lease) -> Promise[None]:
         """Cancel a lease of this landlord; see :meth:`Lease.cancel`."""
         check_instance("lease", lease, Lease)
-        error = self._cancel(lease.id)
+        error = self.cancel_ids([lease.id])[0]
         if error is not None:
             raise error
         promise: Promise[None] = Promise("cancel a lease")
@@ -249,40 +465,38 @@ class Landlord(Closeable):
 
     def renew_ids(self, requests: Iterable[tuple[str, float]]) -> list[float | MessagingError]:
         """Renew leases by id, for holders in other processes; return the granted seconds, or the error, of each."""
-        return [self._renew_checked(lease_id, duration) for lease_id, duration in requests]
+        outcomes: list[float | MessagingError] = []
+        for lease_id, duration in requests:
+            try:
+                asked = check_duration(duration)
+            except ArgumentError as error:
+                outcomes.append(error)
+                continue
+            granted = self._granted(asked)
+            with self._lock:
+                lease = self._leases.get(lease_id)
+                if lease is None or lease.is_expired:
+                    outcomes.append(self._unknown(lease_id))
+                    continue
+                lease.note_granted(asked, granted)
+                self._timer.watch(lease, self._leases)
+            self.callbacks.note_renewed(lease)
+            outcomes.append(granted)
+        return outcomes
 
     def cancel_ids(self, ids: Iterable[str]) -> list[MessagingError | None]:
         """Cancel leases by id, for holders in other processes; return ``None``, or the error, of each."""
-        return [self._cancel(each) for each in ids]
-
-    def _renew_checked(self, lease_id: str, duration: float) -> float | MessagingError:
-        try:
-            return self._renew(lease_id, check_duration(duration))
-        except ArgumentError as error:
-            return error
-
-    def _renew(self, lease_id: str, asked: float) -> float | MessagingError:
-        granted = self._granted(asked)
+        outcomes: list[MessagingError | None] = []
         with self._lock:
-            lease = self._leases.get(lease_id)
-            if lease is None or lease.is_expired:
-                return self._unknown(lease_id)
-            lease.note_granted(asked, granted)
-            self._watch(lease)
-        for each in self._renewed:
-            callback = each()
-            if callback is not None:
-                self._contained(callback, lease)
-        return granted
-
-    def _cancel(self, lease_id: str) -> MessagingError | None:
-        with self._lock:
-            lease = self._leases.get(lease_id)
-            if lease is None or lease.is_expired:
-                return self._unknown(lease_id)
-            self._remove(lease, LeaseEnd.CANCELLED)
-        self._wake()
-        return None
+            for lease_id in ids:
+                lease = self._leases.get(lease_id)
+                if lease is None or lease.is_expired:
+                    outcomes.append(self._unknown(lease_id))
+                else:
+                    self._remove(lease, LeaseEnd.CANCELLED)
+                    outcomes.append(None)
+        self.callbacks.wake()
+        return outcomes
 
     def _remove(self, lease: GrantedLease, end: LeaseEnd) -> None:
         """End a lease. With the lock."""
@@ -290,17 +504,8 @@ class Landlord(Closeable):
         lease.end = end  # before it counts as ended: threads without the lock look at the reason then
         if end is not LeaseEnd.EXPIRED:
             lease.note_cancelled()
-        self._ended.append((lease, end))
-        self._compact()
-
-    def _compact(self) -> None:
-        """Make the heap anew if most of its entries are out of date. With the lock."""
-        if len(self._heap) <= max(_LEAST_HEAP, 2 * len(self._leases)):
-            return
-        for each in self._leases.values():
-            each.watched_at = each.expires
-        self._heap[:] = [(each.expires, each.id) for each in self._leases.values() if each.expires != math.inf]
-        heapq.heapify(self._heap)
+        self.callbacks.note(lease, end)
+        self._timer.compact(self._leases)
 
     def _unknown(self, lease_id: str) -> MessagingError:
         """Return the error for a lease that does not exist. With the lock."""
@@ -313,109 +518,15 @@ class Landlord(Closeable):
 
     # --- the end of leases
 
-    def when_renewed(self, callback: Callable[[Lease], object], *, is_weak: bool = False) -> Callable[[], None]:
-        """Call ``callback`` with each lease that is renewed, on the renewing thread. It must be quick.
-
-        Args:
-            callback: the function.
-            is_weak: it is a bound method, whose object is not kept alive.
-
-        Returns:
-            A function that ends the calls.
-        """
-        found: Callable[[], Callable[[Lease], object] | None]
-        found = weakref.WeakMethod(callback) if is_weak else lambda: callback
-
-        def stop() -> None:
-            with self._lock:
-                self._renewed = tuple(each for each in self._renewed if each is not found)
-
-        gone = [each for each in self._renewed if each() is None]
-        with self._lock:
-            self._renewed = (*(each for each in self._renewed if each not in gone), found)
-        return stop
-
-    def add_callback(self, lease: GrantedLease, callback: Callable[[LeaseEnd], object]) -> None:
-        """See :meth:`GrantedLease.when_ended`."""
-        check_instance("lease", lease, GrantedLease)
-        with self._lock:
-            lease.add(_checked(callback, "callback"))
-            end = lease.end
-            if end is not None:
-                self._ended.append((lease, end))
-        if end is not None:
-            self._wake()
-
-    def _wake(self) -> None:
-        """Have the callbacks of ended leases called, on one thread more than before."""
-        if not self._ended:
-            return
-        try:
-            any(each.wake() for each in self._callbacks)
-        except RuntimeError as error:
-            logger.error(
-                "landlord '%s': cannot start a thread for callbacks: %s; retrying in %g s",
-                self.name, error, _NO_THREAD_DELAY,
-            )  # fmt: skip
-            running = engine()
-            running.call(lambda: clock.call_later(running.loop, _NO_THREAD_DELAY, self._wake))
-
-    def _call_back(self) -> None:
-        """Call the callbacks of ended leases. On a worker thread, several at a time."""
-        while True:
-            try:
-                lease, end = self._ended.popleft()
-            except IndexError:
-                return
-            self._wake()  # others do not wait for these callbacks
-            with self._lock:
-                callbacks = lease.take_callbacks()
-            for each in callbacks:
-                self._contained(each, end)
-
-    def _contained(self, callback: Callable[[Any], object], argument: Any) -> None:
-        try:
-            check_result(callback(argument), "a callback of a lease")
-        except Exception:
-            logger.exception("landlord '%s': a callback failed", self.name)
-
-    def _start_timer(self) -> None:
-        """Set the timer to the earliest time. On the loop of the engine."""
-        with self._lock:
-            due = self._due
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            if due != math.inf and not self.is_closed:
-                delay = min(max(0.0, due - self.clock()), _LONGEST)
-                self._timer = clock.call_later(engine().loop, delay, self.expire)
-
     def expire(self) -> None:
         """End the leases whose time is over. The timer calls it; calling it more often does no harm."""
         with self._lock:
-            now = self.clock()
-            heap = self._heap
-            self._due = -math.inf  # until the heap is put right
-            while heap and heap[0][0] <= now:
-                at, lease_id = heapq.heappop(heap)
-                lease = self._leases.get(lease_id)
-                if lease is None or lease.watched_at != at:
-                    continue  # out of date
-                lease.watched_at = math.inf
-                if lease.expires <= now:
-                    self._remove(lease, LeaseEnd.EXPIRED)
-                else:
-                    self._watch(lease)
-            self._due = heap[0][0] if heap else math.inf
-        engine().call(self._start_timer)
-        self._wake()
+            for each in self._timer.take_due(self._leases):
+                self._remove(each, LeaseEnd.EXPIRED)
+        engine().call(self._timer.start)
+        self.callbacks.wake()
 
     # --- state and life cycle
-
-    def is_valid(self, lease_id: str) -> bool:
-        """Return whether there is a lease with this id, and its time is not over."""
-        lease = self._leases.get(lease_id)
-        return lease is not None and not lease.is_expired
 
     def leases(self) -> list[LeaseInfo]:
         """Return the leases, those that expire first at the beginning."""
@@ -439,19 +550,14 @@ class Landlord(Closeable):
             self.is_closed = True
             for lease in [*self._leases.values()]:
                 self._remove(lease, LeaseEnd.CLOSED)
-            self._heap = []
+            self._timer.clear()
             self._suspended = {}
-        engine().call(self._start_timer)
-        self._wake()
+        engine().call(self._timer.start)
+        self.callbacks.wake()
 
     @tolerant
     def __repr__(self) -> str:
         return f"<Landlord {self.name!r} of {len(self._leases)} leases>"
-
-
-def _checked(callback: Callable[[LeaseEnd], object], name: str) -> Callable[[LeaseEnd], object]:
-    check_procedure(callback, name)
-    return callback
 
 
 _landlords: Final = LiveObjects[Landlord]()

@@ -27,7 +27,7 @@ from messaging.errors import ArgumentError, DecodeError, MessagingError, Payload
 from messaging.errors.text import brief
 from messaging.execution import Promise, converted
 from messaging.leases.clock import lease_time
-from messaging.leases.granted import LeaseInfo
+from messaging.leases.landlord import LeaseInfo
 from messaging.leases.lease import Lease, check_leases, check_requests
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from messaging.execution import Promise
     from messaging.leases.lease import Grantor
-    from messaging.leases.renewal_events import LeaseListener, LeaseRenewalEvent
+    from messaging.leases.renewed import LeaseListener, LeaseRenewalEvent
 
 logger = SafeLog(__name__)
 

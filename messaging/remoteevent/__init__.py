@@ -4,19 +4,18 @@ A listener registers with a generator, under a lease, and gets numbered events. 
 them on the way. Each party takes any listener, of this process or of another one.
 
 ===================  ===============================================================================================
-``event``            RemoteEvent, EventRegistration (EV.2.3.2, EV.2.3.5); ``layout``: an event as one line of JSON
-``listener``         RemoteEventListener (EV.2.3.1); ``targets``, ``remote_listener``: listeners here and elsewhere
-``failures``         what the failure of a notification means
+``event``            RemoteEvent, EventRegistration (EV.2.3.2, EV.2.3.5), and an event as one line of JSON
+``listener``         RemoteEventListener (EV.2.3.1), and what its failures mean
+``targets``          listeners of this process; ``remote_listener``: those of other processes
 ``delivery``         the events for one listener, in order, with retries
-``generator``        EventGenerator (EV.2.3.4), with ``interests``, ``storage``, ``durable_storage``, ``transacted``
+``generator``        EventGenerator (EV.2.3.4); ``storage``: its events and registrations; ``transacted``: transactions
 ``agent``            StoreAndForwardAgent (EV.3.1)
-``filter``           NotificationFilter (EV.3.2)
+``filter``           NotificationFilter, EventCorrelator, NotificationDemultiplexer (EV.3.2)
 ``multiplexer``      NotificationMultiplexer (EV.3.2.1)
-``demultiplexer``    NotificationDemultiplexer; ``correlator``: new events made of several (EV.3.2.2)
 ``mailbox``          EventMailbox (EV.3.3)
 ``serving``          generators and third parties for other processes
-``sequences``        duplicates and losses; ``ranges``, ``received``: sets of numbers
-``event_journal``    events on the disk; ``kept_leases``, ``kept_listeners``: registrations on the disk
+``sequences``        duplicates and losses; ``ranges``: sets of numbers
+``event_journal``    events on the disk; ``intake``: each event stored once; ``party``: registrations on the disk
 ``renewal_set``      leases that are renewed for a client; ``renewals``: for the owners of a party
 ``transactions``     two-phase commit for registrations and events (EV.2.4)
 ``bridges``          remote events and typed events, channels and distributed events (EV.4)
@@ -27,12 +26,12 @@ from messaging.errors import InvalidIteratorError as InvalidIteratorError
 from messaging.errors import ListenerGoneError as ListenerGoneError
 from messaging.errors import UnknownEventError as UnknownEventError
 from messaging.remoteevent.agent import StoreAndForwardAgent as StoreAndForwardAgent
-from messaging.remoteevent.correlator import EventCorrelator as EventCorrelator
 from messaging.remoteevent.delivery import DeliveryCounts as DeliveryCounts
 from messaging.remoteevent.delivery import RetryPolicy as RetryPolicy
-from messaging.remoteevent.demultiplexer import NotificationDemultiplexer as NotificationDemultiplexer
 from messaging.remoteevent.event import EventRegistration as EventRegistration
 from messaging.remoteevent.event import RemoteEvent as RemoteEvent
+from messaging.remoteevent.filter import EventCorrelator as EventCorrelator
+from messaging.remoteevent.filter import NotificationDemultiplexer as NotificationDemultiplexer
 from messaging.remoteevent.filter import NotificationFilter as NotificationFilter
 from messaging.remoteevent.generator import EventGenerator as EventGenerator
 from messaging.remoteevent.listener import BatchListener as BatchListener

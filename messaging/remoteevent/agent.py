@@ -16,26 +16,24 @@ no other one. The lock of the agent guards its registrations; no code of the app
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch.eventdata import from_portable, to_portable
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError
-from messaging.errors.checks import check_instance, check_optional, check_path
+from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Closeable, refuse_in_loop
-from messaging.journal import JournalTable
+from messaging.execution import refuse_in_loop
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
 from messaging.remoteevent.delivery import Delivery, DeliveryCounts, RetryPolicy, wait_for_all
 from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_kind, check_sequence_number
 from messaging.remoteevent.event_journal import EventJournal, channel_of
 from messaging.remoteevent.intake import EventIntake
-from messaging.remoteevent.kept_leases import KeptLeases
-from messaging.remoteevent.kept_listeners import KeptListeners
 from messaging.remoteevent.listener import BatchListener
+from messaging.remoteevent.party import Party, PartyFolder
 from messaging.remoteevent.renewals import OwnedRenewals
 from messaging.remoteevent.targets import as_target
 
@@ -74,19 +72,7 @@ class Forwarding:
         self.after = after
 
 
-class _Intake(EventIntake):
-    """The events of an agent: all are stored, and forwarded."""
-
-    def __init__(self, *args: Any, forward: Callable[[Sequence[str]], object]) -> None:
-        super().__init__(*args)
-        self._forward = forward
-
-    def stored_all(self, channels: Sequence[str]) -> None:
-        """See ``EventIntake``."""
-        self._forward(channels)
-
-
-class StoreAndForwardAgent(BatchListener, Closeable):
+class StoreAndForwardAgent(BatchListener, Party):
     """Keeps events on the disk and forwards them to its listeners (EV.3.1). A listener; thread safe; a context manager.
 
     Used in one of two ways, or in both:
@@ -131,28 +117,18 @@ class StoreAndForwardAgent(BatchListener, Closeable):
         everything = None if target is None else as_target(target)
         self.name = name
         self._retry = retry or RetryPolicy()
-        self._kept = KeptListeners(messaging, listeners or {})
-        check_optional("landlord", landlord, Landlord)
-        self.landlord = Landlord(name) if landlord is None else landlord
-        self._owns_landlord = landlord is None
-        self._manager = LeaseRenewalManager()
-        self._lock = threading.Lock()  # guards the following two
-        #: by the channel of their kind
+        super().__init__(f"agent '{name}'", landlord, name)
+        #: by the channel of their kind; guarded by the lock
         self._forwardings: dict[str, tuple[Forwarding, ...]] = {}
-        self._is_closed = False
-        with contextlib.ExitStack() as resources:
-            if self._owns_landlord:
-                resources.callback(self.landlord.close)
-            folder = check_path("path", path).expanduser()
-            self._state = JournalTable(folder / "state")
-            resources.callback(self._state.close)
-            self._events = EventJournal(folder / "events", fsync=fsync, max_bytes=max_bytes, full=full)
-            resources.callback(self._events.close)
-            self._leases = KeptLeases(self._state, self.landlord)
-            resources.callback(self._leases.close)
-            resources.callback(self._manager.close)
-            self._renewals = OwnedRenewals(self._state, messaging, self._manager, f"agent '{name}'")
-            self._intake = _Intake(self._events, self._state, "checkpoint", f"agent '{name}'", forward=self._forward)
+        resources = self.resources
+        with on_failure(resources.close):
+            self._folder = PartyFolder(path, self, messaging, listeners)
+            self._leases = self._folder.leases
+            self._events = EventJournal(self._folder.path / "events", fsync=fsync, max_bytes=max_bytes, full=full)
+            resources.callback(self._events.journal.close)
+            self._manager = resources.enter_context(LeaseRenewalManager())
+            self._renewals = OwnedRenewals(self._folder.table, messaging, self._manager, self.title)
+            self._intake = EventIntake(self._events, self._folder.table, "checkpoint", self.title, self._forward)
             self._intake.recover()
             self._target: Delivery | None = None
             if everything is None:
@@ -162,7 +138,7 @@ class StoreAndForwardAgent(BatchListener, Closeable):
                 queue = self._events.queue(_TARGET, None, lambda event: event, start=begin)
                 self._target = Delivery(name, everything, queue, policy=self._retry)
             self._recover_registrations()
-            resources.pop_all()
+            resources.callback(self._intake.close_checkpoint)
         for each in self._deliveries():  # last: nothing is delivered by an agent that could not be opened
             each.wake()
 
@@ -215,11 +191,11 @@ class StoreAndForwardAgent(BatchListener, Closeable):
         refuse_in_loop("the disk of an agent", "`await asyncio.to_thread(agent.register, ...)`")
         kind = check_kind(source, event_id)
         form = None if handback is None else from_portable(to_portable(handback))
-        reference = self._kept.reference(listener)
+        reference = self._folder.reference(listener)
         after = self._intake.last(*kind) if sequence_number is None else check_sequence_number(sequence_number)
         forwarding = Forwarding(kind, form, listener, after)
         lease = forwarding.lease = self.landlord.grant(duration, about=f"{self.name} {kind!r}")
-        try:
+        with on_failure(self._undo, forwarding):
             # events since the number may be stored already
             self._add(forwarding, None if sequence_number is None else self._events.journal.begin)
             self._leases.keep(
@@ -235,10 +211,6 @@ class StoreAndForwardAgent(BatchListener, Closeable):
             )
             if upstream is not None:
                 self._renewals.keep(lease.id, upstream)
-        except BaseException:
-            release(lease)
-            self._end(forwarding, LeaseEnd.CANCELLED)
-            raise
         # last: it is called at once if the lease has ended meanwhile
         lease.when_ended(lambda end: self._end(forwarding, end))
         forwarding.delivery.wake()
@@ -265,6 +237,11 @@ class StoreAndForwardAgent(BatchListener, Closeable):
         )
         with self._lock:
             self._forwardings[channel] = (*self._forwardings.get(channel, ()), forwarding)
+
+    def _undo(self, forwarding: Forwarding) -> None:
+        """End a registration that failed."""
+        release(forwarding.lease)
+        self._end(forwarding, LeaseEnd.CANCELLED)
 
     def _end(self, forwarding: Forwarding, end: LeaseEnd) -> None:
         """End a registration with its lease. On a worker thread, or of one that failed."""
@@ -308,7 +285,7 @@ class StoreAndForwardAgent(BatchListener, Closeable):
             try:
                 kind = check_kind(values["source"], values["id"])
                 handback = None if values["handback"] is None else from_portable(values["handback"])
-                listener = self._kept.listener(values["listener"], self._events.journal.path)
+                listener = self._folder.listener(values["listener"])
                 forwarding = Forwarding(kind, handback, listener, int(values["after"]))
             except (KeyError, TypeError, ValueError) as error:
                 logger.warning("agent '%s': %r is not a registration: %s", self.name, key, error)
@@ -368,16 +345,8 @@ class StoreAndForwardAgent(BatchListener, Closeable):
         deliveries = [each.delivery for each in self._all_forwardings()]
         return deliveries if self._target is None else [self._target, *deliveries]
 
-    def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise ClosedError(f"agent '{self.name}': closed")
-
-    def close(self) -> None:
-        """Stop all deliveries, and keep what waits for the next run. Idempotent. Raises ``JournalError``."""
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
+    def _stop(self) -> None:
+        """See ``Party``."""
         self._intake.refuse_further()
         self._renewals.close()
         self._manager.close()
@@ -386,13 +355,6 @@ class StoreAndForwardAgent(BatchListener, Closeable):
             if each.lease.is_over:
                 self._forget(each)  # its callback would come too late
         self._leases.close()
-        if self._owns_landlord:
-            self.landlord.close()
-        try:
-            self._intake.close_checkpoint()
-        finally:
-            self._state.close()
-            self._events.close()
 
     @tolerant
     def __repr__(self) -> str:

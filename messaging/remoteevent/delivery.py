@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, DeadlineError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, Serial, clock, engine, may_block, seconds
-from messaging.remoteevent.failures import Disposition, disposition
-from messaging.remoteevent.listener import WantedEvents, WithdrawnError, outcomes_of
+from messaging.remoteevent.listener import Disposition, WantedEvents, WithdrawnError, disposition, outcomes_of
 
 if TYPE_CHECKING:
     from messaging.leases import Lease
@@ -285,12 +285,9 @@ class Delivery:
             self._is_busy = True
             target = self._asked = self._target
         self._batch = events
-        try:
+        with on_failure(self._release):
             promise = target.deliver(WantedEvents(events, lambda: self._is_wanted(target)))
             promise.listen(lambda: self._answered(promise))
-        except BaseException:
-            self._release()
-            raise
 
     def _is_wanted(self, target: EventTarget) -> bool:
         """Return whether ``target`` is to get the rest of its batch. On any thread."""

@@ -1,6 +1,6 @@
 """Events on the disk, for several listeners: one journal, which each listener reads at its own pace.
 
-A record holds one event as a line (:mod:`messaging.remoteevent.layout`). Its channel names the kind of the event, so
+A record holds one event as a line (:mod:`messaging.remoteevent.event`). Its channel names the kind of the event, so
 that readers pass over kinds that they do not want without decoding them.
 
 **Bound.** The journal keeps the records from the slowest position on, and ``max_bytes`` bounds them. So no position may
@@ -25,7 +25,7 @@ from messaging.errors import ClosedError, DecodeError, JournalError, JournalFull
 from messaging.errors.text import SafeLog
 from messaging.execution import clock, may_block, workers
 from messaging.journal import Journal, RecordTemplate
-from messaging.remoteevent.layout import decode_event
+from messaging.remoteevent.event import decode_event
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -257,10 +257,6 @@ class EventJournal:
         for queue in [*self._queues.values()]:
             if queue.channel is not None:
                 queue.pass_over(end, last.get(queue.channel, end))
-
-    def close(self) -> None:
-        """Close the journal. Idempotent. Raises ``JournalError``."""
-        self.journal.close()
 
 
 class JournalQueue:

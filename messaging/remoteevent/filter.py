@@ -1,28 +1,36 @@
-"""Notification filters: third parties between a sender and a listener (EV.3.2).
+"""Parties that pass events on and store none: filters, correlators and demultiplexers (EV.3.2).
 
-**Threads.** The predicate runs on a worker thread, for one batch of a sender at a time. A filter stores nothing: it
-acknowledges an event when the next party has acknowledged it, or when the predicate has consumed it. So it loses
-nothing when its process is killed.
-"""
+They acknowledge an event when the next party has acknowledged it, or when the event is consumed. So they lose nothing
+when their process is killed.
+
+**Threads.** Functions of the application run on worker threads: for one batch of a sender at a time, and for several
+senders side by side."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from messaging.errors import DeadlineError
-from messaging.errors.checks import plain_function
+from messaging.errors import ArgumentError, DeadlineError, UnknownEventError
+from messaging.errors.checks import check_instance, plain_function
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, workers
-from messaging.remoteevent.event import RemoteEvent
-from messaging.remoteevent.failures import as_failure
-from messaging.remoteevent.listener import BatchListener, WantedEvents, WithdrawnError, outcomes_of, wanted_test
-from messaging.remoteevent.targets import Batch, as_target, settled
-from messaging.remoteevent.time_limits import TIME_LIMIT, LimitedCall, TimeLimits
+from messaging.remoteevent.event import EventRegistration, RemoteEvent, check_kind
+from messaging.remoteevent.generator import EventGenerator
+from messaging.remoteevent.listener import (
+    BatchListener,
+    WantedEvents,
+    WithdrawnError,
+    as_failure,
+    outcomes_of,
+    wanted_test,
+)
+from messaging.remoteevent.targets import TIME_LIMIT, Batch, LimitedCall, LocalTarget, TimeLimits, as_target, settled
 
 if TYPE_CHECKING:
-    from messaging.remoteevent.listener import Outcome
+    from messaging.remoteevent.event import EventId, EventKind
+    from messaging.remoteevent.listener import EventTarget, Outcome
 
 logger = SafeLog(__name__)
 
@@ -115,3 +123,97 @@ class NotificationFilter(BatchListener):
             except StopIteration:
                 return outcomes
         return outcomes if failure is None else [*outcomes, failure]
+
+
+class EventCorrelator(LocalTarget, BatchListener):
+    """Generates an event when the received ones fit a pattern (EV.3.2.2). A listener; thread safe.
+
+    The program registers the correlator as the listener for all kinds that the pattern is about. A received event is
+    acknowledged when the events that it causes are generated: with a persistent generator, when they are on the disk.
+
+    Args:
+        match: called with each received event; returns the fields of each event to generate, as a list of dicts. It
+            keeps what it needs of earlier events. A duplicate is passed on as it arrives: wrap the correlator in
+            :class:`~messaging.remoteevent.IdempotentListener` if the pattern counts.
+        generator, event_id: generates the new events; the kind is declared.
+        event_type: class of the new events.
+        time_limit: seconds that one call of ``match`` may take.
+
+    Raises:
+        ArgumentError: an argument is not as described.
+        UnknownEventError: the generator has not declared the kind.
+    """
+
+    def __init__(
+        self,
+        match: Callable[[RemoteEvent], Iterable[dict[str, Any]] | None],
+        generator: EventGenerator,
+        event_id: EventId,
+        event_type: type[RemoteEvent] | None = None,
+        *,
+        time_limit: float = TIME_LIMIT,
+    ) -> None:
+        check_instance("generator", generator, EventGenerator)
+        matching = plain_function(match, "a pattern", is_iterated=True)
+        generator.sequence_number(event_id)
+        self._match = matching
+        self._generator = generator
+        self._event_id = event_id
+        self._types = () if event_type is None else (event_type,)
+        super().__init__(self._take, time_limit)
+
+    def _take(self, event: RemoteEvent) -> None:
+        promises = [
+            self._generator.generate(self._event_id, *self._types, **fields) for fields in self._match(event) or ()
+        ]
+        for each in promises:
+            each.result()
+
+
+class NotificationDemultiplexer(BatchListener):
+    """Passes each event to the listener of its kind. A listener; thread safe.
+
+    An event of a kind without a listener is refused with ``UnknownEventError``, which asks the sender to send no
+    further ones. The demultiplexer stores nothing: the outcome of an event is that of its listener.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the following
+        self._targets: dict[EventKind, EventTarget] = {}
+
+    def add(self, kind: EventRegistration | EventKind, listener: Any) -> None:
+        """Pass the events of a kind to ``listener``, instead of an earlier one.
+
+        Args:
+            kind: a registration, or source and id.
+            listener: see :meth:`EventGenerator.register <messaging.remoteevent.EventGenerator.register>`.
+
+        Raises:
+            ArgumentError, InvalidEventError: an argument is not as described.
+        """
+        target = as_target(listener)
+        with self._lock:
+            self._targets[_kind(kind)] = target
+
+    def remove(self, kind: EventRegistration | EventKind) -> bool:
+        """Refuse the events of a kind from now on; return whether there was a listener. Raises as :meth:`add`."""
+        with self._lock:
+            return self._targets.pop(_kind(kind), None) is not None
+
+    def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
+        """See :class:`~messaging.remoteevent.listener.EventTarget`: passes on the first events that have one kind."""
+        kind = events[0].kind
+        target = self._targets.get(kind)
+        if target is None:
+            return settled([UnknownEventError(f"no listener for event {kind[1]!r} of {kind[0]!r:.80}")])
+        count = next((at for at, each in enumerate(events) if each.kind != kind), len(events))
+        is_wanted = wanted_test(events)
+        return target.deliver(WantedEvents(events[:count], lambda: is_wanted() and self._targets.get(kind) is target))
+
+
+def _kind(kind: object) -> EventKind:
+    if isinstance(kind, EventRegistration):
+        return kind.kind
+    if isinstance(kind, tuple) and len(kind) == 2:
+        return check_kind(*kind)
+    raise ArgumentError(f"a kind of event must be a registration, or (source, id), not {kind!r:.80}")

@@ -16,19 +16,17 @@ and counted, and its number is missing at the listener. With a path, the journal
 
 from __future__ import annotations
 
-import secrets
-import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from messaging.dispatch.eventdata import from_portable, to_portable
-from messaging.errors import ArgumentError, ClosedError, InvalidEventError, MessagingError, UnknownEventError
-from messaging.errors.checks import check_instance, check_optional
+from messaging.environment.signals import on_failure
+from messaging.errors import ArgumentError, InvalidEventError, MessagingError, UnknownEventError
+from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Closeable, Promise, clock
+from messaging.execution import Promise, clock
 from messaging.leases import Landlord, Lease, LeaseEnd, release
 from messaging.remoteevent.delivery import SHORT, Delivery, DeliveryCounts, RetryPolicy
-from messaging.remoteevent.durable_storage import DurableStorage
 from messaging.remoteevent.event import (
     EventId,
     EventRegistration,
@@ -36,8 +34,8 @@ from messaging.remoteevent.event import (
     check_event_id,
     check_sequence_number,
 )
-from messaging.remoteevent.interests import Interest
-from messaging.remoteevent.storage import MemoryStorage, Storage
+from messaging.remoteevent.party import Party
+from messaging.remoteevent.storage import DurableStorage, Interest, Storage, generated_source
 from messaging.remoteevent.targets import as_target
 from messaging.remoteevent.transacted import TransactedEvents
 from messaging.remoteevent.transactions.transaction import check_transaction
@@ -59,7 +57,7 @@ MAX_PENDING: Final = 10_000
 MAX_BYTES: Final = 2**30
 
 
-class Kind:
+class GeneratedKind:
     """A kind of event of one generator."""
 
     __slots__ = ("id", "interests", "sequence")
@@ -72,7 +70,7 @@ class Kind:
         self.interests: tuple[Interest, ...] = ()
 
 
-class EventGenerator(Closeable):
+class EventGenerator(Party):
     """An object whose events others register for (EV.2.3.4). Thread safe; a context manager, which closes it.
 
     A program declares the kinds of events, and calls :meth:`generate` when one occurs::
@@ -124,33 +122,22 @@ class EventGenerator(Closeable):
         if begin is None:
             begin = 0 if source is None or path is not None else clock.wall_ns() // 1000
         self._begin = check_sequence_number(begin)
-        self._lock = threading.Lock()  # guards the kinds, their numbers and registrations
-        self._kinds: dict[EventId, Kind] = {}
-        self._is_closed = False
-        check_optional("landlord", landlord, Landlord)
-        self.landlord = Landlord("events") if landlord is None else landlord
-        self._owns_landlord = landlord is None
+        super().__init__("generator", landlord, "events")
+        #: the kinds, their numbers and registrations are guarded by the lock
+        self._kinds: dict[EventId, GeneratedKind] = {}
         self._storage: Storage
-        if path is None:
-            self.source = source or f"generator-{secrets.token_hex(8)}"
-            self._retry = retry or SHORT
-            self._storage = MemoryStorage(max_pending)
-        else:
-            self._retry = retry or RetryPolicy()
-            durable = DurableStorage(path, source, max_bytes, messaging, listeners or {}, self.landlord)
-            self._storage = durable
-            self.source = durable.source
-        try:
+        with on_failure(self.resources.close):
+            if path is None:
+                self._retry = retry or SHORT
+                self._storage = Storage(source or generated_source(), max_pending)
+            else:
+                self._retry = retry or RetryPolicy()
+                self._storage = DurableStorage(path, source, max_bytes, self, messaging, listeners)
+            self.source = self._storage.source
+            self.title = f"generator {self.source!r}"
             self.declare(*_several(events))
             self._storage.recover(self._recover_number, self._recover_interest)
-            self._transacted = TransactedEvents(self, self._storage)
-        except BaseException:
-            try:
-                self._storage.close()
-            finally:
-                if self._owns_landlord:
-                    self.landlord.close()
-            raise
+            self._transacted = TransactedEvents(self.source, self.landlord, self.publish, self._storage)
         for kind in [*self._kinds.values()]:
             for each in kind.interests:
                 each.delivery.wake()
@@ -167,13 +154,13 @@ class EventGenerator(Closeable):
             check_event_id(each)
         with self._lock:
             for each in event_ids:
-                self._kinds.setdefault(each, Kind(each, self._begin))
+                self._kinds.setdefault(each, GeneratedKind(each, self._begin))
 
     def sequence_number(self, event_id: EventId) -> int:
         """Return the number of the last event of a kind; ``begin`` before it. Raises ``UnknownEventError``."""
         return self._kind(event_id).sequence
 
-    def _kind(self, event_id: EventId) -> Kind:
+    def _kind(self, event_id: EventId) -> GeneratedKind:
         kind = self._kinds.get(event_id) if isinstance(event_id, (int, str)) else None
         if kind is None or isinstance(event_id, bool):
             known = ", ".join(repr(each) for each in [*self._kinds][:10]) or "none"
@@ -227,16 +214,12 @@ class EventGenerator(Closeable):
         target = as_target(listener)
         self._storage.check(interest)
         lease = interest.lease = self.landlord.grant(duration, about=f"events {event_id!r}")
-        try:
+        with on_failure(self._undo, interest):
             self._start(interest, target)
             with self._lock:
                 interest.after = kind.sequence
                 kind.interests = (*kind.interests, interest)
             self._storage.keep(interest)
-        except BaseException:
-            release(lease)
-            self._end(interest, LeaseEnd.CANCELLED)
-            raise
         # last: it is called at once if the lease has ended meanwhile
         lease.when_ended(lambda end: self._end(interest, end))
         interest.delivery.wake()
@@ -253,6 +236,11 @@ class EventGenerator(Closeable):
             lease=interest.lease,
         )
 
+    def _undo(self, interest: Interest) -> None:
+        """End a registration that failed."""
+        release(interest.lease)
+        self._end(interest, LeaseEnd.CANCELLED)
+
     def _end(self, interest: Interest, end: LeaseEnd) -> None:
         """End a registration with its lease. On a worker thread, or of one that failed."""
         interest.stop()
@@ -263,10 +251,10 @@ class EventGenerator(Closeable):
             kind.interests = tuple(each for each in kind.interests if each is not interest)
 
     def _recover_number(self, event_id: EventId, number: int) -> None:
-        self._kinds.setdefault(event_id, Kind(event_id)).sequence = number
+        self._kinds.setdefault(event_id, GeneratedKind(event_id)).sequence = number
 
     def _recover_interest(self, interest: Interest, grant: Grant) -> None:
-        kind = self._kinds.setdefault(interest.event_id, Kind(interest.event_id))
+        kind = self._kinds.setdefault(interest.event_id, GeneratedKind(interest.event_id))
         # numbers of events that were lost with the earlier run, before they were stored, are not given again
         kind.sequence = max(kind.sequence, interest.after)
         lease = interest.lease = grant(lambda _end: None)
@@ -353,20 +341,9 @@ class EventGenerator(Closeable):
                 return each.delivery.counts
         return None
 
-    def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise ClosedError(f"generator {self.source!r}: closed")
-
-    def close(self) -> None:
-        """Stop all deliveries. Idempotent. With a path, registrations and undelivered events are kept for the next run.
-
-        Raises:
-            JournalError: the last state is not stored.
-        """
+    def _stop(self) -> None:
+        """See ``Party``."""
         with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
             kinds = [*self._kinds.values()]
         interests = [each for kind in kinds for each in kind.interests]
         stopped = [each.delivery.close() for each in interests]
@@ -374,11 +351,7 @@ class EventGenerator(Closeable):
         for each in interests:
             if each.lease.is_over:
                 self._storage.forget(each)  # its callback would come too late
-        try:
-            self._storage.close(stopped)
-        finally:
-            if self._owns_landlord:
-                self.landlord.close()
+        self._storage.stop(stopped)
 
     @tolerant
     def __repr__(self) -> str:

@@ -13,20 +13,23 @@ application runs under it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
 
+from messaging.dispatch.eventdata import to_portable, write_json
 from messaging.errors import ClosedError, DecodeError, JournalFullError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, workers
+from messaging.remoteevent.event import decode_event, encode_event
 from messaging.remoteevent.event_journal import Checkpoint, EventJournal, channel_of, record_of
-from messaging.remoteevent.layout import decode_event, encode_event
-from messaging.remoteevent.received import ReceivedEvents, stream_of
+from messaging.remoteevent.ranges import SequenceRanges
 from messaging.remoteevent.targets import settled
 
 if TYPE_CHECKING:
     from messaging.journal import JournalTable, Record
-    from messaging.remoteevent.event import RemoteEvent
+    from messaging.remoteevent.event import EventKind, RemoteEvent
     from messaging.remoteevent.listener import Outcome
 
 logger = SafeLog(__name__)
@@ -57,13 +60,22 @@ class EventIntake:
         state: the table for the checkpoint.
         key: of the checkpoint in the table.
         name: of the party, for the log and in errors.
+        changed: called with the channels of stored events, without the lock, on the writing thread; quick.
 
     Attributes:
         stored: number of stored events since the party was opened.
         duplicates: number of events that had arrived before.
     """
 
-    def __init__(self, events: EventJournal, state: JournalTable, key: str, name: str) -> None:
+    def __init__(
+        self,
+        events: EventJournal,
+        state: JournalTable,
+        key: str,
+        name: str,
+        changed: Callable[[Sequence[str]], object],
+    ) -> None:
+        self._changed = changed
         self.events = events
         self.name = name
         self.stored = self.duplicates = 0
@@ -125,9 +137,6 @@ class EventIntake:
             offset: of its record; -1 if it was not stored after all.
             size: bytes of its line.
         """
-
-    def stored_all(self, _channels: Sequence[str]) -> None:
-        """Continue after events of these channels were stored. Without the lock, on the writing thread; quick."""
 
     # --- storing
 
@@ -251,7 +260,7 @@ class EventIntake:
             self._checkpoint.note_full()
         if count:
             self._checkpoint.note(count, size)
-            self.stored_all(channels)
+            self._changed(channels)
         promise.resolve(outcomes)
 
     # --- closing
@@ -273,3 +282,78 @@ class EventIntake:
 def _follow(found: Promise[list[Outcome]], promise: Promise[list[Outcome]]) -> None:
     """Resolve ``promise`` with the outcomes of another one."""
     found.listen(lambda: promise.resolve(found.result(0)))
+
+
+#: streams that are remembered: kinds of events, counted for each handback
+_MAX_STREAMS: Final = 10_000
+#: bytes of a handback that is part of the name of a stream as it is
+_LONGEST: Final = 64
+
+
+def stream_of(event: RemoteEvent) -> str:
+    """Return the stream of an event: events of one stream with equal numbers are the same notification.
+
+    Two registrations at one generator may have one listener. Their notifications of one event have equal numbers and
+    differ by the handback (EV.2.3.2); neither is a duplicate of the other. A long handback is represented by its hash.
+    """
+    if event.handback is None:
+        return channel_of(event.kind)
+    handback = write_json(to_portable(event.handback))
+    if len(handback) > _LONGEST:
+        handback = blake2b(handback, digest_size=_LONGEST // 2).hexdigest().encode()
+    return f"{channel_of(event.kind)} {handback.decode()}"
+
+
+class ReceivedEvents:
+    """The numbers of received events, by stream. Not thread safe.
+
+    The streams are bounded by number: the one that was longest without an event is forgotten. An event of a forgotten
+    stream, or below the numbers that are remembered of its stream, counts as new.
+    """
+
+    def __init__(self) -> None:
+        #: the one with the latest event last
+        self._streams: OrderedDict[str, SequenceRanges] = OrderedDict()
+        self._last: OrderedDict[EventKind, int] = OrderedDict()
+
+    def has(self, stream: str, number: int) -> bool:
+        """Return whether an event was received."""
+        ranges = self._streams.get(stream)
+        return ranges is not None and number in ranges
+
+    def add(self, stream: str, event: RemoteEvent) -> None:
+        """Note an event that is stored."""
+        ranges = self._streams.get(stream)
+        if ranges is None:
+            ranges = self._streams[stream] = SequenceRanges()
+            if len(self._streams) > _MAX_STREAMS:
+                self._streams.popitem(last=False)
+        else:
+            self._streams.move_to_end(stream)
+        ranges.add(event.sequence_number)
+        kind = event.kind
+        if event.sequence_number > self._last.get(kind, -1):
+            self._last[kind] = event.sequence_number
+            if len(self._last) > _MAX_STREAMS:
+                self._last.popitem(last=False)
+
+    def last(self, kind: EventKind) -> int:
+        """Return the highest number of a kind; 0 before its first event."""
+        return self._last.get(kind, 0)
+
+    def to_value(self) -> Any:
+        """Return the numbers in portable form."""
+        return {
+            "streams": {stream: ranges.to_value() for stream, ranges in self._streams.items()},
+            "last": [[*kind, number] for kind, number in self._last.items()],
+        }
+
+    def restore(self, value: Any) -> None:
+        """Continue with the numbers of an earlier run. Raises ``DecodeError``."""
+        try:
+            for stream, ranges in value["streams"].items():
+                self._streams[stream] = SequenceRanges.from_value(ranges)
+            for source, event_id, number in value["last"]:
+                self._last[source, event_id] = number
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DecodeError(f"not the state of a party of remote events: {type(error).__name__}") from None

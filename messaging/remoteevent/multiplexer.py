@@ -19,14 +19,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch.eventdata import from_portable, to_portable
 from messaging.errors import ArgumentError, ClosedError, UnknownEventError
-from messaging.errors.checks import check_instance, check_optional
+from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog
 from messaging.execution import clock
 from messaging.leases import Landlord, Lease, LeaseEnd, release
 from messaging.remoteevent.delivery import SHORT, DeliveryCounts, RetryPolicy
 from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_kind
-from messaging.remoteevent.failures import Disposition, as_failure, disposition
-from messaging.remoteevent.listener import BatchListener, WantedEvents, WithdrawnError, outcomes_of, wanted_test
+from messaging.remoteevent.listener import (
+    BatchListener,
+    Disposition,
+    WantedEvents,
+    WithdrawnError,
+    as_failure,
+    disposition,
+    outcomes_of,
+    wanted_test,
+)
+from messaging.remoteevent.party import Party
 from messaging.remoteevent.targets import Batch, as_target
 from messaging.remoteevent.targets import settled as settled_with
 
@@ -68,7 +77,7 @@ class _Branch:
             self.ahead.popitem(last=False)
 
 
-class NotificationMultiplexer(BatchListener):
+class NotificationMultiplexer(BatchListener, Party):
     """Passes each event to all listeners that registered for its kind here (EV.3.2.1). A listener; thread safe.
 
     Args:
@@ -84,11 +93,9 @@ class NotificationMultiplexer(BatchListener):
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"name must be a non-empty text, not {name!r:.80}")
         self.name = name
-        check_optional("landlord", landlord, Landlord)
-        self.landlord = Landlord(name) if landlord is None else landlord
-        self._owns_landlord = landlord is None
+        super().__init__(f"multiplexer '{name}'", landlord, name)
         self._retry = retry or SHORT
-        self._lock = threading.Lock()  # guards the following two
+        # the lock guards the following two
         self._branches: dict[EventKind, tuple[_Branch, ...]] = {}
         #: number of the last event of each kind
         self._numbers: dict[EventKind, int] = {}
@@ -222,11 +229,6 @@ class NotificationMultiplexer(BatchListener):
             return False
         branch.retry_at = now + self._retry.max_delay
         return True
-
-    def close(self) -> None:
-        """End all registrations, and tell senders to try again later. Idempotent."""
-        if self._owns_landlord:
-            self.landlord.close()
 
 
 class _FanOut:

@@ -2,7 +2,7 @@
 
 A notification is a call (:mod:`messaging.dispatch.calls`) with the operation ``notify``: its argument ``listener``
 names one of the listeners behind the channel, and its body has one line for each event
-(:mod:`messaging.remoteevent.layout`). The result is a list with ``null`` for each event that the listener took, and
+(:mod:`messaging.remoteevent.event`). The result is a list with ``null`` for each event that the listener took, and
 ``[class, text]`` of the error for others.
 
 **Threads.** A server passes one batch at a time to each listener; the batches of several senders wait in a queue, which
@@ -44,13 +44,14 @@ from messaging.errors import (
 from messaging.errors.checks import check_instance
 from messaging.execution import Closeable, Promise, clock, workers
 from messaging.model import check_name
-from messaging.remoteevent.failures import Disposition, disposition
-from messaging.remoteevent.layout import decode_event, encode_event
+from messaging.remoteevent.event import decode_event, encode_event
 from messaging.remoteevent.listener import (
     BatchListener,
+    Disposition,
     EventTarget,
     Outcome,
     WantedEvents,
+    disposition,
     outcomes_of,
 )
 from messaging.remoteevent.targets import as_target, settled

@@ -385,5 +385,5 @@ def _warnings_of(landlord: Landlord) -> WeakValueDictionary[str, _Warning]:
         if warning is not None:
             warning.plan()
 
-    landlord.when_renewed(renewed)
+    landlord.callbacks.when_renewed(renewed)
     return made

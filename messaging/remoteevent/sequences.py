@@ -28,8 +28,14 @@ from messaging.errors.checks import check_instance, plain_function
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, workers
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
-from messaging.remoteevent.failures import Disposition, disposition
-from messaging.remoteevent.listener import BatchListener, WantedEvents, outcomes_of, wanted_test
+from messaging.remoteevent.listener import (
+    BatchListener,
+    Disposition,
+    WantedEvents,
+    disposition,
+    outcomes_of,
+    wanted_test,
+)
 from messaging.remoteevent.ranges import SequenceRanges
 from messaging.remoteevent.targets import as_target
 

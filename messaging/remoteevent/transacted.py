@@ -22,8 +22,9 @@ import secrets
 import threading
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
+from messaging.environment.signals import on_failure
 from messaging.errors import (
     BoundReachedError,
     CannotJoinError,
@@ -37,12 +38,12 @@ from messaging.execution import Deadlines, Promise, clock, engine, seconds, work
 from messaging.leases import release
 from messaging.remoteevent.delivery import SHORT, Delivery, wait_for_all
 from messaging.remoteevent.event import EventId, EventRegistration, RemoteEvent
-from messaging.remoteevent.interests import Interest, MemoryQueue
+from messaging.remoteevent.storage import Interest, MemoryQueue, Storage
 from messaging.remoteevent.targets import as_target
 from messaging.remoteevent.transactions import TransactionState, Vote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from messaging.leases import Landlord, LeaseEnd
     from messaging.remoteevent.transactions import Transaction
@@ -58,29 +59,6 @@ _LONGEST: Final = 60.0
 _AGAIN: Final = 10.0
 
 
-class Publisher(Protocol):
-    """The generator, as its transactions see it."""
-
-    source: str
-    landlord: Landlord
-
-    def publish(self, event: RemoteEvent, message_id: str | None = None) -> Promise[int]:
-        """Number an event outside of transactions, and notify of it."""
-
-
-class PreparedEvents(Protocol):
-    """The storage of the generator, as its transactions see it."""
-
-    def keep_transaction(self, name: str, events: list[RemoteEvent] | None) -> None:
-        """Keep the events of a prepared transaction over a restart; ``None``: forget it. Raises ``JournalError``."""
-
-    def transactions(self) -> Mapping[str, list[RemoteEvent]]:
-        """Return the events of the prepared transactions of earlier runs."""
-
-    def is_stored(self, message_id: str, /) -> bool:
-        """Return whether an event of such a transaction is published already."""
-
-
 class _InnerKind:
     """A kind of event within one transaction."""
 
@@ -92,7 +70,7 @@ class _InnerKind:
         self.interests: tuple[Interest, ...] = ()
 
 
-class _Scope:
+class _TransactionScope:
     """The registrations and the events of one transaction."""
 
     __slots__ = (
@@ -126,18 +104,24 @@ class TransactedEvents:
     """The transactions of one generator; a ``TransactionParticipant``. Thread safe.
 
     Args:
-        publisher: the generator.
+        source: of the generator.
+        landlord: grants the leases of registrations.
+        publish: numbers an event outside of transactions, with the message id of its record, and notifies of it.
         prepared: keeps prepared transactions over a restart.
     """
 
-    def __init__(self, publisher: Publisher, prepared: PreparedEvents) -> None:
-        self._publisher = publisher
+    def __init__(
+        self, source: str, landlord: Landlord, publish: Callable[[RemoteEvent, str], Promise[int]], prepared: Storage
+    ) -> None:
+        self._source = source
+        self._landlord = landlord
+        self._publish_outside = publish
         self._prepared = prepared
         self._lock = threading.Lock()  # guards the scopes and what is in them
         self._is_closed = False
-        self._scopes: dict[str, _Scope] = {}
+        self._scopes: dict[str, _TransactionScope] = {}
         for name, events in prepared.transactions().items():
-            self._scopes[name] = _Scope([*events], is_joined=True)
+            self._scopes[name] = _TransactionScope([*events], is_joined=True)
         self._deadlines = Deadlines(engine(), _LONGEST, self._look)
         #: for :meth:`Transaction.join`; another one in each run: what was not prepared is lost with the process
         self.crash_count = secrets.randbits(62)
@@ -145,31 +129,25 @@ class TransactedEvents:
     @property
     def name(self) -> str:
         """Name of the participant; the same in each run of a persistent generator."""
-        return f"generator {self._publisher.source}"
+        return f"generator {self._source}"
 
     @property
     def is_active(self) -> bool:
         """Whether there is a transaction."""
         return bool(self._scopes)
 
-    def _join(self, transaction: Transaction) -> _Scope:
+    def _join(self, transaction: Transaction) -> _TransactionScope:
         """Return the scope of a transaction, after joining it. The scope is there before: a commit may follow at once.
 
         Threads that join side by side each ask the manager, which notes the first one.
         """
         with self._lock:
-            scope = self._scopes.setdefault(transaction.id, _Scope([]))
+            scope = self._scopes.setdefault(transaction.id, _TransactionScope([]))
             if scope.is_joined:
                 return scope
             scope.joining += 1
-        try:
+        with on_failure(self._undo_joining, transaction.id, scope):
             transaction.join(self, name=self.name, crash_count=self.crash_count)
-        except BaseException:
-            with self._lock:
-                scope.joining -= 1
-                if not scope.joining and not scope.is_joined and self._scopes.get(transaction.id) is scope:
-                    del self._scopes[transaction.id]
-            raise
         with self._lock:
             scope.joining -= 1
             is_first = not scope.is_joined
@@ -182,9 +160,15 @@ class TransactedEvents:
                 self._watch(scope, left)
         return scope
 
+    def _undo_joining(self, transaction_id: str, scope: _TransactionScope) -> None:
+        with self._lock:
+            scope.joining -= 1
+            if not scope.joining and not scope.is_joined and self._scopes.get(transaction_id) is scope:
+                del self._scopes[transaction_id]
+
     # --- the lease of the transaction
 
-    def _watch(self, scope: _Scope, delay: float) -> None:
+    def _watch(self, scope: _TransactionScope, delay: float) -> None:
         """Look at the lease of a transaction after ``delay`` seconds."""
         delay = min(delay, _LONGEST)
         scope.due = clock.monotonic() + delay
@@ -208,7 +192,7 @@ class TransactedEvents:
         left = min((each.due for each in watched), default=math.inf) - now
         return None if left == math.inf else left
 
-    def _look_at(self, scope: _Scope) -> None:
+    def _look_at(self, scope: _TransactionScope) -> None:
         """Look at the lease of a transaction, which may be of an application. On a worker thread of its own."""
         transaction = scope.transaction
         try:
@@ -222,7 +206,7 @@ class TransactedEvents:
             except Exception:
                 logger.exception(
                     "generator '%s': transaction %s does not say when it ends; its manager is asked",
-                    self._publisher.source,
+                    self._source,
                     transaction.id,
                 )
                 left = 0.0
@@ -253,7 +237,7 @@ class TransactedEvents:
                 return
             logger.info(
                 "generator '%s': the lease of transaction %s has ended: %s; its registrations end",
-                self._publisher.source, transaction.id, error or f"it is {state.name.lower() if state else 'unknown'}",
+                self._source, transaction.id, error or f"it is {state.name.lower() if state else 'unknown'}",
             )  # fmt: skip
             workers().submit(partial(self._end, transaction.id, unless_prepared=True))
 
@@ -274,7 +258,7 @@ class TransactedEvents:
         except MessagingError as error:  # it is asked again
             logger.warning(
                 "generator '%s': the outcome of transaction %s is not carried out: %s; the manager is asked again",
-                self._publisher.source, transaction_id, error,
+                self._source, transaction_id, error,
             )  # fmt: skip
 
     # --- registering and generating
@@ -288,12 +272,12 @@ class TransactedEvents:
         inner_id = f"{event_id}@{transaction.id}"
         interest = Interest(inner_id, listener, handback)
         interest.queue = queue = MemoryQueue(MAX_EVENTS, handback)
-        lease = self._publisher.landlord.grant(
+        lease = self._landlord.grant(
             duration, lambda end: self._end_interest(scope, event_id, interest, end), about=f"events {inner_id!r}"
         )
         interest.lease = lease
         interest.delivery = Delivery(
-            f"{self._publisher.source} {inner_id}",
+            f"{self._source} {inner_id}",
             target,
             queue,
             policy=SHORT,
@@ -310,9 +294,9 @@ class TransactedEvents:
         if is_ended:
             release(lease)
             raise CannotJoinError(f"transaction {transaction.id} has ended")
-        return EventRegistration(inner_id, self._publisher.source, lease, number, is_fully_ordered=True)
+        return EventRegistration(inner_id, self._source, lease, number, is_fully_ordered=True)
 
-    def _end_interest(self, scope: _Scope, event_id: EventId, interest: Interest, _end: LeaseEnd) -> None:
+    def _end_interest(self, scope: _TransactionScope, event_id: EventId, interest: Interest, _end: LeaseEnd) -> None:
         interest.stop()
         with self._lock:
             kind = scope.kinds.get(event_id)
@@ -347,7 +331,7 @@ class TransactedEvents:
             each.delivery.wake()
 
     @staticmethod
-    def _add(scope: _Scope, event: RemoteEvent) -> tuple[Interest, ...]:
+    def _add(scope: _TransactionScope, event: RemoteEvent) -> tuple[Interest, ...]:
         """Queue an event for the registrations of a transaction, and return them. With the lock."""
         kind = scope.kinds.get(event.id)
         if kind is None:
@@ -373,12 +357,12 @@ class TransactedEvents:
             scope = self._scopes.get(transaction_id)
             if scope is None:
                 raise UnknownTransactionError(
-                    f"generator {self._publisher.source!r}: the events of transaction {transaction_id} are not known; "
+                    f"generator {self._source!r}: the events of transaction {transaction_id} are not known; "
                     "they were lost with an earlier run"
                 )
             events = [*scope.events]
             if events and self._is_closed:
-                raise ClosedError(f"generator {self._publisher.source!r}: closed")
+                raise ClosedError(f"generator {self._source!r}: closed")
             scope.is_ended = True  # no further events
         if not events:
             self._end(transaction_id)
@@ -407,7 +391,7 @@ class TransactedEvents:
             self._prepared.keep_transaction(transaction_id, None)
             return
         if not scope.settling.acquire(blocking=False):
-            raise DeadlineError(f"generator {self._publisher.source!r}: {transaction_id} is being committed")
+            raise DeadlineError(f"generator {self._source!r}: {transaction_id} is being committed")
         try:
             self._publish(transaction_id, scope)
             self._prepared.keep_transaction(transaction_id, None)
@@ -415,14 +399,14 @@ class TransactedEvents:
             scope.settling.release()
         self._end(transaction_id)
 
-    def _publish(self, transaction_id: str, scope: _Scope) -> None:
+    def _publish(self, transaction_id: str, scope: _TransactionScope) -> None:
         """Publish the events that are not published yet, and wait for the disk. By one thread at a time."""
         for number, event in enumerate(scope.events):
             message_id = f"{transaction_id}/{number}"
             promise = scope.publishing.get(number)
             is_to_publish = not self._prepared.is_stored(message_id) if promise is None else _has_failed(promise)
             if is_to_publish:
-                scope.publishing[number] = self._publisher.publish(event, message_id)
+                scope.publishing[number] = self._publish_outside(event, message_id)
         failure: MessagingError | None = None
         for number, promise in scope.publishing.items():
             if number in scope.published:

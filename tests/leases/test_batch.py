@@ -139,7 +139,7 @@ def test_a_grantor_that_blocks_delays_no_other_one_of_a_batch(is_first: bool) ->
     blocked: Any = Lease("x", blocking, 10.0, 10.0)  # type: ignore[arg-type]
     renewed: waiting.Recorder[Lease] = waiting.Recorder()
     with Landlord() as landlord:
-        landlord.when_renewed(renewed.append)
+        landlord.callbacks.when_renewed(renewed.append)
         free = landlord.grant(60.0)
         leases = [blocked, free] if is_first else [free, blocked]
         promise = renew_all(leases)
@@ -156,7 +156,7 @@ def test_a_grantor_that_blocks_delays_no_other_one_of_a_renewal_manager() -> Non
     blocking = _Blocking()
     renewed: waiting.Recorder[Lease] = waiting.Recorder()
     with Landlord() as landlord, LeaseRenewalManager() as manager:
-        landlord.when_renewed(renewed.append)
+        landlord.callbacks.when_renewed(renewed.append)
         blocked: Any = Lease("x", blocking, 60.0, 60.0)  # type: ignore[arg-type]
         free = landlord.grant(60.0)
         for lease in (blocked, free):

@@ -30,7 +30,7 @@ landlord = Landlord()
 short, long = landlord.grant(0.5, ended), landlord.grant(6000.0, ended)
 print("ready", flush=True)
 sys.stdin.readline()
-assert short.is_ended and not landlord.is_valid(short.id)
+assert short.is_ended and landlord.lease(short.id) is None
 try:
     short.renew(10.0)
 except UnknownLeaseError:

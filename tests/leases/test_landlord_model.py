@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from messaging.errors import UnknownLeaseError
 from messaging.leases import ANY, Landlord, LeaseEnd, StoredTime, cancel_all, renew_all
-from messaging.leases.granted import GrantedLease
+from messaging.leases.landlord import GrantedLease
 from messaging.testing.waiting import Recorder
 from tests.leases.clocks import FakeClock
 
@@ -115,7 +115,7 @@ class Leases(RuleBasedStateMachine):
         for lease, expires in self.expires.items():
             is_alive = self.is_alive(lease)
             assert lease.is_ended != is_alive
-            assert self.landlord.is_valid(lease.id) == is_alive
+            assert (self.landlord.lease(lease.id) is not None) == is_alive
             assert abs(lease.remaining - (max(0.0, expires - self.clock.now) if is_alive else 0.0)) < 1e-6
 
     def teardown(self) -> None:

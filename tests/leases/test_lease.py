@@ -76,7 +76,7 @@ def test_an_expired_lease_is_refused_before_any_timer_ran(landlord: Landlord, cl
     clock.advance(10.0)
     assert lease.is_expired
     assert lease.is_ended
-    assert not landlord.is_valid(lease.id)
+    assert landlord.lease(lease.id) is None
     assert landlord.leases() == []
     refuses(lease, UnknownLeaseError)
 
@@ -237,8 +237,8 @@ def test_callbacks_are_called_later_if_no_thread_can_be_started(
 def test_renewals_are_told_until_that_is_stopped_or_the_object_is_gone(landlord: Landlord) -> None:
     kept: Recorder[Lease] = Recorder()
     gone: Recorder[Lease] = Recorder()
-    stop = landlord.when_renewed(kept.on_next, is_weak=True)
-    landlord.when_renewed(gone.on_next, is_weak=True)
+    stop = landlord.callbacks.when_renewed(kept.on_next, is_weak=True)
+    landlord.callbacks.when_renewed(gone.on_next, is_weak=True)
     found = weakref.ref(gone)
     del gone
     gc.collect()

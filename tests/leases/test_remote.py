@@ -29,7 +29,6 @@ from messaging.leases import (
     LeaseRenewalManager,
     LeaseServer,
     cancel_all,
-    directory,
     find_leases,
     lease_from_value,
     lease_operations,
@@ -109,11 +108,11 @@ def test_the_manager_keeps_a_remote_lease_alive(connect: Connect, channel: str) 
     with served(server, channel, max_duration=1.0) as landlord:
         granted = landlord.grant(10.0)
         renewed: Recorder[Lease] = Recorder()
-        landlord.when_renewed(renewed)
+        landlord.callbacks.when_renewed(renewed)
         with LeaseRenewalManager() as manager:
             manager.renew_until(remote(client, channel, granted))
             renewed.wait_for(3)
-            assert landlord.is_valid(granted.id)
+            assert landlord.lease(granted.id) is not None
 
 
 def test_all_leases_at_a_broker_are_found(connect: Connect) -> None:
@@ -353,8 +352,8 @@ def test_the_kept_answers_are_bounded(
     memory: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, client = memory(), memory()
-    monkeypatch.setattr(directory, "_MOST_LEASES", 3)
-    monkeypatch.setattr(directory, "_MOST_OBJECTS", 2)
+    monkeypatch.setattr(serving_module, "_MOST_LEASES", 3)
+    monkeypatch.setattr(serving_module, "_MOST_OBJECTS", 2)
     answers = [("a", 2), ("a", 3), ("b", 1), ("c", 0), ("d", 0)]
 
     def answer(query: messaging.Message) -> None:

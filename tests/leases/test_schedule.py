@@ -8,7 +8,7 @@ import tracemalloc
 import weakref
 
 from messaging.leases import Landlord, Lease
-from messaging.leases.schedule import Schedule
+from messaging.leases.renewed import Schedule
 from tests.leases.clocks import FakeClock
 
 

@@ -268,7 +268,7 @@ def test_a_registration_whose_lease_ends_while_it_is_made_leaves_nothing(reopen:
         agent.register("source", 1, None, other, 1e-6)
     eventually(lambda: not agent._all_forwardings())
     eventually(lambda: [*agent._events.journal.cursors()] == ["checkpoint"])
-    assert not agent._state.keys_with("registration")
+    assert not agent._folder.table.keys_with("registration")
 
 
 def test_nothing_is_delivered_by_an_agent_that_cannot_be_opened(

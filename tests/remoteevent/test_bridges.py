@@ -40,8 +40,7 @@ from messaging.remoteevent.bridges import (
     to_typed,
     topic_of,
 )
-from messaging.remoteevent.event import ForeignEvent
-from messaging.remoteevent.layout import decode_event
+from messaging.remoteevent.event import ForeignEvent, decode_event
 from messaging.remoteevent.mailbox import EventMailbox
 from messaging.services import ServiceRegistry
 from messaging.testing.tables import table

@@ -28,8 +28,8 @@ from messaging.remoteevent import (
 )
 from messaging.remoteevent import delivery as module
 from messaging.remoteevent.delivery import Delivery
-from messaging.remoteevent.interests import MemoryQueue
 from messaging.remoteevent.listener import Outcome
+from messaging.remoteevent.storage import MemoryQueue
 from messaging.remoteevent.targets import LocalTarget, settled
 from messaging.remoteevent.transactions import TransactionManager
 from messaging.testing.clock import VirtualClock

@@ -12,8 +12,8 @@ import pytest
 from messaging.errors import JournalFullError, MessagingError
 from messaging.journal import JournalTable
 from messaging.remoteevent import EventGenerator, RemoteEvent, StoreAndForwardAgent, event_journal
+from messaging.remoteevent.event import encode_event
 from messaging.remoteevent.event_journal import Checkpoint, EventJournal, channel_of, record_of
-from messaging.remoteevent.layout import encode_event
 from messaging.testing import waiting
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.remoteevent.helpers import FAST, Recorder, event, long
@@ -26,7 +26,7 @@ BOUND = 200_000
 def journal(tmp_path: Path) -> Iterator[EventJournal]:
     with_room = EventJournal(tmp_path / "events", max_bytes=BOUND, full="reject")
     yield with_room
-    with_room.close()
+    with_room.journal.close()
 
 
 def store_batch(journal: EventJournal, events: list[RemoteEvent]) -> tuple[int, int, MessagingError | None]:
@@ -63,14 +63,14 @@ def test_a_batch_that_has_waited_for_room_is_stored_as_far_as_there_is_room(
     assert store_batch(journal, [long(number, 30_000) for number in range(1, 4)])[0] == 3
     assert store_batch(journal, [long(number, 40_000) for number in range(4, 6)])[0] == 2
     assert store_batch(journal, [long(number, 20_000) for number in range(6, 8)])[:2] == (1, 5)
-    journal.close()
+    journal.journal.close()
 
 
 def test_a_batch_that_is_larger_than_the_bound_does_not_wait(tmp_path: Path) -> None:
     journal = EventJournal(tmp_path / "events", max_bytes=BOUND, full="block")
     journal.journal.cursor("slow")
     assert store_batch(journal, [long(number, 30_000) for number in range(1, 9)])[0] == 5
-    journal.close()
+    journal.journal.close()
 
 
 def test_a_batch_has_a_bound_in_bytes(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_batch_has_a_bound_in_bytes(tmp_path: Path) -> None:
     batch: list[RemoteEvent] = [long(number, 400_000) for number in range(1, 6)]
     assert store_batch(journal, batch)[0] == 2
     assert store_batch(journal, [long(1, 3_000_000)])[0] == 1
-    journal.close()
+    journal.journal.close()
 
 
 # --- positions

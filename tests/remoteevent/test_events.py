@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from messaging.errors import ConversionError, DecodeError, InvalidEventError
 from messaging.remoteevent import NotificationFilter, RemoteEvent
-from messaging.remoteevent.layout import NumberedLine, decode_event, encode_event
+from messaging.remoteevent.event import NumberedLine, decode_event, encode_event
 from messaging.testing.tables import table
 from tests.remoteevent.helpers import Recorder
 

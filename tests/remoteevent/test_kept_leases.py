@@ -16,7 +16,7 @@ from messaging.errors import ClosedError
 from messaging.journal import JournalTable
 from messaging.leases import GrantedLease, Landlord, LeaseEnd
 from messaging.remoteevent import EventGenerator
-from messaging.remoteevent.kept_leases import KeptLeases
+from messaging.remoteevent.party import KeptLeases
 from messaging.testing.waiting import PATIENCE, Recorder
 from tests.threads import in_background
 

@@ -175,7 +175,7 @@ def test_a_lease_is_renewed_at_once_after_a_restart(
     party.renewals.keep("owner", lease)
     getattr(party, end)()
     renewed: Recorder[Lease] = Recorder()
-    landlord.when_renewed(renewed)
+    landlord.callbacks.when_renewed(renewed)
     with served(m, landlord):
         party = Party(path, m)
         party.renewals.recover(["owner"])

@@ -41,7 +41,7 @@ from messaging.remoteevent import (
     RemoteListener,
     RemoteMailbox,
 )
-from messaging.remoteevent.layout import decode_event
+from messaging.remoteevent.event import decode_event
 from messaging.testing import waiting
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.servers import Servers
@@ -332,13 +332,13 @@ def test_a_mailbox_renews_leases_of_other_processes_also_after_a_restart(
             name = registration.lease.id
         with EventMailbox(tmp_path / "m", messaging=here) as mailbox, ready(MailboxServer(here, channel, mailbox)):
             renewed: waiting.Recorder[Lease] = waiting.Recorder()
-            landlord.when_renewed(renewed)
+            landlord.callbacks.when_renewed(renewed)
             renewed.wait_for(2)  # in more than its duration
-            assert landlord.is_valid(name)
+            assert landlord.lease(name) is not None
             generator.generate(1)
             eventually(lambda: len(mailbox.registration(box.id)) == 1)
             mailbox.registration(box.id).lease.cancel()
-            eventually(lambda: not landlord.is_valid(name))
+            eventually(lambda: landlord.lease(name) is None)
 
 
 # --- calls

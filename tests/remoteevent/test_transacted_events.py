@@ -419,7 +419,7 @@ def test_a_commit_that_is_called_again_while_it_waits_for_the_disk_publishes_eac
         published.append(Promise("publish"))
         return published[-1]
 
-    monkeypatch.setattr(generator, "publish", publish)
+    monkeypatch.setattr(generator.participant, "_publish_outside", publish)
     transaction = manager.create(60.0)
     generator.generate("hot", transaction=transaction)
     participant = generator.participant
@@ -444,7 +444,7 @@ def test_a_commit_whose_disk_takes_too_long_goes_on_with_the_same_writes(
         published.append(Promise("publish"))
         return published[-1]
 
-    monkeypatch.setattr(generator, "publish", publish)
+    monkeypatch.setattr(generator.participant, "_publish_outside", publish)
     monkeypatch.setattr(transacted, "_TIMEOUT", 0.01)
     transaction = manager.create(60.0)
     generator.generate("hot", transaction=transaction)

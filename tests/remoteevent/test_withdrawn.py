@@ -26,8 +26,8 @@ from messaging.remoteevent import (
     RemoteListener,
 )
 from messaging.remoteevent.delivery import Delivery
-from messaging.remoteevent.interests import MemoryQueue
 from messaging.remoteevent.listener import BatchListener
+from messaging.remoteevent.storage import MemoryQueue
 from messaging.remoteevent.targets import LocalTarget, settled
 from messaging.testing import waiting
 from messaging.testing.tables import table

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from messaging.errors import ArgumentError, DeadlineError, InvalidIteratorError, MessagingError
 from messaging.errors.text import SafeLog, brief
 from messaging.execution import Closeable, Promise, clock, engine, may_block, refuse_in_loop
-from messaging.remoteevent.time_limits import check_wait
+from messaging.remoteevent.targets import check_wait
 
 if TYPE_CHECKING:
     from messaging.remoteevent.event import RemoteEvent

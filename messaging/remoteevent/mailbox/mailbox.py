@@ -19,47 +19,42 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.environment.signals import on_failure
 from messaging.errors import (
     ArgumentError,
     ClosedError,
     JournalError,
     JournalLockedError,
-    MessagingError,
     UnknownLeaseError,
 )
-from messaging.errors.checks import check_instance, check_optional, check_path
+from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Closeable, refuse_in_loop, workers
-from messaging.journal import JournalTable
+from messaging.execution import refuse_in_loop, workers
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, RemoteGrantor, release
 from messaging.remoteevent.delivery import RetryPolicy, wait_for_all
-from messaging.remoteevent.kept_leases import KeptLeases
-from messaging.remoteevent.kept_listeners import KeptListeners
-from messaging.remoteevent.mailbox.box import BOX_FULL, Box, BoxFull, QueueBox
+from messaging.remoteevent.mailbox.box import BOX_FULL, Box, BoxFull, LatestBox, QueueBox
 from messaging.remoteevent.mailbox.failure_notices import FailureNotices
-from messaging.remoteevent.mailbox.latest_box import LatestBox
 from messaging.remoteevent.mailbox.open_boxes import OpenBoxes, default_most
-from messaging.remoteevent.mailbox.records import check_bound, check_choice, check_record, kinds_of
+from messaging.remoteevent.mailbox.records import REGISTRATION, MailboxFolder, check_bound, check_choice, kinds_of
 from messaging.remoteevent.mailbox.registration import KEEP, Keep, MailboxListener, MailboxRegistration
+from messaging.remoteevent.party import Party
 from messaging.remoteevent.remote_listener import RemoteListener
 from messaging.remoteevent.renewals import OwnedRenewals, RenewalFailure
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging
-    from messaging.leases import GrantedLease
     from messaging.remoteevent.event import EventKind
 
 logger = SafeLog(__name__)
 
 #: bytes of the events of one registration
 MAX_BYTES: Final = 2**30
-_REGISTRATION: Final = "registration "
 _BOX: Final = "box "
 
 
@@ -74,7 +69,7 @@ class _Kept:
         self.full: BoxFull = full
 
 
-class EventMailbox(Closeable):
+class EventMailbox(Party):
     """Stores events until their owners want them (EV.3.3). Thread safe; a context manager, which closes it.
 
     Example::
@@ -129,50 +124,32 @@ class EventMailbox(Closeable):
         check_bound("max_open_boxes", max_open_boxes)
         check_choice("full", full, BOX_FULL)
         self.name = name
-        self._messaging = messaging
-        self._kept_listeners = KeptListeners(messaging, listeners or {})
         self._max_events = max_events
         self._max_bytes = max_bytes
         self._full: BoxFull = full
         self._retry = retry or RetryPolicy()
-        self._folder = check_path("path", path).expanduser()
-        check_optional("landlord", landlord, Landlord)
-        self.landlord = Landlord(name, max_duration=max_duration) if landlord is None else landlord
-        self._owns_landlord = landlord is None
+        super().__init__(f"mailbox '{name}'", landlord, name, max_duration=max_duration)
         self._boxes = OpenBoxes(max_open_boxes or default_most(), name)
-        self._manager = LeaseRenewalManager()
-        self._lock = threading.Lock()  # guards the following four
+        # the lock guards the following three
         #: servers by their channels, at which this mailbox is reached by others
         self._channels: Counter[str] = Counter()
         self._kept: dict[str, _Kept] = {}
         #: registrations that have ended, and whose targets may have events
         self._ending: set[MailboxRegistration] = set()
-        self._is_closed = False
-        with contextlib.ExitStack() as resources:
-            resources.callback(self._manager.close)
-            if self._owns_landlord:
-                resources.callback(self.landlord.close)
-            self._state = self._open_state()
-            resources.callback(self._state.close)
-            self._leases = KeptLeases(self._state, self.landlord)
-            resources.callback(self._leases.close)
-            self._notices = FailureNotices(f"mailbox '{name}'")
-            resources.callback(self._notices.close)
-            self._renewals = OwnedRenewals(
-                self._state, messaging, self._manager, f"mailbox '{name}'", self._note_not_renewed
-            )
+        with on_failure(self.resources.close):
+            try:
+                self._folder = MailboxFolder(path, self, messaging, listeners)
+            except JournalLockedError as error:
+                raise JournalLockedError(str(path), f"another mailbox uses the folder: {error}") from None
+            self._state, self._leases = self._folder.table, self._folder.leases
+            self._manager = self.resources.enter_context(LeaseRenewalManager())
+            self._notices = FailureNotices(self.title)
+            self.resources.callback(self._notices.close)
+            self._renewals = OwnedRenewals(self._state, messaging, self._manager, self.title, self._note_not_renewed)
             restored = self._recover()
-            resources.pop_all()
         self._notices.start()
         for registration, refused, target in restored:  # last: a mailbox that cannot be opened delivers nothing
             registration.restore(refused, target)
-
-    def _open_state(self) -> JournalTable:
-        path = self._folder / "state"
-        try:
-            return JournalTable(path)
-        except JournalLockedError as error:
-            raise JournalLockedError(str(self._folder), f"another mailbox uses the folder: {error}") from None
 
     # --- registering
 
@@ -213,25 +190,15 @@ class EventMailbox(Closeable):
         )
         with self._lock:
             self._kept[registration.id] = kept
-        try:
+        with on_failure(release, registration.lease):
             self._persist(registration, None, frozenset())
-        except BaseException:
-            release(registration.lease)
-            raise
         return registration
-
-    def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise ClosedError(f"mailbox '{self.name}': closed")
 
     def _made(self, keep: Keep) -> MailboxRegistration:
         return MailboxRegistration(
-            keep, self._boxes, self._open_box, self._path, self._persist, self._refuse_loop, self._retry,
+            keep, self._boxes, self._open_box, self._folder.box, self._persist, self._refuse_loop, self._retry,
             f"mailbox '{self.name}'",
         )  # fmt: skip
-
-    def _path(self, registration: MailboxRegistration) -> Path:
-        return self._folder / "boxes" / registration.id
 
     def _open_box(self, registration: MailboxRegistration) -> Box:
         kept = self._kept[registration.id]
@@ -241,7 +208,7 @@ class EventMailbox(Closeable):
             "full": kept.full,
             "changed": registration.note_stored,
         }
-        path = self._path(registration)
+        path = self._folder.box(registration.id)
         if registration.keep == "all":
             return QueueBox(path, self._state, registration.id, **options)
         is_counting = registration.keep == "latest_and_count"
@@ -274,11 +241,11 @@ class EventMailbox(Closeable):
         if kept is None:
             return
         try:
-            reference = None if target is None else self._kept_listeners.reference(target)
+            reference = None if target is None else self._folder.reference(target)
         except ArgumentError:
             reference = None  # a target of this process alone: after a restart the events are stored only
         self._leases.keep(
-            _REGISTRATION + registration.id,
+            REGISTRATION + registration.id,
             registration.lease,
             {
                 "keep": registration.keep,
@@ -312,7 +279,7 @@ class EventMailbox(Closeable):
         self._notices.forget(registration)
         self._renewals.forget(registration.id)
         with contextlib.suppress(ClosedError):
-            self._leases.forget(_REGISTRATION + registration.id)
+            self._leases.forget(REGISTRATION + registration.id)
 
     def _remove(self, registration: MailboxRegistration) -> None:
         """Delete the events of a registration that has ended."""
@@ -327,7 +294,7 @@ class EventMailbox(Closeable):
             pass
         except JournalError as error:
             logger.warning("mailbox '%s': the state of registration %s is kept: %s", self.name, registration.id, error)
-        shutil.rmtree(self._path(registration), ignore_errors=True)
+        shutil.rmtree(self._folder.box(registration.id), ignore_errors=True)
 
     # --- leases of the owners
 
@@ -379,66 +346,24 @@ class EventMailbox(Closeable):
     def _recover(self) -> list[tuple[MailboxRegistration, frozenset[EventKind], Any]]:
         """Continue with the registrations of an earlier run; return them with their refused kinds and targets."""
         restored: list[tuple[MailboxRegistration, frozenset[EventKind], Any]] = []
-        malformed = self._malformed()
-        for key, grant, values in self._leases.kept(_REGISTRATION):
-            if key.removeprefix(_REGISTRATION) in malformed:
+        malformed = self._folder.malformed()
+        for key, grant, values in self._leases.kept(REGISTRATION):
+            if key.removeprefix(REGISTRATION) in malformed:
                 continue
             kept = _Kept(self._made(values["keep"]), values["max_events"], values["full"])
             registration = kept.registration
-            registration.lease = self._granted(grant, registration)
+            registration.lease = grant(partial(self._end, registration))
             with self._lock:
                 self._kept[registration.id] = kept
-            restored.append((registration, kinds_of(values["refused"]), self._target(values.get("target"))))
+            restored.append((registration, kinds_of(values["refused"]), self._folder.target(values.get("target"))))
         self._renewals.recover(self._kept)
-        boxes = self._folder / "boxes"
-        if boxes.is_dir():
-            for folder in boxes.iterdir():
-                if folder.name in malformed:
-                    self._set_aside(folder)
-                elif folder.name not in self._kept:  # the lease has ended, before or while the mailbox was closed
-                    shutil.rmtree(folder, ignore_errors=True)
-                    self._state.forget(_BOX + folder.name)  # a failing disk does not hold up the opening
+        for folder in self._folder.boxes():
+            if folder.name in malformed:
+                self._folder.set_aside(folder)
+            elif folder.name not in self._kept:  # the lease has ended, before or while the mailbox was closed
+                shutil.rmtree(folder, ignore_errors=True)
+                self._state.forget(_BOX + folder.name)  # a failing disk does not hold up the opening
         return restored
-
-    def _malformed(self) -> set[str]:
-        """Return the ids of the registrations whose records are malformed."""
-        found: set[str] = set()
-        for key in self._state.keys_with(_REGISTRATION):
-            try:
-                check_record(self._state.get(key))
-            except (MessagingError, KeyError, TypeError, ValueError) as error:
-                name = key.removeprefix(_REGISTRATION)
-                logger.warning("mailbox '%s': the record of registration %r is malformed: %s", self.name, name, error)
-                found.add(name)
-        return found
-
-    def _set_aside(self, folder: Path) -> None:
-        """Keep the events of a registration whose record is malformed."""
-        place = self._folder / "damaged" / folder.name
-        try:
-            place.parent.mkdir(exist_ok=True)
-            folder.rename(place)
-        except OSError as error:
-            place = folder
-            logger.warning("mailbox '%s': %s is not moved: %s", self.name, folder, error)
-        logger.warning(
-            "mailbox '%s': the events of registration %r are kept in %s; read them with `messaging journal`",
-            self.name, folder.name, place,
-        )  # fmt: skip
-
-    def _granted(self, grant: Any, registration: MailboxRegistration) -> GrantedLease:
-        lease: GrantedLease = grant(lambda end: self._end(registration, end))
-        return lease
-
-    def _target(self, reference: Any) -> Any:
-        """Return the target of a stored reference; ``None`` if it is not there in this run."""
-        if reference is None:
-            return None
-        try:
-            return self._kept_listeners.listener(reference, str(self._folder))
-        except MessagingError as error:
-            logger.warning("mailbox '%s': delivery does not resume: %s; events are stored", self.name, error)
-            return None
 
     # --- state and life cycle
 
@@ -466,18 +391,9 @@ class EventMailbox(Closeable):
         """Number of boxes that are open now."""
         return len(self._boxes)
 
-    def close(self) -> None:
-        """Close the mailbox: deliveries stop, waits end with ``ClosedError``, and all is kept for the next run.
-
-        Idempotent. Events that a target has not acknowledged are delivered again.
-
-        Raises:
-            JournalError: the last state is not stored.
-        """
+    def _stop(self) -> None:
+        """See ``Party``. Waits end with ``ClosedError``; events that a target has not acknowledged come again."""
         with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
             kept = [*self._kept.values()]
         self._renewals.close()
         self._manager.close()
@@ -488,21 +404,13 @@ class EventMailbox(Closeable):
             if each.registration.lease.is_over:
                 self._forget(each.registration)  # its callback came too late
         self._leases.close()
-        if self._owns_landlord:
-            self.landlord.close()
         with self._lock:
             ending, self._ending = [*self._ending], set()
-        for registration in ending:
-            registration.slot.abandon()
-        failure: JournalError | None = None
-        for each in kept:
-            try:
-                each.registration.slot.close()
-            except JournalError as problem:
-                failure = failure or problem
-        self._state.close()
-        if failure is not None:
-            raise failure
+        with contextlib.ExitStack() as slots:
+            for each in kept:
+                slots.callback(each.registration.slot.close)
+            for registration in ending:
+                slots.callback(registration.slot.abandon)
 
     def __len__(self) -> int:
         """Return the number of registrations."""

@@ -1,17 +1,76 @@
-"""The records of the registrations of a mailbox, and the options in them."""
+"""The folder of a mailbox: the records of its registrations with their options, and the folders of their boxes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ArgumentError, DecodeError
+from messaging.errors import ArgumentError, DecodeError, MessagingError
+from messaging.errors.text import SafeLog
 from messaging.leases import StoredTime, seconds_of
 from messaging.remoteevent.event import check_kind
 from messaging.remoteevent.mailbox.box import BOX_FULL
 from messaging.remoteevent.mailbox.registration import KEEP
+from messaging.remoteevent.party import PartyFolder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
     from messaging.remoteevent.event import EventKind
+
+logger = SafeLog(__name__)
+
+#: begins the keys of the records of registrations
+REGISTRATION: Final = "registration "
+
+
+class MailboxFolder(PartyFolder):
+    """The folder of a mailbox; see ``mailbox``."""
+
+    def box(self, registration_id: str) -> Path:
+        """Return the folder of the box of a registration."""
+        return self.path / "boxes" / registration_id
+
+    def boxes(self) -> Iterable[Path]:
+        """Return the folders of all boxes."""
+        boxes = self.path / "boxes"
+        return [*boxes.iterdir()] if boxes.is_dir() else []
+
+    def malformed(self) -> set[str]:
+        """Return the ids of the registrations whose records are malformed."""
+        found: set[str] = set()
+        for key in self.table.keys_with(REGISTRATION):
+            try:
+                check_record(self.table.get(key))
+            except (MessagingError, KeyError, TypeError, ValueError) as error:
+                name = key.removeprefix(REGISTRATION)
+                logger.warning("%s: the record of registration %r is malformed: %s", self.title, name, error)
+                found.add(name)
+        return found
+
+    def set_aside(self, folder: Path) -> None:
+        """Keep the events of a registration whose record is malformed."""
+        place = self.path / "damaged" / folder.name
+        try:
+            place.parent.mkdir(exist_ok=True)
+            folder.rename(place)
+        except OSError as error:
+            place = folder
+            logger.warning("%s: %s is not moved: %s", self.title, folder, error)
+        logger.warning(
+            "%s: the events of registration %r are kept in %s; read them with `messaging journal`",
+            self.title, folder.name, place,
+        )  # fmt: skip
+
+    def target(self, reference: Any) -> Any:
+        """Return the target of a stored reference; ``None`` if it is not there in this run."""
+        if reference is None:
+            return None
+        try:
+            return self.listener(reference)
+        except MessagingError as error:
+            logger.warning("%s: delivery does not resume: %s; events are stored", self.title, error)
+            return None
 
 
 def check_bound(name: str, value: object) -> None:

@@ -84,7 +84,7 @@ class MailboxRegistration:
         keep: Keep,
         boxes: OpenBoxes,
         open_box: Callable[[MailboxRegistration], Box],
-        path_of: Callable[[MailboxRegistration], Path],
+        path_of: Callable[[str], Path],
         persist: Callable[[MailboxRegistration, Any, frozenset[EventKind]], object],
         refuse_loop: Callable[[Any], object],
         retry: RetryPolicy,
@@ -98,7 +98,7 @@ class MailboxRegistration:
             boxes,
             lambda: open_box(self),
             self.refuse_ended,
-            lambda: path_of(self).exists(),
+            lambda: path_of(self.id).exists(),
             lambda: self._has_tickets,
         )
         self._persist = persist

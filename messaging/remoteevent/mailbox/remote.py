@@ -1,16 +1,18 @@
-"""The way to mailboxes in other processes: their operations, and stubs with the methods of a mailbox.
+"""Mailboxes for other processes: their operations, the server, and stubs with the methods of a mailbox.
 
-**Threads.** Any thread may use a stub. Replies are read on the event loop of the engine.
-"""
+**Threads.** Operations run on worker threads; a fetch that waits for events holds none. Any thread may use a stub.
+Replies are read on the event loop of the engine."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from messaging.dispatch.calls import PLAIN, TEXT, Interface, Operation, WireForm, list_of
-from messaging.errors import ArgumentError, MessagingError
+from messaging.dispatch.calls import PLAIN, TEXT, Interface, Operation, WireForm, checked_instance, list_of
+from messaging.environment.signals import on_failure
+from messaging.errors import ArgumentError, MessagingError, UnknownLeaseError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, brief
 from messaging.execution import Promise, refuse_in_loop
@@ -18,6 +20,7 @@ from messaging.leases import (
     LEASE,
     SECONDS,
     Lease,
+    LeasingServer,
     RemoteGrantor,
     lease_from_value,
     lease_time,
@@ -27,21 +30,31 @@ from messaging.leases import (
 )
 from messaging.leases.lease import check_duration
 from messaging.model import check_name
-from messaging.remoteevent.event import EventRegistration, check_kind
-from messaging.remoteevent.layout import decode_event, encode_event
-from messaging.remoteevent.mailbox.iterator import RemoteEventIterator, checked_most
-from messaging.remoteevent.remote_listener import REFERENCE, ListenerReference, RemoteListener, RemoteParty
+from messaging.remoteevent.event import EventRegistration, check_kind, decode_event, encode_event
+from messaging.remoteevent.mailbox.iterator import LONG_POLL, RemoteEventIterator, checked_most
+from messaging.remoteevent.mailbox.mailbox import EventMailbox
+from messaging.remoteevent.remote_listener import (
+    LISTENERS,
+    REFERENCE,
+    ListenerReference,
+    NotifyOperation,
+    RemoteListener,
+    RemoteParty,
+)
 
 if TYPE_CHECKING:
     import datetime
 
+    from messaging.instance import Messaging
     from messaging.remoteevent.event import EventKind, RemoteEvent
+    from messaging.remoteevent.listener import EventTarget
     from messaging.remoteevent.mailbox.box import BoxFull, Entry
     from messaging.remoteevent.mailbox.registration import Keep, MailboxRegistration
 
 logger = SafeLog(__name__)
 
-#: events of one request
+
+#: events of one request, and of one reply
 _MOST: Final = 1000
 #: bytes of the events of one reply, unless one alone has more
 _MOST_BYTES: Final = 128 * 2**10
@@ -290,12 +303,8 @@ class RemoteMailboxRegistration:
             ticket = iterator.suspend()
             if ticket is not None:
                 taken["taken"] = iterator.token, ticket
-        try:
+        with on_failure(_resume, iterator):
             promise = self._mailbox.call(operation, {"id": self.id, **arguments, **taken}, convert=convert)
-        except BaseException:  # an interrupt, too: the iterator would hand out nothing for good
-            if iterator is not None:
-                iterator.resume()
-            raise
         if iterator is not None:
             promise.listen(lambda: iterator.resume() if promise.exception(0) is not None else None)
         return promise
@@ -376,3 +385,100 @@ class RemoteMailboxRegistration:
         if check_duration(duration) == Lease.ANY:
             raise ArgumentError("the duration of renewing must be a number of seconds above 0, or Lease.FOREVER")
         return self._mailbox.call("renew_lease", {"id": self.id, "lease": lease, "duration": duration})
+
+
+def _resume(iterator: RemoteEventIterator | None) -> None:
+    if iterator is not None:
+        iterator.resume()
+
+
+class MailboxServer(LeasingServer):
+    """Makes a mailbox available to other processes. Thread safe; a context manager, which closes it.
+
+    Args:
+        messaging: an instance with requests. It also reaches the targets and the leases to renew.
+        channel: of the mailbox. One channel has one mailbox: two would each execute every request.
+        mailbox: stays open when the server is closed.
+
+    Raises:
+        InvalidChannelError, UnsupportedFeatureError, SubscriptionRefusedError: as ``CallServer``.
+    """
+
+    def __init__(self, messaging: Messaging, channel: str, mailbox: EventMailbox) -> None:
+        check_instance("mailbox", mailbox, EventMailbox)
+        checked_instance(messaging)
+        self._mailbox = mailbox
+        operations = {
+            **LISTENERS.served(notify=NotifyOperation(self._listener)),
+            **MAILBOX.served(
+                register=self._register,
+                enable=self._enable,
+                disable=lambda registration_id, taken: self._taken(registration_id, taken).disable_delivery(),
+                refuse=lambda registration_id, kinds: mailbox.registration(registration_id).add_unknown_events(kinds),
+                iterate=self._iterate,
+                fetch=self._fetch,
+                renew_lease=self._renew_lease,
+                registrations=mailbox.registrations,
+                mailbox=mailbox.__len__,
+            ),
+        }
+        self._is_closed = False
+        #: answers that wait for events; changed by any thread
+        self._fetching: dict[Promise[list[Entry]], None] = {}
+        self._end = mailbox.note_served(check_name(channel))
+        with contextlib.ExitStack() as resources:
+            resources.callback(self._end)
+            super().__init__(messaging, channel, operations, mailbox.landlord)
+            resources.pop_all()
+
+    def reference(self, registration_id: str) -> ListenerReference:
+        """Return where the listener of a registration is reached."""
+        return ListenerReference(self.channel, registration_id)
+
+    def _listener(self, registration_id: str) -> EventTarget | None:
+        try:
+            return self._mailbox.registration(registration_id).listener
+        except UnknownLeaseError:
+            return None
+
+    def _register(self, duration: float, keep: Any, max_events: Any, full: Any) -> Lease:
+        return self._mailbox.register(duration, keep=keep, max_events=max_events, full=full).lease
+
+    def _enable(self, registration_id: str, target: ListenerReference, taken: tuple[str, int] | None) -> None:
+        self._taken(registration_id, taken).enable_delivery(RemoteListener(self.messaging, target))
+
+    def _iterate(self, registration_id: str, taken: tuple[str, int] | None) -> tuple[str, int]:
+        registration = self._taken(registration_id, taken)
+        return registration.begin_iterator(), len(registration)
+
+    def _taken(self, registration_id: str, taken: tuple[str, int] | None) -> MailboxRegistration:
+        """Return the registration, after acknowledging the events that the owner took with an earlier iterator."""
+        registration = self._mailbox.registration(registration_id)
+        if taken is not None:
+            registration.note_taken(*taken)
+        return registration
+
+    def _fetch(
+        self, registration_id: str, token: str, ticket: int | None, most: int, timeout: float
+    ) -> Promise[list[Entry]]:
+        registration = self._mailbox.registration(registration_id)
+        promise = registration.fetch(token, ticket, min(most, _MOST), min(max(timeout, 0.0), LONG_POLL))
+        self._fetching[promise] = None
+        promise.listen(lambda: self._fetching.pop(promise, None))
+        return promise
+
+    def _renew_lease(self, registration_id: str, renewed: tuple[str, str, float], duration: float) -> None:
+        channel, lease_id, granted = renewed
+        if granted <= 0:
+            raise ArgumentError(f"a lease to renew must have more than 0 seconds left, not {granted:g}")
+        lease = Lease(lease_id, RemoteGrantor(self.messaging, channel), granted, granted)
+        self._mailbox.renew_lease(self._mailbox.registration(registration_id), lease, duration)
+
+    def close(self) -> None:
+        """Answer no further requests. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            super().close()
+            for each in [*self._fetching]:
+                each.resolve([])  # the owner asks again
+            self._end()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.environment.forks import LiveObjects
+from messaging.environment.signals import on_failure
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -125,11 +126,8 @@ class TransactionManager(Closeable):
         self._watched: OrderedDict[str, tuple[float, TwoPhases]] = OrderedDict()
         self._deadlines = Deadlines(engine(), self.time_limit, self._expire)
         self.decisions = Decisions(path)
-        try:
+        with on_failure(self.decisions.close):
             found = self.decisions.load()
-        except Exception:
-            self.decisions.close()
-            raise
         _managers.add(self)
         for transaction_id, state, participants in found:
             self._recover(TwoPhases(transaction_id, self, state, participants), participants, messaging)
@@ -175,13 +173,13 @@ class TransactionManager(Closeable):
                 self._transactions[phases.id] = phases  # before its lease, which may end at once
         if is_full:
             raise BoundReachedError(f"transaction manager '{self.name}': {self._most} transactions are not completed")
-        try:
+        with on_failure(self._drop, phases.id):  # without a lease it would stay for good
             phases.lease = self.landlord.grant(duration, _ender(phases), about=f"transaction {phases.id}")
-        except BaseException:  # an interrupt, too: without a lease it would stay for good
-            with self._lock:
-                self._transactions.pop(phases.id, None)
-            raise
         return Transaction(phases)
+
+    def _drop(self, transaction_id: str) -> None:
+        with self._lock:
+            self._transactions.pop(transaction_id, None)
 
     def _refuse_closed(self) -> None:
         if self.is_closed:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from messaging.errors.checks import check_result
 from messaging.execution import Promise, clock, workers
-from messaging.remoteevent.failures import as_failure
+from messaging.remoteevent.listener import as_failure
 
 if TYPE_CHECKING:
     from messaging.errors import MessagingError

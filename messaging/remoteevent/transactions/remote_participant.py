@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from messaging.dispatch.calls import NOTHING, CallServer, Interface, Operation, RemoteObject, WireForm
+from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, MessagingError, UnknownTransactionError
 from messaging.execution import Promise, refuse_in_loop, workers
 from messaging.remoteevent.transactions.participant import Vote, unnamed
@@ -232,9 +233,6 @@ def _ready(make: Callable[[str], S]) -> S:
     """Return a server on a new channel, when it is reachable."""
     refuse_in_loop("the server of a participant", "serve it by a ParticipantServer, and give its channel")
     made = make(f"participants/{secrets.token_hex(8)}")
-    try:
+    with on_failure(made.close):
         made.ready.result()
-    except BaseException:  # an interrupt, too: nothing stays reachable
-        made.close()
-        raise
     return made

@@ -122,7 +122,7 @@ REMOTE = (
                 'if self._full == "drop_oldest" and offset >= 0:',
             ),
             Edit(
-                "messaging/remoteevent/mailbox/latest_box.py",
+                "messaging/remoteevent/mailbox/box.py",
                 """\
         if self._is_closed:
             return
@@ -402,7 +402,7 @@ REMOTE = (
         "remote events",
         (
             Edit(
-                "messaging/remoteevent/durable_storage.py",
+                "messaging/remoteevent/storage.py",
                 "        self._promise.reject(error)\n",
                 "        if isinstance(error, ClosedError):\n"
                 "            self._promise.reject(error)\n"

@@ -1,21 +1,29 @@
-"""Registrations with leases that survive a restart: in a table, with the end of each lease."""
+"""Parties that others register at: how they open and close, and their registrations on the disk."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.errors import ClosedError, DecodeError, JournalError
+from messaging.errors import ArgumentError, ClosedError, DecodeError, JournalError
+from messaging.errors.checks import check_optional, check_path
 from messaging.errors.text import SafeLog
-from messaging.execution import may_block
-from messaging.leases import LeaseEnd, StoredTime, seconds_of, value_of
+from messaging.execution import Closeable, may_block
+from messaging.journal import JournalTable
+from messaging.leases import Landlord, LeaseEnd, StoredTime, seconds_of, value_of
+from messaging.remoteevent.remote_listener import ListenerReference, RemoteListener
+from messaging.remoteevent.targets import as_target
 
 if TYPE_CHECKING:
-    from messaging.journal import JournalTable
-    from messaging.leases import GrantedLease, Landlord, Lease
+    from pathlib import Path
+
+    from messaging.instance import Messaging
+    from messaging.leases import GrantedLease, Lease
 
 logger = SafeLog(__name__)
+
 
 _LEASE: Final = "lease"
 
@@ -41,7 +49,7 @@ class KeptLeases:
         self._keys: dict[str, str] = {}
         #: ids of leases, by key in the table
         self._ids: dict[str, str] = {}
-        self._stop = landlord.when_renewed(self.note_renewed, is_weak=True)
+        self._stop = landlord.callbacks.when_renewed(self.note_renewed, is_weak=True)
 
     def keep(self, key: str, lease: GrantedLease, values: dict[str, Any]) -> None:
         """Store a registration, or its changed values, unless its lease has expired or was cancelled.
@@ -152,3 +160,124 @@ class KeptLeases:
 
 def _value(lease: Lease) -> list[Any]:
     return [lease.id, value_of(lease.duration), StoredTime.after(lease.remaining).to_value()]
+
+
+class Party(Closeable):
+    """A party that others register at: its landlord, and one way to open and to close. Thread safe; a context manager.
+
+    **Opening.** What a subclass opens it closes by :attr:`resources`, an exit stack. The part of its constructor that
+    may fail is the block of ``with on_failure(self.resources.close)``. Deliveries begin at the end: a party that cannot
+    be opened delivers nothing.
+
+    **Closing.** The first call of :meth:`close` refuses further calls, lets the subclass stop its deliveries, and
+    closes the resources, the last one first.
+
+    Args:
+        title: of the party, for the log and in errors.
+        landlord: grants the leases; ``None``: one of its own, which closes with the party.
+        name, **limits: of a landlord of its own.
+
+    Attributes:
+        title: of the party.
+        landlord: grants the leases.
+        resources: closes what the party has opened.
+    """
+
+    def __init__(self, title: str, landlord: Landlord | None, name: str, **limits: Any) -> None:
+        check_optional("landlord", landlord, Landlord)
+        self.title = title
+        self._lock = threading.Lock()  # guards what the subclass says
+        self._is_closed = False
+        self.resources = contextlib.ExitStack()
+        self.landlord = self.resources.enter_context(Landlord(name, **limits)) if landlord is None else landlord
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"{self.title}: closed")
+
+    def _stop(self) -> None:
+        """Stop the deliveries and wait for their last outcomes. Called once, when further calls are refused."""
+
+    def close(self) -> None:
+        """Stop all deliveries, and keep what waits for the next run. Idempotent.
+
+        Raises:
+            JournalError: the last state is not stored.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        with self.resources:
+            self._stop()
+
+
+class PartyFolder:
+    """The folder of a durable party: a table with its state, the leases of its registrations, and their listeners.
+
+    Args:
+        path: the folder.
+        party: the party, which is being opened, and closes the table.
+        messaging: reaches the listeners of other processes; ``None``: there are none.
+        named: listeners of this process by name.
+
+    Attributes:
+        path: the folder.
+        title: of the party.
+        table: in ``state`` of the folder.
+        leases: of the registrations in the table.
+
+    Raises:
+        ArgumentError: an argument is not as described.
+        JournalError: the folder cannot be used.
+    """
+
+    def __init__(
+        self, path: str | Path, party: Party, messaging: Messaging | None, named: Mapping[str, Any] | None
+    ) -> None:
+        named = {} if named is None else named
+        if not isinstance(named, Mapping) or not all(isinstance(each, str) and each for each in named):
+            raise ArgumentError("listeners must be a mapping of names to listeners")
+        for each in named.values():
+            as_target(each)
+        self.title = party.title
+        self._messaging = messaging
+        self._named = dict(named)
+        self.path = check_path("path", path).expanduser()
+        self.table = party.resources.enter_context(JournalTable(self.path / "state"))
+        self.leases = KeptLeases(self.table, party.landlord)
+        party.resources.callback(self.leases.close)
+
+    def reference(self, listener: Any) -> list[Any]:
+        """Return a listener in portable form.
+
+        Raises:
+            ArgumentError: it is neither in another process nor one of the named ones.
+        """
+        if isinstance(listener, RemoteListener):
+            return ["remote", *listener.reference.to_value()]
+        for name, each in self._named.items():
+            if each is listener or each == listener:
+                return ["named", name]
+        raise ArgumentError(
+            "a listener of a persistent party must be found again after a restart: pass a RemoteListener, or one of "
+            f"`listeners`; not {type(listener).__name__}"
+        )
+
+    def listener(self, reference: Any) -> Any:
+        """Return the listener of a portable form.
+
+        Raises:
+            JournalError: it is not there in this run.
+        """
+        if isinstance(reference, list) and len(reference) == 3 and reference[0] == "remote":
+            if self._messaging is None:
+                raise JournalError(
+                    str(self.path), f"a registration has the listener {reference[1]!r:.100}: pass `messaging`"
+                )
+            return RemoteListener(self._messaging, ListenerReference.from_value(reference[1:]))
+        if isinstance(reference, list) and len(reference) == 2 and reference[1] in self._named:
+            return self._named[reference[1]]
+        raise JournalError(
+            str(self.path), f"a registration has the listener {reference!r:.100}, which `listeners` lacks"
+        )
