@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, JournalError, JournalRangeError
 from messaging.errors.checks import check_instance
 from messaging.execution import clock
@@ -76,12 +77,8 @@ class Cursors:
                     return self._positions[name]
                 self._passed[name] = _Ranges()
                 start = self._positions[name] = max(start, self._log.begin)
-            try:
+            with on_failure(self._forget, name):  # it must not keep records that no reader will acknowledge
                 self._state.save_cursors({name: start})
-            except BaseException:
-                with self._lock:  # it must not keep records that no reader will acknowledge
-                    self._forget(name)
-                raise
         return start
 
     def remove(self, name: str) -> bool:
@@ -92,17 +89,17 @@ class Cursors:
                 known = name in self._positions
             if known:
                 self._state.delete_cursor(name)
-                with self._lock:
-                    self._forget(name)
+                self._forget(name)
         if known:
             self._changed()
         return known
 
     def _forget(self, name: str) -> None:
-        del self._positions[name], self._passed[name]
-        self._earlier.pop(name, None)
-        self._unsaved.discard(name)
-        self._unsaved_ranges.pop(name, None)
+        with self._lock:
+            del self._positions[name], self._passed[name]
+            self._earlier.pop(name, None)
+            self._unsaved.discard(name)
+            self._unsaved_ranges.pop(name, None)
 
     def refuse_closed(self) -> None:
         """Raise :class:`ClosedError` if the journal is closed, or belongs to the parent of a forked process."""
@@ -253,14 +250,14 @@ class Cursors:
             drops, self._unsaved_drops = self._unsaved_drops, 0
             self._unsaved.clear()
             self._unsaved_ranges.clear()
-        try:
+        with on_failure(self._note_unsaved, names, drops):
             counted = {_DROPPED: drops} if drops else {}
             self._state.save_cursors(positions, passed=passed, drops=counted, patience=patience)
-        except BaseException:
-            with self._lock:
-                self._unsaved.update(names)
-                self._unsaved_drops += drops
-            raise
+
+    def _note_unsaved(self, names: Iterable[str], drops: int) -> None:
+        with self._lock:
+            self._unsaved.update(names)
+            self._unsaved_drops += drops
 
 
 class Cursor:

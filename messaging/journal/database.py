@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, JournalCorruptError, JournalError, JournalFullError, JournalUnreadableError
 from messaging.execution import clock
 from messaging.journal.folders import private, sync_folder
@@ -151,7 +152,7 @@ class Database:
                 os.close(private(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
         uri = f"{self._path.as_uri()}?mode={'rwc' if writable else 'ro'}{more}"
         connection = sqlite3.connect(uri, uri=True, timeout=_BUSY, isolation_level=None, check_same_thread=False)
-        try:
+        with on_failure(connection.close):
             if is_alone:
                 connection.execute("PRAGMA locking_mode=EXCLUSIVE")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -174,9 +175,6 @@ class Database:
                     with contextlib.suppress(sqlite3.OperationalError):  # a full disk: the next open writes it
                         connection.execute(f"PRAGMA application_id={self._key}")
             connection.execute("SELECT * FROM cursors").fetchall()  # a damaged database is detected here
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
     def _error(self, kind: type[JournalError], what: str, error: sqlite3.Error) -> JournalError:
@@ -203,13 +201,9 @@ class Database:
                     connection = self._connection
                 _set_patience(connection, patience)
                 connection.execute("BEGIN IMMEDIATE")
-                try:
+                with on_failure(_roll_back, connection):
                     yield connection
                     connection.execute("COMMIT")
-                except BaseException:
-                    with contextlib.suppress(sqlite3.Error):
-                        connection.execute("ROLLBACK")
-                    raise
             except sqlite3.Error as error:
                 raise self._error(JournalError, "cannot write", error) from error
 
@@ -246,6 +240,11 @@ class Database:
         self._lock = threading.Lock()
         # SQLite must not be called with a connection of another process, not even to close it
         _inherited.append(self._connection)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    with contextlib.suppress(sqlite3.Error):
+        connection.execute("ROLLBACK")
 
 
 def _set_patience(connection: sqlite3.Connection, patience: float | None) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from messaging.environment.forks import LiveObjects, hold_over_fork
+from messaging.environment.signals import on_failure
 from messaging.errors import JournalError, JournalFullError, JournalLockedError, JournalUnreadableError
 from messaging.execution import Closeable, clock
 
@@ -150,7 +151,7 @@ def _try_lock(path: Path, flags: int, with_folder: bool) -> HeldLock | None:
     """Return the lock of the file ``path``, or ``None`` if another process has it."""
     with _locking:
         lock = HeldLock()
-        try:
+        with on_failure(lock.close), contextlib.suppress(BlockingIOError, FileNotFoundError):
             lock.files.append(private(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | flags))
             fcntl.flock(lock.files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(lock.files[0]), path.stat()):  # its holder may have deleted the file
@@ -158,11 +159,6 @@ def _try_lock(path: Path, flags: int, with_folder: bool) -> HeldLock | None:
                     lock.files.append(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
                     _lock_folder(lock.files[1])
                 return lock
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        except BaseException:  # an interrupt, too
-            lock.close()
-            raise
         lock.close()
         return None
 
@@ -279,7 +275,7 @@ class LocalFolder:
         """See :class:`Folder`."""
         path = self._root / name
         temporary = path.with_name(f".{path.name}.new")  # there is one writer
-        try:
+        with on_failure(_discard, temporary):
             with open(temporary, "wb", opener=private) as file:
                 for part in parts:
                     file.write(part)
@@ -287,10 +283,6 @@ class LocalFolder:
                 os.fsync(file.fileno())
                 size = file.tell()
             temporary.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
         sync_folder(path.parent)
         return size
 
@@ -333,15 +325,12 @@ class Appender:
         self._file = private(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         #: bytes that the disk has
         self.size = keep
-        try:
+        with on_failure(self.close):
             if os.fstat(self._file).st_size != keep:
                 os.ftruncate(self._file, keep)
             # existing bytes count from now on, and their writer may have been killed before the disk had them
             os.fsync(self._file)
             sync_folder(path.parent)
-        except BaseException:
-            self.close()
-            raise
 
     def append(self, parts: Iterable[Any], *, sync: bool = True) -> None:
         """Write all of ``parts``; if that fails, truncate the file if possible.
@@ -382,6 +371,11 @@ class Appender:
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
+
+
+def _discard(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def sync_file(path: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from messaging.environment.forks import LiveObjects
+from messaging.environment.signals import on_failure
 from messaging.errors import (
     ArgumentError,
     JournalCorruptError,
@@ -198,34 +199,30 @@ class Journal(JournalView):
         lock_timeout = seconds(lock_timeout, "lock_timeout")
         folder = LocalFolder(str(check_path("path", path)), option=option, lock_timeout=lock_timeout, private=True)
         resources = contextlib.ExitStack()
-        try:
-            with journal_errors(folder, "cannot open", JournalUnreadableError):
-                folder.make()
-                resources.enter_context(folder.lock(with_folder=True))
-                identity = read_identity(folder)
-                if identity is None:
-                    if folder.list("0"):
-                        text = f"there are segments, but no {META}; `messaging journal repair` makes one"
-                        raise folder.error(JournalUnreadableError, text)
-                    identity = write_identity(folder)
-                return cls(
-                    folder,
-                    identity,
-                    resources,
-                    fsync=fsync,
-                    fsync_interval=fsync_interval,
-                    segment_bytes=segment_bytes,
-                    max_bytes=max_bytes,
-                    max_records=max_records,
-                    max_age=None if max_age is None else seconds(max_age, "max_age"),
-                    full=full,
-                    full_disk=full_disk,
-                    timeout=timeout,
-                    option=option,
-                )
-        except BaseException:  # an interrupt, too
-            resources.close()
-            raise
+        with on_failure(resources.close), journal_errors(folder, "cannot open", JournalUnreadableError):
+            folder.make()
+            resources.enter_context(folder.lock(with_folder=True))
+            identity = read_identity(folder)
+            if identity is None:
+                if folder.list("0"):
+                    text = f"there are segments, but no {META}; `messaging journal repair` makes one"
+                    raise folder.error(JournalUnreadableError, text)
+                identity = write_identity(folder)
+            return cls(
+                folder,
+                identity,
+                resources,
+                fsync=fsync,
+                fsync_interval=fsync_interval,
+                segment_bytes=segment_bytes,
+                max_bytes=max_bytes,
+                max_records=max_records,
+                max_age=None if max_age is None else seconds(max_age, "max_age"),
+                full=full,
+                full_disk=full_disk,
+                timeout=timeout,
+                option=option,
+            )
 
     @staticmethod
     def view(path: str | Path) -> JournalView:
@@ -249,13 +246,9 @@ class Journal(JournalView):
                 except JournalError as error:  # the records do not need it
                     rest = "; the next writer replaces it" if isinstance(error, JournalCorruptError) else ""
                     logger.warning("%s; cursors and dead letters are not known%s", error, rest)
-            try:
-                view = JournalView(folder, identity.id, RecordLog(folder, seed=identity.seed()), state)
+            view = JournalView(folder, identity.id, RecordLog(folder, seed=identity.seed()), state)
+            with on_failure(view.close):
                 view.refresh()
-            except BaseException:
-                if state is not None:
-                    state.close()
-                raise
             return view
 
     # --- appending

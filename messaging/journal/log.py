@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from messaging.environment.signals import on_failure
 from messaging.errors import JournalCorruptError, JournalError
 from messaging.journal.folders import journal_errors, sync_file
 from messaging.journal.frames import Damage, encode, walk
@@ -283,11 +284,8 @@ class LogWriter(Log):
                 self._raise_failed_sync()
 
     def _sync_all(self) -> None:
-        try:
+        with on_failure(self._close_appender):  # a failed file is not used again
             self._sync()
-        except BaseException:
-            self._close_appender()  # a failed file is not used again
-            raise
         for segment in [*self._unsynced]:
             path = self._unsynced.pop(segment, None)
             if path is not None:

@@ -17,6 +17,7 @@ import json
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, JournalCorruptError, JournalError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Closeable, refuse_in_loop, result_of
@@ -64,7 +65,7 @@ class JournalTable(Closeable):
         self._coming: dict[str, Promise[int]] = {}
         #: keys whose last records were not stored
         self._failed: dict[str, None] = {}
-        try:
+        with on_failure(self._journal.close):
             self._cursor = self._journal.cursor(_CURSOR)
             while records := self._cursor.read(_READ, most_bytes=2**22):
                 for record in records:
@@ -73,9 +74,6 @@ class JournalTable(Closeable):
                     else:
                         self._entries.pop(record.channel, None)
                 self._records += len(records)
-        except BaseException:
-            self._journal.close()
-            raise
 
     # --- reading
 

@@ -75,8 +75,8 @@ JOURNAL = (
         (
             Edit(
                 "messaging/journal/cursors.py",
-                "        del self._positions[name], self._passed[name]\n",
-                "        del self._positions[name]\n",
+                "            del self._positions[name], self._passed[name]\n",
+                "            del self._positions[name]\n",
             ),
             Edit(
                 "messaging/journal/cursors.py",
