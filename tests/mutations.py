@@ -241,7 +241,7 @@ FAULTS = (
         "a full journal drops records silently",
         "messaging/journal/commit.py",
         "        self._refuse([entry for entry in batch if len(entry.record) >= needed], error)",
-        "        [entry.note_stored(0) for entry in batch if len(entry.record) >= needed]\n        self._after_batch()",
+        "        [entry.note_stored(0) for entry in batch if len(entry.record) >= needed]\n        self._note_batch()",
         "tests/journal",
     ),
     # values

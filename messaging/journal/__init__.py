@@ -9,11 +9,11 @@
     repair       restoring that file when it is damaged
     entries      records on their way to the disk
     commit       group commit: records of many threads in one write and one sync
+    options      the options of a journal, checked
     retention    bounds, and what happens when there is no room
     table        a small durable map on a journal
     cursors      named positions, each of which acknowledges for itself
     queue        DurableQueue: records that wait until they are settled, in memory as far as there is room
-    upkeep       storing positions, and deleting acknowledged segments
     segments     which offsets and bytes the files have
     reader       reading records in order, and skipping damage
     records      the format of a record

@@ -5,9 +5,9 @@ one writer alone waits for nothing but the disk. Otherwise the records wait for 
 journal, which writes everything that has gathered while it wrote the batch before. That thread also syncs at intervals
 and stores lazy cursor positions. It starts with the first job and ends when the journal is closed.
 
-**Locks.** ``_committing`` is held by the thread that writes; the front of ``_waiting`` belongs to it.
+**Locks.** ``_committing`` is held by the thread that writes; the front of ``waiting`` belongs to it.
 
-**Full.** Under the policy ``block`` the records stay in ``_waiting``. They are tried again when a cursor has moved, and
+**Full.** Under the policy ``block`` the records stay in ``waiting``. They are tried again when a cursor has moved, and
 every 0.2 s; one whose deadline passes is refused at that time, wherever it stands. If it is the disk that has no room,
 :attr:`GroupCommit.held` says so, from the first failed write until one succeeds, or room is seen while nothing waits.
 """
@@ -17,21 +17,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
-from messaging.errors import ClosedError, JournalError, JournalFullError, MessagingError
-from messaging.execution import Flag, clock, start_thread
-from messaging.journal.entries import Waiting
+from messaging.errors import ClosedError, JournalError, JournalFullError, MessagingError, WouldBlockError
+from messaging.execution import Flag, Waiters, clock, may_block, seconds, start_thread
+from messaging.journal.entries import Blocking, PendingAppends, Turns
 
 if TYPE_CHECKING:
+    from messaging.journal.ages import RecordAges
+    from messaging.journal.cursors import Cursors
     from messaging.journal.entries import Append
-    from messaging.journal.retention import Full, Retention
+    from messaging.journal.options import Full, JournalOptions
+    from messaging.journal.retention import Retention
     from messaging.journal.segments import RecordWriter
 
 logger = logging.getLogger(__name__)
-
-Fsync = Literal["always", "interval", "never"]
-FSYNC_POLICIES: Final = ("always", "interval", "never")
 
 #: how long closing waits for the thread, seconds
 _CLOSE_SECONDS: Final = 5.0
@@ -44,35 +44,34 @@ class GroupCommit:
 
     Args:
         log: the log; nothing else appends to it.
+        cursors: the positions to store.
+        ages: are told of each batch.
         retention: what to do when there is no room.
-        fsync: see :class:`~messaging.journal.Journal`.
-        fsync_interval: seconds between syncs with ``fsync="interval"``.
-        after_batch: called on the committing thread after each batch, when all its records are told their outcome.
-        idle: called on the thread of the journal between batches; returns the seconds until the next call, ``None`` for
-            not before it is woken.
-        free: called on the thread of the journal when there is no room; deletes acknowledged records, and returns
-            whether there were any.
+        options: of the journal.
+
+    Attributes:
+        waiting: the records that wait to be written.
     """
 
     def __init__(
         self,
         log: RecordWriter,
+        cursors: Cursors,
+        ages: RecordAges,
         retention: Retention,
-        *,
-        fsync: Fsync,
-        fsync_interval: float,
-        after_batch: Callable[[], object],
-        idle: Callable[[], float | None],
-        free: Callable[[], bool],
+        options: JournalOptions,
     ) -> None:
         self._log = log
+        self._cursors = cursors
+        self._ages = ages
         self._retention = retention
-        self._fsync = fsync
-        self._interval = fsync_interval
-        self._after_batch = after_batch
-        self._idle = idle
-        self._free = free
-        self._waiting = Waiting()
+        self._fsync = options.fsync
+        self._interval = options.fsync_interval
+        self._timeout = options.timeout
+        #: threads that wait for records, and callers of ``append``
+        self._readers = Waiters()
+        self._turns = Turns()
+        self.waiting = PendingAppends()
         self._committing = threading.Lock()
         #: whether records wait for room, under the bounds or on the disk. Read from any thread
         self.is_blocked = False
@@ -98,6 +97,25 @@ class GroupCommit:
 
     # --- any thread
 
+    def append(self, record: bytes, timeout: float | None) -> int:
+        """Write ``record``, and wait until it is stored; return its offset. See :meth:`Journal.append` for errors."""
+        if not may_block():
+            raise WouldBlockError("Journal.append would block the event loop of this thread; `await` Journal.submit")
+        self._cursors.refuse_closed()
+        entry = Blocking(record, self.deadline(timeout), self._turns)
+        if not self._put_now(entry):
+            self.put(entry)
+        return entry.result()
+
+    def deadline(self, timeout: float | None) -> float:
+        """Return when an append fails that waits for room, monotonic; ``None``: by the timeout of the journal."""
+        return clock.monotonic() + seconds(self._timeout if timeout is None else timeout)
+
+    def wait_for(self, offset: int, timeout: float) -> bool:
+        """Wait until there is a record with ``offset``, for at most ``timeout`` seconds; return whether there is."""
+        self._readers.wait_for(lambda: self._log.end > offset or self._is_closed, timeout)
+        return self._log.end > offset
+
     def put(self, entry: Append) -> None:
         """Write ``entry`` soon.
 
@@ -105,26 +123,26 @@ class GroupCommit:
             ClosedError: the journal is closed.
             JournalError: its thread cannot be started.
         """
-        if not self._waiting.put(entry):
+        if not self.waiting.put(entry):
             raise ClosedError(f"journal {self._log.folder.shown}: closed")
         try:
             self._wake_thread()
         except RuntimeError as error:
-            if self._waiting.remove(entry):  # otherwise a thread that another caller has started took it
+            if self.waiting.remove(entry):  # otherwise a thread that another caller has started took it
                 raise self._log.folder.error(JournalError, f"cannot write: {error}") from error
 
-    def put_now(self, entry: Append) -> bool:
+    def _put_now(self, entry: Append) -> bool:
         """Write ``entry`` on this thread if nothing else is written or waits; return whether it was taken."""
-        if self._waiting or self._committing.locked():
+        if self.waiting or self._committing.locked():
             return False
         try:
             # `acquire(blocking=False)` would leave the lock acquired if a signal interrupts the statement
             with self._committing:
-                if self._waiting or self._is_closed or not self._retention.fitting([len(entry.record)], [entry.count]):
+                if self.waiting or self._is_closed or not self._retention.fitting([len(entry.record)], [entry.count]):
                     return False
                 return self._write([entry]) is None
         finally:
-            if self._waiting:
+            if self.waiting:
                 self.wake()
 
     def wake(self) -> None:
@@ -154,16 +172,6 @@ class GroupCommit:
         self._retry_at = 0.0
         self.wake()
 
-    @property
-    def waiting(self) -> int:
-        """Return the number of records that wait to be written."""
-        return len(self._waiting)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Return the bytes of the records that wait to be written."""
-        return self._waiting.bytes
-
     # --- the thread of the journal
 
     def _run(self) -> None:
@@ -185,7 +193,7 @@ class GroupCommit:
                     else:
                         self._refuse_late()
                     self._sync_in_time()
-                    if not self._waiting:
+                    if not self.waiting:
                         self.is_blocked = False
                         self._look_for_room()
             except Exception:  # a defect must not end the thread: records wait for it
@@ -197,15 +205,14 @@ class GroupCommit:
     def _pause(self) -> float | None:
         """Return how long the thread may wait for its next wake-up, in seconds."""
         try:
-            pauses = [self._idle()]
+            pauses = [self._retention.pause(), self._cursors.save_in_time()]
+            self._retention.trim_acknowledged(is_needed=bool(self.waiting))
         except Exception:
             logger.exception("journal %s: failed to store positions or to trim; going on", self._log.folder.shown)
             pauses = [_RETRY]
         now = clock.monotonic()
-        if self._waiting:
-            pauses.append(
-                max(0.0, min(self._retry_at, self._waiting.deadline) - now) if self._full is not None else 0.0
-            )
+        if self.waiting:
+            pauses.append(max(0.0, min(self._retry_at, self.waiting.deadline) - now) if self._full is not None else 0.0)
         elif self.held is not None:
             pauses.append(_RETRY)
         if self._dirty_since is not None:
@@ -215,26 +222,26 @@ class GroupCommit:
     def _commit(self) -> bool:
         """Write one batch; return whether another can follow at once."""
         self._full = None
-        batch = self._waiting.take()
+        batch = self.waiting.take()
         if not batch:
             return False
         taken = len(batch)
         try:
             fitting = self._retention.fitting([len(entry.record) for entry in batch], [entry.count for entry in batch])
         except Exception:
-            self._waiting.put_back(batch)
+            self.waiting.put_back(batch)
             raise
         if not fitting:
             return self._handle_full(batch, self._retention.full_error(), self._retention.full)
         within = fitting
         while True:
-            self._waiting.put_back(batch[fitting:])
+            self.waiting.put_back(batch[fitting:])
             batch = batch[:fitting]
             error = self._write(batch, is_whole=fitting == within)
             if error is None:
                 if fitting == taken:
                     self.is_blocked = False
-                return bool(self._waiting)
+                return bool(self.waiting)
             if fitting == 1:
                 return self._handle_full(batch, error, self._retention.full_disk, is_disk=True)
             fitting //= 2  # the disk may have room for fewer
@@ -243,12 +250,12 @@ class GroupCommit:
         self, batch: Sequence[Append], error: JournalFullError, policy: Full, *, is_disk: bool = False
     ) -> bool:
         """Apply the policy to records of which the first has no room; return whether to go on at once."""
-        if self._free():
-            self._waiting.put_back(batch)
+        if self._retention.trim_acknowledged(is_needed=True):
+            self.waiting.put_back(batch)
             return True
         needed = len(batch[0].record)
         if policy == "block":
-            self._waiting.put_back(batch)
+            self.waiting.put_back(batch)
             self._full = error
             if is_disk:
                 self._wanted = (self._log.folder.room() or 0) + needed
@@ -258,12 +265,12 @@ class GroupCommit:
             self._refuse_late()
             return False
         if policy == "drop_oldest" and self._retention.drop_oldest(needed):
-            self._waiting.put_back(batch)
+            self.waiting.put_back(batch)
             return True
         # a smaller record may still have room
-        self._waiting.put_back([entry for entry in batch if len(entry.record) < needed])
+        self.waiting.put_back([entry for entry in batch if len(entry.record) < needed])
         self._refuse([entry for entry in batch if len(entry.record) >= needed], error)
-        return bool(self._waiting)
+        return bool(self.waiting)
 
     def _note_held(self, error: JournalFullError | None) -> None:
         """Report that the disk takes no records, or that it takes them again; each once."""
@@ -290,7 +297,7 @@ class GroupCommit:
 
     def _refuse_late(self) -> None:
         """Refuse the waiting records whose deadline has passed; all of them if the journal is being closed."""
-        late = self._waiting.take_late(None if self._is_closed else clock.monotonic())
+        late = self.waiting.take_late(None if self._is_closed else clock.monotonic())
         if late and self._full is not None:
             self._refuse(late, self._full)
 
@@ -330,7 +337,7 @@ class GroupCommit:
             offset += entry.count
         if is_whole:
             self._note_held(None)
-        self._after_batch()
+        self._note_batch()
         return None
 
     def _refuse(self, batch: Sequence[Append], error: MessagingError) -> None:
@@ -339,7 +346,13 @@ class GroupCommit:
                 entry.note_refused(error)
             except Exception:
                 logger.exception("journal %s: failed to report a refused record", self._log.folder.shown)
-        self._after_batch()
+        self._note_batch()
+
+    def _note_batch(self) -> None:
+        """Wake the callers of a batch, and the readers."""
+        self._ages.note_batch(self._cursors.slowest)
+        self._turns.begin()
+        self._readers.wake()
 
     def _sync_in_time(self) -> None:
         if self._dirty_since is None or clock.monotonic() < self._dirty_since + self._interval:
@@ -355,7 +368,8 @@ class GroupCommit:
     def close(self) -> None:
         """Write what waits, for a moment, and end the thread. Idempotent. Raises ``JournalError``."""
         self._is_closed = True
-        self._waiting.close()
+        self._readers.wake()
+        self.waiting.close()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._wake.set()
@@ -366,13 +380,13 @@ class GroupCommit:
 
     def _fail_waiting(self) -> None:
         self.held, self.is_blocked = None, False
-        while batch := self._waiting.take():
+        while batch := self.waiting.take():
             self._refuse(batch, ClosedError(f"journal {self._log.folder.shown}: closed before the record was written"))
 
     def after_fork(self) -> None:
         """Forget the thread and the waiting records of the parent. In a forked child, which does not write."""
         self._is_closed = True
-        self._waiting = Waiting()
-        self._waiting.close()
+        self.waiting = PendingAppends()
+        self.waiting.close()
         self._committing = threading.Lock()
         self._starting = threading.Lock()

@@ -7,6 +7,7 @@ acknowledgement was not stored.
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from bisect import bisect_left, bisect_right
@@ -27,8 +28,15 @@ if TYPE_CHECKING:
     from messaging.journal.segments import RecordLog
     from messaging.journal.state import State
 
+logger = logging.getLogger(__name__)
 
 _DROPPED: Final = "dropped"
+#: pause between two times that positions are stored without a caller that waits, seconds
+_SAVE_PAUSE: Final = 0.05
+#: longest time that acknowledgements beyond a position wait to be stored with it, seconds
+_RANGES_PAUSE: Final = 0.5
+#: longest pause after a failure, seconds
+_RETRY_MOST: Final = 2.0
 #: a range of acknowledged offsets in the database, and the number of them that is stored for a cursor
 _PAIR: Final = struct.Struct("<QQ")
 _MOST_STORED: Final = 4096
@@ -47,6 +55,9 @@ class Cursors:
         self._log = log
         self._state = state
         self._changed = changed
+        #: when positions are stored the next time without a caller that waits, monotonic; and failures in a row
+        self._next_save = 0.0
+        self._failures = 0
         self._is_closed = False
         #: held while positions are stored, so that an older position never replaces a newer one in the database, and
         #: that a caller who finds nothing to store knows that it is stored. Acquired before ``_lock``
@@ -209,16 +220,10 @@ class Cursors:
     @property
     def is_saved(self) -> bool:
         """Return whether everything is stored, where readers in other processes find it."""
-        return not self._unsaved_ranges and self.are_positions_saved
+        return not self._unsaved_ranges and self._are_positions_saved
 
     @property
-    def ranges_since(self) -> float | None:
-        """Since when there is something beyond the positions to store, monotonic; ``None`` if there is nothing."""
-        with self._lock:
-            return next(iter(self._unsaved_ranges.values()), None)
-
-    @property
-    def are_positions_saved(self) -> bool:
+    def _are_positions_saved(self) -> bool:
         """Return whether every position is stored, whatever was acknowledged beyond them."""
         return not self._unsaved and not self._unsaved_drops and not self._state.is_alone
 
@@ -231,16 +236,38 @@ class Cursors:
         with self._storing:
             self._save()
 
-    def save_at_once(self) -> None:
-        """Store the positions that have changed, unless that has to wait for another thread or program.
+    def save_in_time(self) -> float | None:
+        """Store the positions that have changed if it is time, unless that has to wait for another thread or program.
 
-        On the thread of the journal, which must not keep records waiting. Raises as :meth:`save`.
+        On the thread of the journal, which must not keep records waiting.
+
+        Returns:
+            The seconds until the next call; ``None``: not before something changes.
         """
-        if self._storing.acquire(blocking=False):
-            try:
-                self._save(patience=0.0)
-            finally:
-                self._storing.release()
+        if self.is_saved:
+            return None
+        now, due = clock.monotonic(), self._next_save
+        with self._lock:
+            since = next(iter(self._unsaved_ranges.values()), None)
+        if since is not None and self._are_positions_saved:
+            due = max(due, since + _RANGES_PAUSE)
+        if now < due:
+            return due - now
+        try:
+            if self._storing.acquire(blocking=False):
+                try:
+                    self._save(patience=0.0)
+                finally:
+                    self._storing.release()
+        except JournalError as error:
+            self._failures += 1
+            pause = min(_RETRY_MOST, _SAVE_PAUSE * float(2**self._failures))
+            if self._failures == 1:
+                logger.warning("%s; positions of cursors are kept in memory, and stored with the next try", error)
+        else:
+            pause, self._failures = _SAVE_PAUSE, 0
+        self._next_save = clock.monotonic() + pause
+        return None if self.is_saved else pause
 
     def _save(self, patience: float | None = None) -> None:
         with self._lock:

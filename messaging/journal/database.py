@@ -66,7 +66,7 @@ def move_aside(folder: Path, why: str) -> str:
     return moved
 
 
-class Database:
+class StateDatabase:
     """The database of a journal. Thread safe.
 
     Args:

@@ -34,14 +34,14 @@ class Append(Protocol):
     #: when to give up waiting for room, in seconds of the monotonic clock
     deadline: float
 
-    def note_stored(self, offset: int) -> None:
+    def note_stored(self, offset: int) -> object:
         """Succeed: the record is stored as the fsync policy says. On the committing thread; must not raise.
 
         Args:
             offset: of the first record; the others follow it.
         """
 
-    def note_refused(self, error: MessagingError) -> None:
+    def note_refused(self, error: MessagingError) -> object:
         """Fail: the record is not in the journal. On the committing thread; must not raise."""
 
 
@@ -126,24 +126,17 @@ class Blocking:
 class Promised:
     """A record with a promise."""
 
-    __slots__ = ("deadline", "promise", "record")
+    __slots__ = ("deadline", "note_refused", "note_stored", "record")
     count = 1
 
     def __init__(self, record: bytes, deadline: float, promise: Promise[int]) -> None:
         self.record = record
         self.deadline = deadline
-        self.promise = promise
-
-    def note_stored(self, offset: int) -> None:
-        """See :class:`Append`."""
-        self.promise.resolve(offset)
-
-    def note_refused(self, error: MessagingError) -> None:
-        """See :class:`Append`."""
-        self.promise.reject(error)
+        self.note_stored = promise.resolve
+        self.note_refused = promise.reject
 
 
-class Waiting:
+class PendingAppends:
     """The records that wait to be written, in order. Any thread puts; one thread at a time takes.
 
     Attributes:

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from messaging.environment.forks import LiveObjects
 from messaging.environment.signals import on_failure
@@ -28,39 +28,38 @@ from messaging.errors import (
     JournalFullError,
     JournalRangeError,
     JournalUnreadableError,
-    WouldBlockError,
 )
 from messaging.errors.checks import check_instance, check_path, check_procedure
-from messaging.execution import Promise, Waiters, clock, may_block, seconds
+from messaging.execution import Promise, seconds
 from messaging.journal.ages import RecordAges
-from messaging.journal.commit import FSYNC_POLICIES, Fsync, GroupCommit
+from messaging.journal.commit import GroupCommit
 from messaging.journal.cursors import Cursor, Cursors, acknowledged_end, check_cursor_name
 from messaging.journal.database import FILE as STATE_FILE
-from messaging.journal.entries import Blocking, Promised, Turns
+from messaging.journal.entries import Promised
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.identity import Identity, read_identity, write_identity
 from messaging.journal.log import META
+from messaging.journal.options import SEGMENT_BYTES, JournalOptions, check_positive
 from messaging.journal.quarantine import Quarantine
 from messaging.journal.records import Record, check_offset, encode_message, encode_record
 from messaging.journal.report import CursorDTO, JournalDTO
-from messaging.journal.retention import FULL_POLICIES, Full, Retention
+from messaging.journal.retention import Retention
 from messaging.journal.segments import RecordLog, RecordWriter
 from messaging.journal.state import State
-from messaging.journal.upkeep import Upkeep
 from messaging.journal.views import JournalView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from messaging.journal.entries import Append
+    from messaging.journal.options import Fsync, Full
     from messaging.model import Message
 
 logger = logging.getLogger(__name__)
 
 Start = Literal["earliest", "latest"]
 
-#: bytes from which on a segment is closed, and the least
-SEGMENT_BYTES: Final = 16 * 2**20
+#: least size from which on a segment is closed, bytes
 _LEAST_SEGMENT: Final = 2**12
 #: a bounded journal has at least so many segments, because whole segments are dropped
 _SEGMENTS: Final = 8
@@ -87,33 +86,24 @@ class Journal(JournalView):
         folder: LocalFolder,
         identity: Identity,
         resources: contextlib.ExitStack,
-        *,
-        fsync: Fsync = "always",
-        fsync_interval: float = 1.0,
-        segment_bytes: int = SEGMENT_BYTES,
-        max_bytes: int | None = None,
-        max_records: int | None = None,
-        max_age: float | None = None,
-        full: Full = "block",
-        full_disk: Full | None = None,
-        timeout: float = 30.0,
-        option: str | None = None,
+        options: JournalOptions,
+        option: str | None,
     ) -> None:
         self._resources = resources
-        self._timeout = timeout
         self._is_closed = False
         #: held while the journal is being closed: a second caller waits until it is
         self._closing = threading.Lock()
         quarantine = Quarantine(folder)
-        if max_bytes is not None:
-            segment_bytes = max(_LEAST_SEGMENT, min(segment_bytes, max_bytes // _SEGMENTS))
+        segment_bytes, max_records = options.segment_bytes, options.max_records
+        if options.max_bytes is not None:
+            segment_bytes = max(_LEAST_SEGMENT, min(segment_bytes, options.max_bytes // _SEGMENTS))
         log = RecordWriter(
             folder,
             seed=identity.seed(),
             segment_bytes=segment_bytes,
             segment_records=None if max_records is None else max(1, max_records // _SEGMENTS),
             on_damage=quarantine.add,
-            sync_closed=fsync != "never",
+            sync_closed=options.fsync != "never",
         )
         resources.callback(log.close)
         state = State(Path(folder.path), option=option, key=identity.key)
@@ -122,29 +112,14 @@ class Journal(JournalView):
         self._quarantine = quarantine
         log.skip_to(acknowledged_end(state))
         self._cursors = Cursors(log, state, lambda: self._commit.note_room())
-        self._retention = Retention(
-            log, self._cursors, max_bytes=max_bytes, max_records=max_records, max_age=max_age, full=full,
-            full_disk=full_disk,
-        )  # fmt: skip
+        self._retention = Retention(log, self._cursors, options)
         self._ages = RecordAges(log)
         self._dead_letters_lock = threading.Lock()  # guards the following
         #: dead letters that are kept
         self.dead_letter_count = state.count_dead_letters()
-        #: threads that wait for records, and callers of ``append``
-        self._readers = Waiters()
-        self._turns = Turns()
-        self._commit = GroupCommit(
-            log,
-            self._retention,
-            fsync=fsync,
-            fsync_interval=fsync_interval,
-            after_batch=self._note_batch,
-            idle=lambda: self._upkeep.work(),
-            free=lambda: self._upkeep.free(),
-        )
-        self._upkeep = Upkeep(log, self._cursors, self._retention, lambda: self._commit.waiting)
+        self._commit = GroupCommit(log, self._cursors, self._ages, self._retention, options)
         _open.add(self)
-        if max_age is not None:
+        if options.max_age is not None:
             self._retention.expire()  # before the first append: records of earlier runs stay in segments of their own
             self._commit.wake()
 
@@ -193,9 +168,10 @@ class Journal(JournalView):
             JournalUnreadableError: the folder holds something else, or cannot be used.
             JournalFullError: the disk is full.
         """
-        _check(fsync=fsync, full=full, full_disk=full if full_disk is None else full_disk)
-        _check_positive(float, fsync_interval=fsync_interval, max_age=max_age, timeout=timeout)
-        _check_positive(int, max_bytes=max_bytes, max_records=max_records, segment_bytes=segment_bytes)
+        options = JournalOptions(
+            fsync=fsync, fsync_interval=fsync_interval, max_bytes=max_bytes, max_records=max_records, max_age=max_age,
+            full=full, full_disk=full_disk, timeout=timeout, segment_bytes=segment_bytes,
+        )  # fmt: skip
         lock_timeout = seconds(lock_timeout, "lock_timeout")
         folder = LocalFolder(str(check_path("path", path)), option=option, lock_timeout=lock_timeout, private=True)
         resources = contextlib.ExitStack()
@@ -208,21 +184,7 @@ class Journal(JournalView):
                     text = f"there are segments, but no {META}; `messaging journal repair` makes one"
                     raise folder.error(JournalUnreadableError, text)
                 identity = write_identity(folder)
-            return cls(
-                folder,
-                identity,
-                resources,
-                fsync=fsync,
-                fsync_interval=fsync_interval,
-                segment_bytes=segment_bytes,
-                max_bytes=max_bytes,
-                max_records=max_records,
-                max_age=None if max_age is None else seconds(max_age, "max_age"),
-                full=full,
-                full_disk=full_disk,
-                timeout=timeout,
-                option=option,
-            )
+            return cls(folder, identity, resources, options, option)
 
     @staticmethod
     def view(path: str | Path) -> JournalView:
@@ -281,7 +243,7 @@ class Journal(JournalView):
             WouldBlockError: the thread runs an event loop, which must not wait: use :meth:`submit`.
         """
         record = encode_record(channel, payload, properties, message_id, timestamp)
-        return self._append(record, timeout)
+        return self._commit.append(record, timeout)
 
     def append_message(self, message: Message, *, message_id: str | None = None, timeout: float | None = None) -> int:
         """Append a message with its whole context; otherwise as :meth:`append`.
@@ -289,7 +251,7 @@ class Journal(JournalView):
         Raises:
             InvalidExtensionError: an extension has a value that cannot be stored.
         """
-        return self._append(encode_message(message, message_id), timeout)
+        return self._commit.append(encode_message(message, message_id), timeout)
 
     def submit(
         self,
@@ -314,16 +276,18 @@ class Journal(JournalView):
         self._cursors.refuse_closed()
         if self.waiting_bytes + len(record) > _WAITING_BYTES:
             raise self.folder.error(
-                JournalFullError, f"{self._commit.waiting} records wait to be written; await earlier promises first"
+                JournalFullError,
+                f"{len(self._commit.waiting)} records wait to be written; await earlier promises first",
             )
         promise: Promise[int] = Promise(f"append to the journal {self.folder.shown}")
-        self._commit.put(Promised(record, _deadline(self._timeout if timeout is None else timeout), promise))
+        self._commit.put(Promised(record, self._commit.deadline(timeout), promise))
         return promise
 
     @property
     def waiting_bytes(self) -> int:
         """Bytes of the records that wait to be written, with 400 more for each: the memory that they occupy."""
-        return self._commit.waiting_bytes + self._commit.waiting * _ENTRY_BYTES
+        waiting = self._commit.waiting
+        return waiting.bytes + len(waiting) * _ENTRY_BYTES
 
     def put(self, entry: Append) -> None:
         """Append the record of ``entry``, which is told its outcome. From any thread.
@@ -333,21 +297,6 @@ class Journal(JournalView):
         """
         self._cursors.refuse_closed()
         self._commit.put(entry)
-
-    def _append(self, record: bytes, timeout: float | None) -> int:
-        if not may_block():
-            raise WouldBlockError("Journal.append would block the event loop of this thread; `await` Journal.submit")
-        self._cursors.refuse_closed()
-        entry = Blocking(record, _deadline(self._timeout if timeout is None else timeout), self._turns)
-        if not self._commit.put_now(entry):
-            self._commit.put(entry)
-        return entry.result()
-
-    def _note_batch(self) -> None:
-        """Wake the callers of a batch, and the readers. On the committing thread."""
-        self._ages.note_batch(self._cursors.slowest)
-        self._turns.begin()
-        self._readers.wake()
 
     # --- cursors and trimming
 
@@ -374,7 +323,7 @@ class Journal(JournalView):
                 JournalRangeError, f"cursor {name!r}: it cannot begin at {at}: {self.begin} to {self.end} are there"
             )
         self._cursors.open(name, at)
-        return Cursor(name, self._cursors, self._log, self._wait_for)
+        return Cursor(name, self._cursors, self._log, self._commit.wait_for)
 
     def cursors(self) -> dict[str, int]:
         """Return the position of each cursor: the first offset that it has not acknowledged."""
@@ -445,11 +394,6 @@ class Journal(JournalView):
         """Records that were dropped to make room, or for their age, since the journal was created."""
         return self._cursors.dropped
 
-    def _wait_for(self, offset: int, timeout: float) -> bool:
-        """Wait until there is a record with ``offset``, for at most ``timeout`` seconds; return whether there is."""
-        self._readers.wait_for(lambda: self._log.end > offset or self._is_closed, timeout)
-        return self._log.end > offset
-
     def add_dead_letter(self, record: Record, reason: str, *, most: int = 10_000) -> int:
         """Keep a record that cannot be processed, beside the log; return how many older ones were dropped.
 
@@ -464,7 +408,7 @@ class Journal(JournalView):
         """
         check_instance("record", record, Record)
         check_instance("reason", reason, str)
-        _check_positive(int, most=most)
+        check_positive((int,), "most", most)
         data = encode_record(record.channel, record.payload, record.properties, record.message_id, record.timestamp)
         deleted = self._state.add_dead_letter(reason, record.offset, data, most=most)
         with self._dead_letters_lock:
@@ -515,7 +459,7 @@ class Journal(JournalView):
             end=end,
             segments=len(self._log.segments),
             bytes=self.size,
-            unstored=self._commit.waiting,
+            unstored=len(self._commit.waiting),
             backlog=max(0, end - slowest),
             backlog_bytes=self.bytes_from(slowest),
             oldest=self.age_of(slowest),
@@ -587,9 +531,11 @@ class Journal(JournalView):
             _open.discard(self)
             try:
                 self._cursors.close()
-                self._readers.wake()
                 self._commit.close()
-                self._upkeep.save_last()
+                try:
+                    self._cursors.save()
+                except JournalError as error:
+                    logger.warning("%s; records that were acknowledged last are delivered again", error)
             finally:
                 self._resources.close()
 
@@ -607,22 +553,3 @@ class Journal(JournalView):
 
 #: the open journals
 _open: Final = LiveObjects[Journal]()
-
-
-def _deadline(timeout: float) -> float:
-    return clock.monotonic() + seconds(timeout)
-
-
-def _check(*, fsync: object, full: object, full_disk: object) -> None:
-    for name, value, known in (
-        ("fsync", fsync, FSYNC_POLICIES), ("full", full, FULL_POLICIES), ("full_disk", full_disk, FULL_POLICIES),
-    ):  # fmt: skip
-        if value not in known:
-            raise ArgumentError(f"{name} must be one of {', '.join(known)}, not {value!r:.100}")
-
-
-def _check_positive(kind: type, **values: Any) -> None:
-    kinds, what = (int, "an integer") if kind is int else ((int, float), "a number")
-    for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value > 0):
-            raise ArgumentError(f"{name} must be {what} above 0, not {value!r:.100}")

@@ -18,7 +18,7 @@ each policy.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from messaging.errors import JournalError, JournalFullError
 from messaging.execution import clock
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from messaging.journal.cursors import Cursors
+    from messaging.journal.options import JournalOptions
     from messaging.journal.segments import RecordWriter
 
 logger = logging.getLogger(__name__)
 
-Full = Literal["block", "drop_oldest", "reject"]
-FULL_POLICIES: Final = ("block", "drop_oldest", "reject")
 #: bytes of a frame beside its records, about
 _FRAME_BYTES: Final = 32
 #: a segment expires as a whole, so it holds at most this part of ``max_age``
@@ -41,6 +40,8 @@ _AGE_STEPS: Final = 20
 #: looks at the age in ``max_age``, and the shortest time between two of them, seconds
 _AGE_LOOKS: Final = 40
 _AGE_PAUSE: Final = 0.01
+#: bytes from which on a segment is closed when all its records are acknowledged, so that it can be deleted
+_WORTH_CLOSING: Final = 2**20
 
 
 class Retention:
@@ -49,30 +50,17 @@ class Retention:
     Args:
         log: the records.
         cursors: their positions.
-        max_bytes, max_records: bounds of the backlog; ``None``: unlimited.
-        max_age: seconds that a record is kept, by its timestamp; ``None``: unlimited.
-        full: the policy.
-        full_disk: the policy where the disk is full; ``None``: the same.
+        options: the bounds, and the policy.
     """
 
-    def __init__(
-        self,
-        log: RecordWriter,
-        cursors: Cursors,
-        *,
-        max_bytes: int | None,
-        max_records: int | None,
-        max_age: float | None,
-        full: Full,
-        full_disk: Full | None = None,
-    ) -> None:
+    def __init__(self, log: RecordWriter, cursors: Cursors, options: JournalOptions) -> None:
         self._log = log
         self._cursors = cursors
-        self.max_bytes = max_bytes
-        self.max_records = max_records
-        self._max_age = max_age
-        self.full: Full = full
-        self.full_disk: Full = full if full_disk is None else full_disk
+        self.max_bytes = options.max_bytes
+        self.max_records = options.max_records
+        self._max_age = options.max_age
+        self.full = options.full
+        self.full_disk = options.full_disk or options.full
         #: records that were dropped, since the journal was created
         self.dropped = cursors.dropped
         self._next_look = 0.0
@@ -172,6 +160,23 @@ class Retention:
                 self._log.folder.shown, lost, why, first, self.dropped,
             )  # fmt: skip
         return is_deleted
+
+    def trim_acknowledged(self, *, is_needed: bool) -> bool:
+        """Delete the segments whose records are all acknowledged; return whether there were any.
+
+        Args:
+            is_needed: whether to delete the last one, too, however small it is: records wait for room.
+        """
+        log, begin, slowest = self._log, self._log.begin, self._cursors.slowest()
+        last = log.segments[-1] if log.segments else None
+        try:
+            if last is not None and last.first < slowest == log.end and (is_needed or last.size >= _WORTH_CLOSING):
+                log.roll()
+            if log.segment_of(slowest):
+                log.trim(slowest)
+        except JournalError as error:
+            logger.warning("%s; trimmed with the next acknowledgement", error)
+        return log.begin > begin
 
     # --- age
 

@@ -1,4 +1,4 @@
-"""The small mutable state beside a log: cursors, counters, dead letters, ids seen before. See ``Database``."""
+"""The small mutable state beside a log: cursors, counters, dead letters, ids seen before. See ``StateDatabase``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from messaging.errors import JournalError
 from messaging.execution import clock
-from messaging.journal.database import Database
+from messaging.journal.database import StateDatabase
 from messaging.journal.records import Record, decode_records
 
 #: counter: microseconds that :meth:`State.seen_time` was ahead of the wall clock when the ids were opened
@@ -40,40 +40,25 @@ class DeadLetter(NamedTuple):
         return found
 
 
-class State:
-    """The state of a journal. Thread safe.
-
-    Args:
-        folder: of the journal; must exist.
-        option: the setting with the path, for errors.
-        writable: whether to create and migrate its database.
-        key: of the frames of the journal; ``None``: there are none beside it.
-
-    Raises:
-        JournalUnreadableError, JournalError, JournalCorruptError: see :class:`~messaging.journal.database.Database`.
-    """
+class State(StateDatabase):
+    """The state of a journal. Thread safe; see ``StateDatabase`` for its arguments and errors."""
 
     def __init__(
         self, folder: Path, *, option: str | None = None, writable: bool = True, key: int | None = None
     ) -> None:
-        self._database = Database(folder, option=option, writable=writable, key=key)
+        super().__init__(folder, option=option, writable=writable, key=key)
         #: seconds that the time of ids is ahead of ``clock.boot``, see :meth:`open_seen`
         self._seen_base = clock.wall() - clock.boot()
-
-    @property
-    def is_alone(self) -> bool:
-        """Return whether the database is not shared with readers; see :class:`~messaging.journal.database.Database`."""
-        return self._database.is_alone
 
     # --- cursors
 
     def cursors(self) -> dict[str, int]:
         """Return the position of each cursor."""
-        return dict(self._database.query("SELECT name, position FROM cursors"))
+        return dict(self.query("SELECT name, position FROM cursors"))
 
     def passed(self) -> dict[str, bytes]:
         """Return what each cursor has acknowledged beyond its position, as it was stored."""
-        return dict(self._database.query("SELECT name, ranges FROM passed"))
+        return dict(self.query("SELECT name, ranges FROM passed"))
 
     def save_cursors(
         self,
@@ -94,10 +79,10 @@ class State:
         Raises:
             JournalError: nothing was stored.
         """
-        if not positions and not drops and not self._database.is_alone:
+        if not positions and not drops and not self.is_alone:
             return
         now = clock.wall()
-        with self._database.change(patience=patience) as connection:
+        with self.change(patience=patience) as connection:
             connection.executemany(
                 "INSERT INTO cursors VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET position=excluded.position, "
                 "changed=excluded.changed",
@@ -111,7 +96,7 @@ class State:
 
     def delete_cursor(self, name: str) -> None:
         """Forget a cursor. Raises ``JournalError``."""
-        with self._database.change() as connection:
+        with self.change() as connection:
             connection.execute("DELETE FROM cursors WHERE name=?", (name,))
             connection.execute("DELETE FROM passed WHERE name=?", (name,))
 
@@ -119,22 +104,22 @@ class State:
 
     def count(self, name: str, number: int) -> None:
         """Add ``number`` to a counter that outlives the process. Raises ``JournalError``."""
-        with self._database.change() as connection:
+        with self.change() as connection:
             connection.execute(_COUNT, (name, number))
 
     def counters(self) -> dict[str, int]:
         """Return the counters."""
-        return dict(self._database.query("SELECT name, value FROM counters"))
+        return dict(self.query("SELECT name, value FROM counters"))
 
     # --- dead letters
 
     def count_dead_letters(self) -> int:
         """Return the number of records that could not be processed."""
-        return int(self._database.query("SELECT count(*) FROM dead_letters")[0][0])
+        return int(self.query("SELECT count(*) FROM dead_letters")[0][0])
 
     def add_dead_letter(self, reason: str, offset: int, record: bytes, *, most: int) -> int:
         """Keep a record that cannot be processed; return how many of the oldest were deleted to keep ``most``."""
-        with self._database.change() as connection:
+        with self.change() as connection:
             connection.execute(
                 "INSERT INTO dead_letters (reason, at, record_offset, record) VALUES (?, ?, ?, ?)",
                 (reason, clock.wall(), offset, record),
@@ -150,12 +135,12 @@ class State:
             after: only those with a larger id.
             most: number of records, at most; below 0: unlimited.
         """
-        found = self._database.query("SELECT * FROM dead_letters WHERE id > ? ORDER BY id LIMIT ?", after, most)
+        found = self.query("SELECT * FROM dead_letters WHERE id > ? ORDER BY id LIMIT ?", after, most)
         return [DeadLetter(*row) for row in found]
 
     def delete_dead_letters(self, ids: Sequence[int]) -> int:
         """Delete dead letters by their ids; return how many there were. Raises ``JournalError``."""
-        with self._database.change() as connection:
+        with self.change() as connection:
             return connection.executemany("DELETE FROM dead_letters WHERE id=?", [(each,) for each in ids]).rowcount
 
     # --- ids seen before
@@ -170,15 +155,15 @@ class State:
         Raises:
             JournalError: the database cannot be read.
         """
-        latest = self._database.query("SELECT max(at) FROM seen")[0][0] or 0.0
-        row = self._database.query("SELECT value FROM counters WHERE name=?", _SEEN_AHEAD)
+        latest = self.query("SELECT max(at) FROM seen")[0][0] or 0.0
+        row = self.query("SELECT value FROM counters WHERE name=?", _SEEN_AHEAD)
         before = row[0][0] if row else 0
         wall = clock.wall()
         behind = max(0.0, latest - wall)
         ahead = max(behind, before / 1e6) if behind else 0.0
         self._seen_base = wall + ahead - clock.boot()
         if (micros := int(ahead * 1e6)) != before:
-            with suppress(JournalError), self._database.change() as connection:  # without it, ids are kept for longer
+            with suppress(JournalError), self.change() as connection:  # without it, ids are kept for longer
                 connection.execute("REPLACE INTO counters VALUES (?, ?)", (_SEEN_AHEAD, micros))
 
     def seen_time(self) -> float:
@@ -194,7 +179,7 @@ class State:
         Raises:
             JournalError: nothing was stored.
         """
-        with self._database.change() as connection:
+        with self.change() as connection:
             # after the latest one, also if the clock was set back: the oldest are forgotten first
             latest = connection.execute("SELECT max(at) FROM seen").fetchone()[0]
             # nor before the wall clock: if that was set right in this run, the next run goes by it
@@ -215,7 +200,7 @@ class State:
         Raises:
             JournalError: nothing was forgotten.
         """
-        with self._database.change() as connection:
+        with self.change() as connection:
             connection.execute("DELETE FROM seen WHERE at < ?", (oldest,))
             excess = connection.execute("SELECT count(*) FROM seen").fetchone()[0] - most
             if excess > 0:
@@ -227,18 +212,4 @@ class State:
 
     def seen(self, *, oldest: float) -> list[tuple[str, str, float]]:
         """Return channel, message id and time of the ids seen since ``oldest``, in order of time."""
-        return self._database.query("SELECT channel, message_id, at FROM seen WHERE at >= ? ORDER BY at", oldest)
-
-    # --- the database
-
-    def check(self) -> None:
-        """Read the whole database. Raises ``JournalError`` if it is damaged."""
-        self._database.check()
-
-    def close(self) -> None:
-        """Close the database. Idempotent."""
-        self._database.close()
-
-    def after_fork(self) -> None:
-        """Leave the database to the parent process. In a forked child."""
-        self._database.after_fork()
+        return self.query("SELECT channel, message_id, at FROM seen WHERE at >= ? ORDER BY at", oldest)

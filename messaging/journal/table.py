@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from messaging.execution import Promise
-    from messaging.journal.commit import Fsync
+    from messaging.journal.options import Fsync
 
 logger = SafeLog(__name__)
 

@@ -40,8 +40,7 @@ from messaging.remoteevent.targets import as_target
 if TYPE_CHECKING:
     from messaging.execution import Promise
     from messaging.instance import Messaging
-    from messaging.journal.commit import Fsync
-    from messaging.journal.retention import Full
+    from messaging.journal.options import Fsync, Full
     from messaging.leases import GrantedLease
     from messaging.remoteevent.listener import Outcome
 

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from messaging.journal import Append, Cursor, JournalTable, Record
-    from messaging.journal.commit import Fsync
-    from messaging.journal.retention import Full
+    from messaging.journal.options import Fsync, Full
     from messaging.remoteevent.event import EventKind, RemoteEvent
 
 logger = SafeLog(__name__)

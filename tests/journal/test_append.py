@@ -490,7 +490,7 @@ def test_a_signal_ends_a_blocked_append(opened: Open) -> None:
     journal = filled(opened, 1, max_records=1, timeout=60)
 
     def interrupt() -> None:
-        eventually(lambda: journal._commit.waiting == 1)
+        eventually(lambda: len(journal._commit.waiting) == 1)
         os.kill(os.getpid(), signal.SIGINT)
 
     join = in_background(interrupt)

@@ -15,7 +15,7 @@ import pytest
 from messaging.errors import ArgumentError, JournalFullError
 from messaging.journal import Journal, database
 from messaging.journal.folders import LocalFolder
-from messaging.journal.retention import Full
+from messaging.journal.options import Full
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
@@ -64,7 +64,7 @@ def test_block_waits_until_a_cursor_has_made_room(tmp_path: Path, opened: Open, 
     full = fill(journal)
     stored: Recorder[int] = Recorder()
     join = in_background(lambda: stored.append(journal.append("a", PAYLOAD)))
-    eventually(lambda: journal._commit.waiting == 1)
+    eventually(lambda: len(journal._commit.waiting) == 1)
     assert stored == []
     cursor.commit(50)
     join()
@@ -230,7 +230,7 @@ def test_a_full_disk_blocks_until_there_is_room(small_disk: Path) -> None:
         assert offsets(journal.read()) == list(range(full))
         waiting = journal.submit("a", PAYLOAD)
         later = journal.submit("a", PAYLOAD)
-        eventually(lambda: journal._commit.waiting == 2)
+        eventually(lambda: len(journal._commit.waiting) == 2)
         file.unlink()
         assert results([waiting, later]) == [full, full + 1]
     with Journal.open(small_disk / "j") as journal:

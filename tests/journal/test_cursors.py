@@ -125,7 +125,7 @@ def test_reading_waits_for_a_record(opened: Open) -> None:
     for act, expected in ((lambda: journal.append("a", b"x"), [0]), (journal.close, [])):
         found: Recorder[list[int]] = Recorder()
         join = in_background(lambda found=found: found.append(offsets(cursor.read(timeout=PATIENCE))))  # type: ignore[misc]
-        eventually(lambda: journal._readers)
+        eventually(lambda: journal._commit._readers)
         act()
         join()
         assert found == [expected]

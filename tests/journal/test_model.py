@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from messaging.errors import JournalFullError
 from messaging.journal import Cursor, Journal
-from messaging.journal.retention import Full
+from messaging.journal.options import Full
 from messaging.testing.waiting import eventually
 from tests.journal.logs import payload
 from tests.threads import in_threads

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from messaging.journal import Journal, State, encode_record
-from messaging.journal.commit import Fsync
+from messaging.journal.options import Fsync
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.journal.logs import check, payload
 

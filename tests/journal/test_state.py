@@ -16,7 +16,7 @@ import pytest
 from messaging.errors import ClosedError, JournalError, JournalUnreadableError
 from messaging.execution import clock
 from messaging.journal import DeadLetter, Journal, State, database, verify
-from messaging.journal.database import Database
+from messaging.journal.database import StateDatabase
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually
 from tests.journal.conftest import Open
@@ -53,7 +53,7 @@ def test_positions_counters_dead_letters_and_ids_survive(tmp_path: Path) -> None
 
 
 def test_every_change_waits_for_the_disk(tmp_path: Path) -> None:
-    opened = Database(tmp_path)
+    opened = StateDatabase(tmp_path)
     assert opened.query("PRAGMA journal_mode") == [("wal",)]
     assert opened.query("PRAGMA synchronous") == [(2,)]
     opened.close()

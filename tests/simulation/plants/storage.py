@@ -373,7 +373,7 @@ INBOX = (
                 "        ahead = max(behind, before / 1e6) if behind else 0.0\n",
                 "        ahead = 0.0\n"
                 "        if behind:\n"
-                "            with self._database.change() as connection:\n"
+                "            with self.change() as connection:\n"
                 '                connection.execute("UPDATE seen SET at=? WHERE at>?", (wall, wall))\n',
             ),
         ),
