@@ -346,11 +346,11 @@ def test_peers_of_spark_make_as_many_rows_as_they_are_asked_for(source: str) -> 
 
 def test_the_journal_of_the_spark_benchmark_holds_all_rows(tmp_path: Path) -> None:
     sources = pytest.importorskip("benchmarks.peers.spark_sources", exc_type=ImportError)
-    from pyspark_messaging.journal import Journal
+    from pyspark_messaging.journal import RowJournal
     from pyspark_messaging.journal.log import read
 
     sources.fill_journal(str(tmp_path / "journal"), 3_000, 100)
-    opened = Journal.view(str(tmp_path / "journal"))
+    opened = RowJournal.view(str(tmp_path / "journal"))
     (log,) = opened.logs
     rows = [row for batch in read(opened.folder, log.spans(0, log.end)) for row in batch.to_pylist()]
     assert [row["offset"] for row in rows] == [*range(3_000)]

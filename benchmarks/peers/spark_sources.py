@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition,
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_messaging.columns import JOURNAL, MESSAGE
-from pyspark_messaging.journal import Journal, Source
+from pyspark_messaging.journal import JournalSource, RowJournal
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -65,7 +65,7 @@ def fill_journal(path: str, rows: int, size: int) -> None:
     """Make a journal with ``rows`` rows, through the writer of the ingest."""
     frames = [pool_batch(JOURNAL, size).slice(at, FRAME) for at in range(0, POOL, FRAME)]
     offset = JOURNAL.get_field_index("offset")
-    opened = Journal.open(path, Source("mqtt://127.0.0.1", ["plant/#"], None, "1", 1))
+    opened = RowJournal.open(path, JournalSource("mqtt://127.0.0.1", ["plant/#"], None, "1", 1))
     try:
         (log,) = opened.logs
         for number, first in enumerate(range(0, rows, FRAME)):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from messaging import Message, MessageContext
 from pyspark_messaging.columns import batch_of
-from pyspark_messaging.journal import Journal, Source
+from pyspark_messaging.journal import JournalSource, RowJournal
+from pyspark_messaging.journal.journal import RowJournalView
 from pyspark_messaging.journal.log import RowLog, RowLogWriter, read
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-SOURCE = Source(url="mqtt://host:1883", channels=["a/#"], queue=None, qos="1", partitions=1)
+SOURCE = JournalSource(url="mqtt://host:1883", channels=["a/#"], queue=None, qos="1", partitions=1)
 NOW = 1_700_000_000_000_000
 
 
@@ -34,7 +35,7 @@ def add(log: RowLogWriter, count: int = 3) -> None:
     log.append(rows(log.end, count))
 
 
-def check(opened: Journal[Any], start: int | None = None, end: int | None = None) -> None:
+def check(opened: RowJournal | RowJournalView, start: int | None = None, end: int | None = None) -> None:
     """Raise unless the rows from ``start`` to ``end``, by default all, are there as they were written."""
     for log in opened.logs:
         first, last = log.begin if start is None else start, log.end if end is None else end
@@ -53,7 +54,7 @@ def segments(log: RowLog) -> list[str]:
 def write_on(path: str, seed: int, reports: Connection) -> None:
     """Append forever; report the committed offset and the end after each call."""
     random.seed(seed)
-    opened = Journal.open(path, SOURCE, segment_bytes=20_000)
+    opened = RowJournal.open(path, SOURCE, segment_bytes=20_000)
     (log,) = opened.logs
     reports.send((log.begin, log.end))
     committed = log.begin

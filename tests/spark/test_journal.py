@@ -43,7 +43,7 @@ from pyspark_messaging.errors import (
     JournalMismatchError,
     JournalUnreadableError,
 )
-from pyspark_messaging.journal import Journal, folders, leave_mark
+from pyspark_messaging.journal import RowJournal, folders, leave_mark
 from pyspark_messaging.journal.log import RowLog, RowLogWriter, read
 from tests.disks import ballast
 from tests.journal.conftest import in_memory as in_memory
@@ -65,7 +65,7 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "journal")
 
 
-_OPENED: list[Journal[RowLogWriter]] = []
+_OPENED: list[RowJournal] = []
 
 
 @pytest.fixture(autouse=True)
@@ -76,12 +76,12 @@ def _closing() -> Iterator[None]:
         _OPENED.pop().close()
 
 
-def opened(path: str, **more: Any) -> Journal[RowLogWriter]:
-    _OPENED.append(Journal.open(path, more.pop("source", SOURCE), **more))
+def opened(path: str, **more: Any) -> RowJournal:
+    _OPENED.append(RowJournal.open(path, more.pop("source", SOURCE), **more))
     return _OPENED[-1]
 
 
-def opened_log(path: str, **more: Any) -> tuple[Journal[RowLogWriter], RowLogWriter]:
+def opened_log(path: str, **more: Any) -> tuple[RowJournal, RowLogWriter]:
     """Open a journal; return it and the log of its only partition."""
     journal = opened(path, **more)
     (log,) = journal.logs
@@ -203,7 +203,7 @@ def test_close_waits_for_a_write_in_progress(path: str, monkeypatch: pytest.Monk
     go_on.set()
     writer.join()
     closer.join()
-    view = Journal.view(path)
+    view = RowJournal.view(path)
     assert view.logs[0].end == 6
     check(view)
 
@@ -300,7 +300,7 @@ def segmented(path: str, count: int = 4, **more: Any) -> list[Path]:
 
 def refused(path: str, name: str) -> None:
     """Neither opening nor viewing takes it, and both say where it is broken."""
-    for attempt in (lambda: opened(path), lambda: check(Journal.view(path))):
+    for attempt in (lambda: opened(path), lambda: check(RowJournal.view(path))):
         with pytest.raises(JournalCorruptError, match=rf"option 'journalPath' .*{name}") as caught:
             attempt()
         assert caught.value.option == "journalPath"
@@ -338,7 +338,7 @@ def test_segments_of_two_partitions_exchanged_are_an_error(path: str) -> None:
     files = segmented(path, source=replace(SOURCE, partitions=2))
     other = Path(path) / "1" / files[1].name
     assert other.stat().st_size == files[1].stat().st_size
-    spans = Journal.view(path).logs[0].spans(0, 12)
+    spans = RowJournal.view(path).logs[0].spans(0, 12)
     exchange(files[1], other)
     with pytest.raises(JournalCorruptError):
         opened(path, source=replace(SOURCE, partitions=2))
@@ -352,7 +352,7 @@ def test_a_flip_in_an_earlier_segment_is_an_error_of_reading(path: str) -> None:
     data = bytearray(files[1].read_bytes())
     data[-1] ^= 1
     files[1].write_bytes(data)
-    view = Journal.view(path)
+    view = RowJournal.view(path)
     with pytest.raises(JournalCorruptError, match=files[1].name):
         check(view)
     check(view, 0, 3)
@@ -372,7 +372,7 @@ def test_a_first_segment_without_a_whole_frame_still_tells_the_offset(path: str)
 
 def test_readers_name_missing_segments_and_journals(path: str, tmp_path: Path) -> None:
     files = segmented(path)
-    view = Journal.view(path)
+    view = RowJournal.view(path)
     files[0].unlink()
     with pytest.raises(DataLossError, match=rf"journalPath.*{files[0].name} is gone"):
         check(view)
@@ -461,7 +461,7 @@ def test_a_failed_write_adds_nothing_and_the_log_continues(
         for more in (1, 6):  # other rows than those that failed, in other frames
             add(log, more)
             check(journal)
-        check(Journal.view(path))
+        check(RowJournal.view(path))
         journal.close()
         again = opened(path)
         assert again.logs[0].end == count + 7
@@ -485,7 +485,7 @@ def test_a_disk_that_did_not_sync_is_not_asked_again_for_the_same_file(
     assert [name for _, name in calls] == [f"{0:020d}.segment", f"{3:020d}.segment"]
     check(journal)
     journal.close()
-    check(Journal.view(path))
+    check(RowJournal.view(path))
 
 
 def test_rows_that_failed_and_could_not_be_cut_off_do_not_count(path: str) -> None:
@@ -498,7 +498,7 @@ def test_rows_that_failed_and_could_not_be_cut_off_do_not_count(path: str) -> No
     add(log, 2)
     assert segments(log) == [f"{0:020d}.segment", f"{3:020d}.segment"]
     journal.close()
-    view = Journal.view(path)
+    view = RowJournal.view(path)
     assert view.logs[0].end == 5
     check(view)
 
@@ -567,7 +567,7 @@ def test_appended_rows_survive_a_killed_writer(in_memory: str) -> None:
         with contextlib.suppress(EOFError), reports:
             while True:
                 committed, end = reports.recv()
-        view = Journal.view(path)
+        view = RowJournal.view(path)
         (log,) = view.logs
         assert log.begin <= committed
         assert log.end >= end
@@ -582,7 +582,7 @@ def test_one_writer_at_a_time(path: str, monkeypatch: pytest.MonkeyPatch) -> Non
     journal = opened(path)
     with pytest.raises(JournalLockedError, match="another query is using this journal"):
         opened(path)
-    Journal.view(path)
+    RowJournal.view(path)
     journal.close()
     assert opened(path).meta.id == journal.meta.id
 
@@ -616,7 +616,7 @@ def test_a_full_file_system_loses_no_row(small_disk: Path) -> None:
             add_forever(log)
     assert log.end == full > 0
     check(journal)
-    check(Journal.view(path))
+    check(RowJournal.view(path))
     log.commit(full)
     journal.note_commit()
     add(log, 300)
@@ -645,7 +645,7 @@ def test_another_source_is_refused_unless_it_adopts(tmp_path: Path, change: dict
     other = replace(SOURCE, **change)
     with pytest.raises(JournalMismatchError, match=f"journalPath.*another source: {named}"):
         opened(path, source=other)
-    identity = Journal.view(path).meta.id
+    identity = RowJournal.view(path).meta.id
     adopted = opened(path, source=other, adopt=True)
     assert adopted.meta.id == identity
     assert adopted.logs[0].end == 12
@@ -661,7 +661,7 @@ def test_partitions_may_be_added_and_not_taken_away(path: str) -> None:
     assert [log.end for log in more.logs] == [12, 0, 0]
     add(more.logs[2])
     more.close()
-    assert [log.end for log in Journal.view(path).logs] == [12, 0, 3]
+    assert [log.end for log in RowJournal.view(path).logs] == [12, 0, 3]
     for adopt in (False, True):
         with pytest.raises(JournalMismatchError, match="partitions was 3 and is 2"):
             opened(path, source=replace(SOURCE, partitions=2), adopt=adopt)
@@ -713,7 +713,7 @@ def test_an_invalid_journal_file_is_unreadable(tmp_path: Path, text: str, what: 
     elif text == "more":
         text = json.dumps({**known, "colour": "red"})
     meta.write_bytes(text.encode(errors="surrogateescape"))
-    for attempt in (opened, Journal.view):
+    for attempt in (opened, RowJournal.view):
         with pytest.raises(JournalUnreadableError, match=what):
             attempt(path)
 
@@ -727,7 +727,7 @@ def test_segments_without_their_journal_are_unreadable(path: str) -> None:
     with pytest.raises(JournalUnreadableError, match=r"there are segments, but no journal\.json"):
         opened(path, source=source)
     with pytest.raises(JournalUnreadableError, match="there is no journal"):
-        Journal.view(path)
+        RowJournal.view(path)
 
 
 @table("name", ["", "0", "journal.json", "lock"])
@@ -751,7 +751,7 @@ def test_a_folder_without_permission_is_unreadable(path: str) -> None:
     if is_root:
         os.seteuid(65_534)
     try:
-        for attempt in (opened, Journal.view):
+        for attempt in (opened, RowJournal.view):
             with pytest.raises(JournalUnreadableError, match="Permission denied"):
                 attempt(path)
     finally:
@@ -762,7 +762,7 @@ def test_a_folder_without_permission_is_unreadable(path: str) -> None:
 
 def test_a_reader_without_permission_fails(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     segmented(path)
-    view = Journal.view(path)
+    view = RowJournal.view(path)
     monkeypatch.setattr(LocalFolder, "read", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(JournalUnreadableError, match=r"journalPath.*Permission denied"):
         check(view)
@@ -787,7 +787,7 @@ def test_a_view_beside_a_writer_never_fails_and_cuts_nothing_off(path: str, no_s
     seen = gone = 0
     try:
         while seen < 150 or log.end < 2000:
-            view = Journal.view(path)
+            view = RowJournal.view(path)
             (part,) = view.logs
             try:
                 check(view)
@@ -831,7 +831,7 @@ def test_rows_committed_while_a_view_opens_are_not_missing(
     with monkeypatch.context() as patched:
         patched.setattr(LocalFolder, "list", interrupted(LocalFolder.list))
         patched.setattr(LocalFolder, "read", interrupted(LocalFolder.read))
-        view = Journal.view(path)
+        view = RowJournal.view(path)
     (part,) = view.logs
     assert part.end >= 15
     check(view, max(part.begin, log.begin), part.end)
@@ -854,7 +854,7 @@ def test_a_listing_that_saw_half_of_a_commit_is_no_damage(path: str, monkeypatch
 
     with monkeypatch.context() as patched:
         patched.setattr(LocalFolder, "list", halfway)
-        view = Journal.view(path)
+        view = RowJournal.view(path)
     assert (view.logs[0].begin, view.logs[0].end) == (6, 12)
     check(view)
 
@@ -934,11 +934,11 @@ def test_a_large_journal_is_not_loaded(path: str) -> None:
         log.append(batch_of([payload], 0, log.end, NOW))
     journal.close()
     program = (
-        "import resource, sys; from pyspark_messaging.journal import Journal;"
+        "import resource, sys; from pyspark_messaging.journal import RowJournal;"
         "from pyspark_messaging.journal.log import read;"
         "import pyarrow as pa; resident = lambda: next(int(l.split()[1]) for l in open('/proc/self/status') "
         "if l.startswith('RssAnon'));"
-        "before = resident(); view = Journal.view(sys.argv[1]);"
+        "before = resident(); view = RowJournal.view(sys.argv[1]);"
         "rows = list(read(view.folder, view.logs[0].spans(0, 80)));"
         "assert len(rows) == 80; print(resident() - before)"
     )
@@ -1017,7 +1017,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def view(self) -> None:
-        view = Journal.view(self.path)
+        view = RowJournal.view(self.path)
         assert (view.logs[0].begin, view.logs[0].end) == (self.log.begin, self.log.end)
         check(view)
 
@@ -1058,7 +1058,7 @@ def test_an_object_for_each_append(remote: str) -> None:
         add(log, count)
     assert segments(log) == [f"{n:020d}.segment" for n in (0, 1, 6)]
     check(journal)
-    check(Journal.view(remote))
+    check(RowJournal.view(remote))
     log.commit(6)
     assert segments(log) == [f"{6:020d}.segment"]
     journal.close()
@@ -1186,7 +1186,7 @@ def test_a_changed_character_of_the_identity_is_refused_and_restored(
     wanted = str(values[field])
     meta.write_text(intact.replace(wanted, ("1" if wanted[0] != "1" else "2") + wanted[1:]))
     before = {each: each.read_bytes() for each in Path(path).rglob("*") if each.is_file()}
-    for attempt in (opened, Journal.view):
+    for attempt in (opened, RowJournal.view):
         with pytest.raises(JournalUnreadableError, match="messaging journal repair"):
             attempt(path)
     assert {each: each.read_bytes() for each in Path(path).rglob("*") if each.is_file()} == before
@@ -1207,7 +1207,7 @@ def test_offsets_that_are_skipped_have_no_rows_and_are_not_used(tmp_path: Path, 
     log.append(batch)
     assert log.end == end + 3
     journal.close()
-    for each in (opened(path), Journal.view(path)):
+    for each in (opened(path), RowJournal.view(path)):
         (found,) = each.logs
         assert (found.begin, found.end) == (0, end + 3)
         batches = [*read(each.folder, found.spans(1, end + 2))]
@@ -1235,7 +1235,7 @@ def test_the_files_of_a_journal_are_private_in_a_folder_that_everybody_may_read(
 BEFORE_CURSORS = Path(__file__).parent / "data" / "written_before_cursors"
 
 
-def restarted(path: str, **more: Any) -> Journal[RowLogWriter]:
+def restarted(path: str, **more: Any) -> RowJournal:
     _OPENED.pop().close()
     return opened(path, **more)
 
@@ -1256,7 +1256,8 @@ def test_the_position_of_a_commit_outlives_the_journal(where: str, request: pyte
 
 
 @pytest.mark.parametrize("where", ["path", "remote"])
-def test_rows_wait_for_the_slowest_cursor(where: str, request: pytest.FixtureRequest) -> None:
+def test_the_cursor_of_another_query_keeps_no_row(where: str, request: pytest.FixtureRequest) -> None:
+    """A query that has lost the journal, and stores its cursor last, must not fill it for the query that has it now."""
     journal, log = opened_log(request.getfixturevalue(where), segment_bytes=1)
     journal.begin_query(adopt=False)
     for _ in range(3):
@@ -1265,11 +1266,46 @@ def test_rows_wait_for_the_slowest_cursor(where: str, request: pytest.FixtureReq
     journal.folder.write("cursor-other", [other.encode()])
     journal = restarted(journal.folder.path, segment_bytes=1)
     journal.move_cursor({0: 9})
-    assert journal.processed(0) == 4
+    assert journal.processed(0) == 9
     journal.logs[0].commit(journal.processed(0))
-    assert journal.logs[0].begin == 3
+    assert journal.logs[0].backlog == 0
     journal.begin_query(adopt=True)
     assert [name for name in journal.folder.list() if name.startswith("cursor-")] == [f"cursor-{journal.meta.query}"]
+
+
+def test_a_second_query_leaves_the_cursor_of_a_running_one_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "LOCK_SECONDS", 0.1)
+    journal, log = opened_log(path)
+    journal.begin_query(adopt=False)
+    add(log)
+    journal.move_cursor({0: 2})
+    journal.note_commit()
+    for _ in range(2):
+        with pytest.raises(JournalLockedError, match="another query is using this journal"):
+            opened(path)
+        add(log)
+        journal.move_cursor({0: log.end - 1})
+        journal.note_commit()
+    assert restarted(path).processed(0) == 8
+
+
+def test_a_query_that_takes_a_journal_over_has_a_cursor_that_the_first_one_does_not_move(remote: str) -> None:
+    older, log = opened_log(remote, segment_bytes=1)
+    older.begin_query(adopt=False)
+    for _ in range(3):
+        add(log)
+    older.move_cursor({0: 4})
+    older.note_commit()
+    newer = opened(remote, segment_bytes=1)
+    newer.begin_query(adopt=True)
+    older.move_cursor({0: 9})
+    for attempt in (lambda: log.commit(9), older.note_commit):
+        with pytest.raises(JournalLockedError, match="taken this journal over"):
+            attempt()
+    check(newer, 0, 9)
+    newer.move_cursor({0: 2})
+    newer.note_commit()
+    assert restarted(remote).processed(0) == 2
 
 
 @table("text", ["", "[]", "{", '{"journal": "another", "offsets": {"0": 9}}'])
@@ -1278,8 +1314,9 @@ def test_a_cursor_that_is_damaged_or_foreign_deletes_no_row(
 ) -> None:
     path = str(tmp_path / "journal")
     journal, log = opened_log(path)
+    journal.begin_query(adopt=False)
     add(log)
-    (Path(path) / "cursor-other").write_text(text)
+    (Path(path) / f"cursor-{journal.meta.query}").write_text(text)
     journal = restarted(path)
     assert (journal.processed(0), journal.used(0)) == (0, 3)
     assert ("does not parse" in caplog.text) == ("another" not in text)

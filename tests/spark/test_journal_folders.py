@@ -24,7 +24,7 @@ from pyspark_messaging.errors import (
     JournalUnreadableError,
     redacted,
 )
-from pyspark_messaging.journal import Journal
+from pyspark_messaging.journal import RowJournal
 from pyspark_messaging.journal.folders import RemoteFolder, open_folder
 from tests.spark.journals import SOURCE, add, check
 
@@ -115,12 +115,12 @@ def test_a_journal_works_on_every_file_system(kind: Kind, tmp_path: Path, monkey
     folder = made(kind, tmp_path)
     monkeypatch.setattr("pyspark_messaging.journal.journal.open_folder", lambda path: folder)
     for run in range(3):
-        opened = Journal.open("it", SOURCE, segment_bytes=3000)
+        opened = RowJournal.open("it", SOURCE, segment_bytes=3000)
         assert opened.logs[0].end == run * 6
         add(opened.logs[0])
         add(opened.logs[0])
         check(opened)
-        check(Journal.view("it"))
+        check(RowJournal.view("it"))
         opened.logs[0].commit(opened.logs[0].end - 1)
         opened.close()
 
@@ -216,7 +216,7 @@ def test_relative_paths_and_the_home_of_the_user_are_absolute_for_executors(
     assert open_folder("journal").path == str(tmp_path / "journal")
     assert open_folder("./a/b").path == str(tmp_path / "a" / "b")
     assert open_folder("~/journal").path == str(tmp_path / "home" / "journal")
-    opened = Journal.open("journal", SOURCE)
+    opened = RowJournal.open("journal", SOURCE)
     assert opened.folder.path == str(tmp_path / "journal")
     opened.close()
 
@@ -241,7 +241,7 @@ def test_urls_of_local_folders(tmp_path: Path, url: str) -> None:
         ("a\0b", "NUL"),
     ],
 )
-@table("attempt", [open_folder, lambda path: Journal.open(path, SOURCE), Journal.view])
+@table("attempt", [open_folder, lambda path: RowJournal.open(path, SOURCE), RowJournal.view])
 def test_paths_that_are_no_folder_are_refused(path: str, what: str, attempt: Callable[[str], Any]) -> None:
     with pytest.raises(JournalUnreadableError, match=f"(?s)journalPath.*{what}"):
         attempt(path)
@@ -269,7 +269,7 @@ def test_without_fsspec_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_no_error_shows_the_keys_of_a_store(path: str) -> None:
     with pytest.raises(JournalUnreadableError) as caught:
-        Journal.open(path, SOURCE)
+        RowJournal.open(path, SOURCE)
     shown = "".join(map(str, (caught.value, caught.value.path, repr(caught.value))))
     assert "ReT" not in shown
     assert "sE" not in shown
@@ -334,4 +334,4 @@ def test_the_lock_of_a_file_system_without_locks_is_an_error(tmp_path: Path, mon
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
     with pytest.raises(JournalUnreadableError, match="No locks available"):
-        Journal.open(str(tmp_path), SOURCE)
+        RowJournal.open(str(tmp_path), SOURCE)

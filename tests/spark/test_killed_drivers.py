@@ -27,7 +27,7 @@ import pytest
 from messaging import MessagingError
 from messaging.testing.waiting import eventually
 from pyspark_messaging.errors import JournalUnreadableError
-from pyspark_messaging.journal import Journal
+from pyspark_messaging.journal import RowJournal
 from pyspark_messaging.journal.log import read
 from tests.spark.conftest import require_java
 from tests.spark.harness import QUERY_PATIENCE, Publisher, table
@@ -107,7 +107,7 @@ class Driver:
 def note(journal: Path, seen: dict[int, bytes]) -> None:
     """Add the rows of the journal to those ``seen``, by offset; fail if one has changed."""
     try:
-        opened = Journal.view(str(journal))
+        opened = RowJournal.view(str(journal))
     except JournalUnreadableError:
         return
     (log,) = opened.logs

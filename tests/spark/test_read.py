@@ -22,7 +22,7 @@ from pyspark.sql.types import StructField, StructType
 
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.waiting import eventually
-from pyspark_messaging.journal import Journal
+from pyspark_messaging.journal import RowJournal
 from pyspark_messaging.read.typed import CORRUPT, MESSAGE_COLUMNS, TypedColumns
 from tests.spark.harness import (
     QUERY_PATIENCE,
@@ -288,7 +288,7 @@ def test_secrets_appear_nowhere(spark: SparkSession, guarded: Mosquitto, tmp_pat
 
 @pytest.mark.slow
 def test_a_damaged_journal_fails_the_task(spark: SparkSession, tmp_path: Path) -> None:
-    with contextlib.closing(Journal.open(str(tmp_path), SOURCE)) as journal:
+    with contextlib.closing(RowJournal.open(str(tmp_path), SOURCE)) as journal:
         add(journal.logs[0], 100)
         add(journal.logs[0])
     (segment,) = (each for each in (tmp_path / "0").iterdir() if each.name != "spare")

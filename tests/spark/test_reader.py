@@ -25,7 +25,7 @@ from pyspark_messaging.errors import (
     JournalMismatchError,
     MicroBatchSkippedError,
 )
-from pyspark_messaging.journal import Journal, Source, folders
+from pyspark_messaging.journal import JournalSource, RowJournal, folders
 from pyspark_messaging.journal.folders import LocalFolder
 from pyspark_messaging.read import journaled, rabbitmq_streams
 from pyspark_messaging.read.typed import CORRUPT
@@ -169,12 +169,12 @@ def test_a_queue_that_is_deleted_ends_the_query_when_all_is_processed(rabbitmq: 
 
 def test_a_journal_in_use(mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "LOCK_SECONDS", 0.2)
-    with contextlib.closing(Journal.open(str(tmp_path), Source("mqtt://127.0.0.1:1", ["a"], None, "1", 1))):
+    with contextlib.closing(RowJournal.open(str(tmp_path), JournalSource("mqtt://127.0.0.1:1", ["a"], None, "1", 1))):
         refused(JournalLockedError, r"'journalPath'.*is using this journal", mosquitto.url, tmp_path, channel="a")
 
 
 def test_a_journal_of_other_channels(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    Journal.open(str(tmp_path), Source("mqtt://127.0.0.1:1", ["b"], None, "1", 1)).close()
+    RowJournal.open(str(tmp_path), JournalSource("mqtt://127.0.0.1:1", ["b"], None, "1", 1)).close()
     problem = r"'journalPath'.*channels was \['b'\] and is \['a'\]"
     refused(JournalMismatchError, problem, mosquitto.url, tmp_path, channel="a")
 
@@ -369,7 +369,7 @@ def test_a_new_journal_keeps_the_rows_of_a_skipped_micro_batch_too_and_the_query
         eventually(query.micro_batch, "a micro-batch")
         with pytest.raises(MicroBatchSkippedError, match="offsets 0 to"):
             query.micro_batch()
-    assert Journal.view(str(journal)).logs[0].begin == 0
+    assert RowJournal.view(str(journal)).logs[0].begin == 0
     with Driven(mosquitto.url, journal, query.checkpoint, channel=channel, failOnSkippedBatch="false").start() as again:
         publish(mosquitto.url, channel, numbers(5, 20))
         eventually(lambda: again.micro_batch() is None or again.values[-5:] == numbers(5, 20), "the rows after")

@@ -16,7 +16,7 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from pyspark_messaging.columns import batch_of
 from pyspark_messaging.errors import JournalFullError
-from pyspark_messaging.journal import Journal, Source
+from pyspark_messaging.journal import JournalSource, RowJournal
 from pyspark_messaging.journal.log import RowLogWriter, read
 from pyspark_messaging.options import ReadOptions
 from pyspark_messaging.read import receiver
@@ -60,7 +60,7 @@ class Running:
     def __init__(self, path: Path, url: str, **options: str) -> None:
         given = {"url": url, "journalPath": str(path), **options}
         self.options = ReadOptions.of(given)
-        self.journal = Journal.open(str(path), Source("mqtt://anywhere", [], None, "1", 1))
+        self.journal = RowJournal.open(str(path), JournalSource("mqtt://anywhere", [], None, "1", 1))
         (self.log,) = self.journal.logs
         self.gate = Gate(self.log)
         self.receiver = Receiver(self.options, self.options.group or "group", self.log)
@@ -182,7 +182,7 @@ def test_a_process_that_is_gone_is_no_reason_to_store_twice(
 
 def test_a_redelivery_is_recognized_after_its_row_was_deleted(tmp_path: Path) -> None:
     options = ReadOptions.of({"url": "mqtt://anywhere", "channel": "a", "journalPath": str(tmp_path)})
-    journal = Journal.open(str(tmp_path), Source("mqtt://anywhere", ["a"], None, "1", 1), segment_bytes=1)
+    journal = RowJournal.open(str(tmp_path), JournalSource("mqtt://anywhere", ["a"], None, "1", 1), segment_bytes=1)
     (log,) = journal.logs
     receiver = Receiver(options, "group", log)
     for number in range(3):

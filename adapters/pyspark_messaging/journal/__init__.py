@@ -11,7 +11,7 @@ Segments, frames and offsets are those of :mod:`messaging.journal`.
 
 from __future__ import annotations as annotations
 
-from pyspark_messaging.journal.journal import Journal as Journal
+from pyspark_messaging.journal.journal import JournalSource as JournalSource
 from pyspark_messaging.journal.journal import Meta as Meta
-from pyspark_messaging.journal.journal import Source as Source
+from pyspark_messaging.journal.journal import RowJournal as RowJournal
 from pyspark_messaging.journal.journal import leave_mark as leave_mark

@@ -6,14 +6,19 @@
       journal.json       identity: format, id, source, query; and a checksum of these
       lock               (local) locked by the query that writes;  ``owner`` elsewhere: token of the last writer
       read-QUERY-...     marks of the tasks that read the first rows of a new query, until it commits
-      cursor-QUERY       cursor of a query: the offset of the first row of each partition that it has not processed
+      cursor-QUERY       cursor of the query: the offset of the first row of each partition that it has not processed
       0/ 1/ ...          a log for each partition
         00000000000000000000.segment     frames, named by the offset of the first row
         spare                            (local, in 0/) room for journal.json on a full disk
 
-This module decides which query may use a journal, and which rows all queries have processed. The promises of the logs
-are in :mod:`pyspark_messaging.journal.log`. Each cursor has a file of its own, so that a query changes no file of
-another one. Journals of earlier versions have none: their queries begin with the position of their checkpoint.
+This module decides which query may use a journal, and which rows it has processed. The promises of the logs are in
+:mod:`pyspark_messaging.journal.log`.
+
+A journal has one query at a time. On a local disk a second query waits for the lock, and gives up. In an object store
+it takes the journal over, and the first query fails with its next write or commit. So the cursor of an open journal is
+changed by its query alone, and read at opening. A cursor of another query keeps no row: that query can come back only
+by taking the journal over, with a new id. Journals of earlier versions have no cursor: their queries begin where their
+checkpoint is.
 """
 
 from __future__ import annotations
@@ -25,8 +30,9 @@ import os
 import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, NamedTuple
 
 from messaging.journal.folders import Folder, journal_errors
 from messaging.journal.identity import Identity, check_key, malformed, sealed, unsealed
@@ -48,7 +54,7 @@ _SPARE_BYTES: Final = 2**14
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class JournalSource:
     """The source of a journal. Holds no secret."""
 
     url: str
@@ -62,7 +68,7 @@ class Source:
 class Meta:
     """The contents of ``journal.json``."""
 
-    source: Source
+    source: JournalSource
     #: id of the journal; the offsets of checkpoints contain it
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     #: id of the query that reads it; a query without a checkpoint gets a new one
@@ -88,33 +94,40 @@ class Meta:
         return Identity.of(asdict(self)).seed(partition)
 
 
-L = TypeVar("L", bound=RowLog)
+class RowJournalView(NamedTuple):
+    """A journal that is only read: its identity, and the rows that it had when it was opened."""
+
+    folder: Folder
+    meta: Meta
+    logs: Sequence[RowLog]
 
 
-class Journal(Generic[L]):
-    """An open journal: its identity, and the logs of its partitions.
+class RowJournal:
+    """An open journal: its identity, the logs of its partitions, and the cursor of its query.
 
     Use :meth:`open` to write, :meth:`view` to read beside a writer.
     """
 
-    def __init__(self, folder: Folder, meta: Meta, logs: Sequence[L], lock: contextlib.ExitStack) -> None:
+    def __init__(
+        self, folder: Folder, meta: Meta, logs: Sequence[RowLogWriter], cursor: dict[int, int], lock: ExitStack
+    ) -> None:
         self.folder = folder
         self.meta = meta
         self.logs = logs
+        #: partition -> offset of the first row that the query has not processed
+        self._cursor = cursor
         self._lock = lock
         self._is_open = True
-        #: query -> partition -> offset of the first row that the query has not processed
-        self._cursors: dict[str, dict[int, int]] = {}
 
     @staticmethod
     def open(
         path: str,
-        source: Source,
+        source: JournalSource,
         *,
         adopt: bool = False,
         segment_bytes: int = SEGMENT_BYTES,
         check: Callable[[Meta], None] | None = None,
-    ) -> Journal[RowLogWriter]:
+    ) -> RowJournal:
         """Open a journal to write, and create it if it is missing.
 
         Args:
@@ -128,7 +141,7 @@ class Journal(Generic[L]):
             JournalCorruptError, JournalUnreadableError: the folder, or a file in it, cannot be used.
         """
         folder = open_folder(path)
-        with contextlib.ExitStack() as stack, journal_errors(folder, "cannot open", JournalUnreadableError):
+        with ExitStack() as stack, journal_errors(folder, "cannot open", JournalUnreadableError):
             folder.make()
             stack.enter_context(folder.lock())
             meta = _read_meta(folder)
@@ -148,13 +161,13 @@ class Journal(Generic[L]):
                 log = RowLogWriter(folder, number, seed=meta.seed(number), segment_bytes=segment_bytes)
                 stack.callback(log.close)
                 logs.append(log)
-            found = Journal(folder, meta, logs, stack.pop_all())
+            cursor = {} if meta.query is None else _read_cursor(folder, meta)
+            found = RowJournal(folder, meta, logs, cursor, stack.pop_all())
             found._reserve_room()
-            found._cursors = _read_cursors(folder, meta.id)
             return found
 
     @staticmethod
-    def view(path: str) -> Journal[RowLog]:
+    def view(path: str) -> RowJournalView:
         """Open a journal to read its current rows, also while a query writes to it. Raises as :meth:`open`."""
         folder = open_folder(path)
         with journal_errors(folder, "cannot open", JournalUnreadableError):
@@ -164,7 +177,7 @@ class Journal(Generic[L]):
             logs = [RowLog(folder, number, seed=meta.seed(number)) for number in range(meta.source.partitions)]
             for log in logs:
                 log.load()
-            return Journal(folder, meta, logs, contextlib.ExitStack())
+            return RowJournalView(folder, meta, logs)
 
     def refuse_other_query(self, *, adopt: bool) -> None:
         """Raise if a query without a checkpoint must not have the journal.
@@ -195,10 +208,9 @@ class Journal(Generic[L]):
         self.refuse_other_query(adopt=adopt)
         query = uuid.uuid4().hex
         unread = {str(partition): offset for partition, offset in (starts or {}).items()}
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             for log in self.logs:
-                if isinstance(log, RowLogWriter):
-                    stack.enter_context(log.writing)  # a receiver must not take the room
+                stack.enter_context(log.writing)  # a receiver must not take the room
             try:
                 if self.folder.appends:
                     with journal_errors(self.folder, f"cannot make room for {META}"):
@@ -206,7 +218,7 @@ class Journal(Generic[L]):
                 self._change(query=query, committed=False, before=None, resumed={}, unread=unread)
             finally:
                 self._reserve_room()
-            self._replace_cursors(query)  # may have no room: nothing is reserved for it
+            self._replace_cursor()  # may have no room: nothing is reserved for it
         return query
 
     def _reserve_room(self) -> None:
@@ -255,40 +267,38 @@ class Journal(Generic[L]):
             JournalError: this cannot be written.
         """
         for log in self.logs:
-            if isinstance(log, RowLogWriter):
-                log.skip_to(ends.get(log.partition, 0))
+            log.skip_to(ends.get(log.partition, 0))
         self._change(query=self.meta.query or uuid.uuid4().hex, unread={})
 
-    # --- cursors
+    # --- the cursor
 
-    def _replace_cursors(self, query: str) -> None:
-        """Give ``query`` a cursor before the first row, and delete those of the queries that had the journal before."""
-        earlier, self._cursors = self._cursors, {query: {log.partition: log.begin for log in self.logs}}
+    def _replace_cursor(self) -> None:
+        """Put the cursor of a new query before the first row, and delete those of the queries before it."""
+        self._cursor = {log.partition: log.begin for log in self.logs}
         with journal_errors(self.folder, "cannot replace cursors"):
-            for name in earlier:
-                self.folder.delete(_CURSOR + name)
-        self._store_cursor(query)
+            for name in self.folder.list():
+                if name.startswith(_CURSOR):
+                    self.folder.delete(name)
+        self._store_cursor()
 
-    def _store_cursor(self, query: str) -> None:
-        """Store a cursor; on a full disk its file stays as it is until the next call."""
-        text = json.dumps({"journal": self.meta.id, "offsets": self._cursors[query]}).encode()
+    def _store_cursor(self) -> None:
+        """Store the cursor; on a full disk its file stays as it is until the next call."""
+        text = json.dumps({"journal": self.meta.id, "offsets": self._cursor}).encode()
         with contextlib.suppress(JournalFullError), journal_errors(self.folder, "cannot write a cursor"):
             self.folder.check_lock()
-            self.folder.write(_CURSOR + query, [text])
+            self.folder.write(f"{_CURSOR}{self.meta.query}", [text])
 
     def processed(self, partition: int) -> int:
-        """Return the offset before which all queries have processed the rows of a partition."""
-        return min((cursor.get(partition, 0) for cursor in self._cursors.values()), default=0)
+        """Return the offset before which the query has processed the rows of a partition."""
+        return self._cursor.get(partition, 0)
 
     def used(self, partition: int) -> int:
-        """Return the offset before which offsets of a partition are used: at the last close, or by a cursor."""
-        noted = self.meta.ends.get(str(partition), 0)
-        return max(noted, *(cursor.get(partition, 0) for cursor in self._cursors.values()), 0)
+        """Return the offset before which offsets of a partition are used: at the last close, or by the cursor."""
+        return max(self.meta.ends.get(str(partition), 0), self.processed(partition))
 
     def move_cursor(self, offsets: Mapping[int, int]) -> None:
         """Move the cursor of the query to ``offsets``, by partition. :meth:`note_commit` stores it."""
-        if self.meta.query is not None:
-            self._cursors[self.meta.query] = {**self._cursors.get(self.meta.query, {}), **offsets}
+        self._cursor.update(offsets)
 
     def note_commit(self) -> None:
         """Record that the query has committed: another query needs ``adoptJournal`` from now on. Store its cursor.
@@ -298,8 +308,8 @@ class Journal(Generic[L]):
         if not self.meta.committed:
             with contextlib.suppress(JournalFullError):
                 self._change(committed=True)
-        if self.meta.query in self._cursors:
-            self._store_cursor(self.meta.query)
+        if self.meta.query is not None and self._cursor:
+            self._store_cursor()
 
     def _change(self, **values: Any) -> None:
         meta = replace(self.meta, **values)
@@ -311,21 +321,16 @@ class Journal(Generic[L]):
     def close(self) -> None:
         """Note the ends of the partitions, close the logs and release the lock. Idempotent."""
         noted = self.meta.ends  # a journal that lost rows is refused, and must be the next time, too
-        ends = {
-            key: max(log.end, noted.get(key, 0))
-            for log in self.logs
-            if isinstance(log, RowLogWriter)
-            for key in [str(log.partition)]
-        }
+        ends = {key: max(log.end, noted.get(key, 0)) for log in self.logs for key in [str(log.partition)]}
         with self._lock:
-            if self._is_open and ends and ends != noted:
+            if self._is_open and ends != noted:
                 with contextlib.suppress(JournalError):  # a lower end is as right, and detects less
                     self._change(ends=ends)
             self._is_open = False
 
 
 def leave_mark(folder: Folder, mark: str) -> None:
-    """Leave a mark that a task has read rows, see :attr:`Journal.mark`. Runs on executors.
+    """Leave a mark that a task has read rows, see :attr:`RowJournal.mark`. Runs on executors.
 
     An empty file: it needs no room on a full disk.
     """
@@ -344,7 +349,7 @@ def _read_meta(folder: Folder) -> Meta | None:
             raise folder.error(
                 JournalUnreadableError, f"it has format {values['format']!r}, this version reads {FORMAT}"
             )
-        meta = Meta(**{**values, "source": Source(**values["source"])})
+        meta = Meta(**{**values, "source": JournalSource(**values["source"])})
         identity = Identity.of(values)
         if not isinstance(meta.source.partitions, int):
             raise TypeError
@@ -354,27 +359,25 @@ def _read_meta(folder: Folder) -> Meta | None:
     return meta
 
 
-def _read_cursors(folder: Folder, journal: str) -> dict[str, dict[int, int]]:
-    """Return the cursors of a journal. A damaged one begins with the oldest row, so that none is deleted too early."""
-    found: dict[str, dict[int, int]] = {}
-    for name in folder.list():
-        if name.startswith(_CURSOR):
-            query = name.removeprefix(_CURSOR)
-            try:
-                values = json.loads(bytes(folder.read(name)))
-                if values["journal"] == journal:
-                    found[query] = {int(partition): int(offset) for partition, offset in values["offsets"].items()}
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                logger.warning("journal %s: %s does not parse: %s; begins again", folder.shown, name, error)
-                found[query] = {}
-    return found
+def _read_cursor(folder: Folder, meta: Meta) -> dict[int, int]:
+    """Return the cursor of a journal. Without one, and with a damaged one, no row counts as processed."""
+    name = f"{_CURSOR}{meta.query}"
+    try:
+        values = json.loads(bytes(folder.read(name)))
+        if values["journal"] == meta.id:
+            return {int(partition): int(offset) for partition, offset in values["offsets"].items()}
+    except FileNotFoundError:
+        pass
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        logger.warning("journal %s: %s does not parse: %s; begins again", folder.shown, name, error)
+    return {}
 
 
 def _write_meta(folder: Folder, meta: Meta) -> None:
     folder.write(META, [sealed(asdict(meta))])
 
 
-def _refuse(folder: Folder, known: Source, wanted: Source, *, adopt: bool) -> None:
+def _refuse(folder: Folder, known: JournalSource, wanted: JournalSource, *, adopt: bool) -> None:
     """Raise if a journal of ``known`` cannot be used for ``wanted``. Partitions may always be added."""
     differences = [
         f"{name} was {was!r} and is {is_!r}"

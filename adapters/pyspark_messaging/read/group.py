@@ -20,7 +20,7 @@ from pyspark_messaging.errors import OPTION, DataLossError, JournalMismatchError
 from pyspark_messaging.options import SESSION_EXPIRY, ReadOptions
 
 if TYPE_CHECKING:
-    from pyspark_messaging.journal.journal import Journal, Meta
+    from pyspark_messaging.journal.journal import Meta, RowJournal
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def default_group(journal: str) -> str:
     return f"spark-{journal[:16]}"
 
 
-def join_group(options: ReadOptions, opened: Journal[Any], checkpoint: tuple[str, str | None] | None) -> str:
+def join_group(options: ReadOptions, opened: RowJournal, checkpoint: tuple[str, str | None] | None) -> str:
     """Return the group of the query, and record it in the journal.
 
     ``checkpoint`` holds the id of the journal and the group; it is ``None`` for a query without one.

@@ -36,7 +36,7 @@ from pyspark_messaging.errors import (
     invalid_option,
     redacted,
 )
-from pyspark_messaging.journal import Journal, Source, leave_mark
+from pyspark_messaging.journal import JournalSource, RowJournal, leave_mark
 from pyspark_messaging.journal.folders import open_folder
 from pyspark_messaging.journal.log import RowLog, Span, read
 from pyspark_messaging.option_values import EARLIEST, LATEST
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pyspark_messaging.journal.log import RowLogWriter
     from pyspark_messaging.options import ReadOptions
 
 logger = logging.getLogger(__name__)
@@ -130,7 +129,7 @@ class Offsets:
         return {"journal": self.journal, "query": self.query, "group": self.group, "offsets": ends}
 
 
-def _offsets(opened: Journal[RowLogWriter], ends: Mapping[int, int]) -> Offsets:
+def _offsets(opened: RowJournal, ends: Mapping[int, int]) -> Offsets:
     return Offsets(opened.meta.id, opened.meta.query, ends, opened.meta.group)
 
 
@@ -163,7 +162,7 @@ class JournalBatchReader(TaskReader, DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the tasks of the read."""
-        opened = Journal.view(self._options.required_journal)
+        opened = RowJournal.view(self._options.required_journal)
         begins = _resolve(self._options.starting, "startingOffsets", opened.logs)
         ends = _resolve(self._options.ending, "endingOffsets", opened.logs)
         ranges = [
@@ -179,7 +178,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(partial(_read_task, Columns(schema, options.model)))
         self._options = options
-        self._journal: Journal[RowLogWriter] | None = None
+        self._journal: RowJournal | None = None
         self._receivers: list[Receiver] = []
         self._initial: Offsets | None = None
         self._group_lock = contextlib.ExitStack()
@@ -189,7 +188,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
 
     # --- opening and closing
 
-    def _open(self, *positions: Offsets) -> Journal[RowLogWriter]:
+    def _open(self, *positions: Offsets) -> RowJournal:
         """Open the journal and start the receivers, once.
 
         Args:
@@ -198,14 +197,14 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
         if self._journal is not None:
             return self._journal
         options = self._options
-        source = Source(
+        source = JournalSource(
             url=options.required_broker.address,
             channels=sorted(options.channels),
             queue=",".join(options.queues) or None,
             qos=options.qos,
             partitions=options.receivers,
         )
-        opened = Journal.open(
+        opened = RowJournal.open(
             options.required_journal, source, adopt=options.adopt_journal,
             check=lambda meta: check_sessions(options, options.required_journal, meta),
             segment_bytes=segment_share(options) - write_bytes(options),
@@ -278,7 +277,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
         """End the run with the messages that the broker holds for this query now. The first offsets wait for them."""
         self._is_available_now = True
 
-    def _received(self, *positions: Offsets) -> Journal[RowLogWriter]:
+    def _received(self, *positions: Offsets) -> RowJournal:
         """Open the journal as :meth:`_open`. For AvailableNow, wait once until the broker has sent its messages."""
         opened = self._open(*positions)
         if self._is_available_now and self._final_offsets is None:
@@ -357,7 +356,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
 
     # --- the checkpoint and the journal
 
-    def _begins(self, offsets: Offsets, opened: Journal[RowLogWriter]) -> dict[int, int]:
+    def _begins(self, offsets: Offsets, opened: RowJournal) -> dict[int, int]:
         """Return the offset of each partition in ``offsets``, after a check that they belong to the journal."""
         meta, ends = opened.meta, offsets.ends
         if offsets.journal != meta.id:
@@ -371,7 +370,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
             )
         return {log.partition: ends.get(log.partition, log.begin) for log in opened.logs}
 
-    def _seen(self, positions: Sequence[Offsets], opened: Journal[RowLogWriter]) -> dict[int, int]:
+    def _seen(self, positions: Sequence[Offsets], opened: RowJournal) -> dict[int, int]:
         """Return, by partition, the offset before which offsets were used: by the checkpoint, or by the journal."""
         seen = {log.partition: opened.used(log.partition) for log in opened.logs}
         for position in positions:
@@ -379,9 +378,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
                 seen[partition] = max(seen[partition], offset)
         return seen
 
-    def _lost(
-        self, positions: Sequence[Offsets], seen: Mapping[int, int], opened: Journal[RowLogWriter]
-    ) -> Sequence[str]:
+    def _lost(self, positions: Sequence[Offsets], seen: Mapping[int, int], opened: RowJournal) -> Sequence[str]:
         """Return which rows are missing in the journal: at its end, or before its first one.
 
         Raises:
@@ -408,7 +405,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
             logger.warning("journal %s: %s", redacted(path), text)
         return lost
 
-    def _require_read(self, opened: Journal[RowLogWriter], ends: Mapping[int, int]) -> None:
+    def _require_read(self, opened: RowJournal, ends: Mapping[int, int]) -> None:
         """Check that tasks have read the first rows of a new query before anything after them is planned or deleted.
 
         A file sink skips micro-batches whose numbers are in the log of its output path, and the numbers of a new

@@ -202,7 +202,7 @@ SPARK = (
         (
             Edit(
                 "adapters/pyspark_messaging/journal/journal.py",
-                "                log.skip_to(ends.get(log.partition, 0))",
+                "            log.skip_to(ends.get(log.partition, 0))",
                 "                pass",
             ),
         ),
@@ -215,7 +215,7 @@ SPARK = (
         (
             Edit(
                 "adapters/pyspark_messaging/journal/journal.py",
-                "            if self._is_open and ends and ends != noted:",
+                "            if self._is_open and ends != noted:",
                 "            if False:",
             ),
         ),
@@ -229,8 +229,8 @@ SPARK = (
         (
             Edit(
                 "adapters/pyspark_messaging/journal/journal.py",
-                "            key: max(log.end, noted.get(key, 0))\n",
-                "            key: log.end\n",
+                "{key: max(log.end, noted.get(key, 0)) for log",
+                "{key: log.end for log",
             ),
         ),
         "tests/spark/test_restored.py"
