@@ -522,9 +522,9 @@ def test_a_full_disk_is_reported_when_a_journal_is_opened_and_outlived_by_a_comm
     assert journal.meta.query is None
     journal.begin_query(adopt=False)
     with Faults(errno.ENOSPC, 1):
-        journal.note_commit()  # a query goes on, which makes room
+        journal.note_commit({})  # a query goes on, which makes room
     assert not json.loads((Path(path) / "journal.json").read_text())["committed"]
-    journal.note_commit()
+    journal.note_commit({})
     assert json.loads((Path(path) / "journal.json").read_text())["committed"]
     journal.close()
     with Faults(errno.ENOSPC, 1), pytest.raises(JournalFullError):
@@ -618,7 +618,7 @@ def test_a_full_file_system_loses_no_row(small_disk: Path) -> None:
     check(journal)
     check(RowJournal.view(path))
     log.commit(full)
-    journal.note_commit()
+    journal.note_commit({})
     add(log, 300)
     journal.close()
     again = opened(path)
@@ -673,8 +673,8 @@ def test_a_query_takes_a_journal_without_commits(path: str) -> None:
     first = journal.begin_query(adopt=False)
     second = journal.begin_query(adopt=False)
     assert first != second
-    journal.note_commit()
-    journal.note_commit()
+    journal.note_commit({})
+    journal.note_commit({})
     journal.close()
     again = opened(path)
     assert again.meta.query == second
@@ -1124,7 +1124,7 @@ def test_the_older_of_two_writers_fails(remote: str) -> None:
     add(older.logs[0])
     newer = opened(remote)
     add(newer.logs[0])
-    for attempt in (lambda: add(older.logs[0]), lambda: older.begin_query(adopt=True), lambda: older.note_commit()):
+    for attempt in (lambda: add(older.logs[0]), lambda: older.begin_query(adopt=True), lambda: older.note_commit({})):
         with pytest.raises(JournalLockedError, match="taken this journal over"):
             attempt()
     assert older.logs[0].end == 3
@@ -1245,30 +1245,24 @@ def test_the_position_of_a_commit_outlives_the_journal(where: str, request: pyte
     journal, log = opened_log(request.getfixturevalue(where))
     journal.begin_query(adopt=False)
     add(log, 7)
-    assert journal.processed(0) == 0
-    journal.move_cursor({0: 5})
-    journal.note_commit()
+    assert journal.cursor == {0: 0}
+    journal.note_commit({0: 5})
     for _ in range(2):
         journal = restarted(journal.folder.path)
-        assert (journal.processed(0), journal.used(0)) == (5, 7)
-    journal.move_cursor({0: 3})  # an older checkpoint was put back
-    assert journal.processed(0) == 3
+        assert (journal.cursor, journal.used(0)) == ({0: 5}, 7)
+    journal.note_commit({0: 3})  # an older checkpoint was put back
+    assert restarted(journal.folder.path).cursor == {0: 3}
 
 
 @pytest.mark.parametrize("where", ["path", "remote"])
-def test_the_cursor_of_another_query_keeps_no_row(where: str, request: pytest.FixtureRequest) -> None:
-    """A query that has lost the journal, and stores its cursor last, must not fill it for the query that has it now."""
-    journal, log = opened_log(request.getfixturevalue(where), segment_bytes=1)
+def test_the_cursor_of_another_query_counts_for_nothing(where: str, request: pytest.FixtureRequest) -> None:
+    """A query that has lost the journal may store its cursor last; what it kept would fill the journal."""
+    journal, _ = opened_log(request.getfixturevalue(where), segment_bytes=1)
     journal.begin_query(adopt=False)
-    for _ in range(3):
-        add(log)
     other = json.dumps({"journal": journal.meta.id, "offsets": {"0": 4}})
     journal.folder.write("cursor-other", [other.encode()])
     journal = restarted(journal.folder.path, segment_bytes=1)
-    journal.move_cursor({0: 9})
-    assert journal.processed(0) == 9
-    journal.logs[0].commit(journal.processed(0))
-    assert journal.logs[0].backlog == 0
+    assert journal.cursor == {0: 0}
     journal.begin_query(adopt=True)
     assert [name for name in journal.folder.list() if name.startswith("cursor-")] == [f"cursor-{journal.meta.query}"]
 
@@ -1278,15 +1272,13 @@ def test_a_second_query_leaves_the_cursor_of_a_running_one_alone(path: str, monk
     journal, log = opened_log(path)
     journal.begin_query(adopt=False)
     add(log)
-    journal.move_cursor({0: 2})
-    journal.note_commit()
+    journal.note_commit({0: 2})
     for _ in range(2):
         with pytest.raises(JournalLockedError, match="another query is using this journal"):
             opened(path)
         add(log)
-        journal.move_cursor({0: log.end - 1})
-        journal.note_commit()
-    assert restarted(path).processed(0) == 8
+        journal.note_commit({0: log.end - 1})
+    assert restarted(path).cursor == {0: 8}
 
 
 def test_a_query_that_takes_a_journal_over_has_a_cursor_that_the_first_one_does_not_move(remote: str) -> None:
@@ -1294,18 +1286,15 @@ def test_a_query_that_takes_a_journal_over_has_a_cursor_that_the_first_one_does_
     older.begin_query(adopt=False)
     for _ in range(3):
         add(log)
-    older.move_cursor({0: 4})
-    older.note_commit()
+    older.note_commit({0: 4})
     newer = opened(remote, segment_bytes=1)
     newer.begin_query(adopt=True)
-    older.move_cursor({0: 9})
-    for attempt in (lambda: log.commit(9), older.note_commit):
+    for attempt in (lambda: log.commit(9), lambda: older.note_commit({0: 9})):
         with pytest.raises(JournalLockedError, match="taken this journal over"):
             attempt()
     check(newer, 0, 9)
-    newer.move_cursor({0: 2})
-    newer.note_commit()
-    assert restarted(remote).processed(0) == 2
+    newer.note_commit({0: 2})
+    assert restarted(remote).cursor == {0: 2}
 
 
 @table("text", ["", "[]", "{", '{"journal": "another", "offsets": {"0": 9}}'])
@@ -1318,21 +1307,20 @@ def test_a_cursor_that_is_damaged_or_foreign_deletes_no_row(
     add(log)
     (Path(path) / f"cursor-{journal.meta.query}").write_text(text)
     journal = restarted(path)
-    assert (journal.processed(0), journal.used(0)) == (0, 3)
+    assert (journal.cursor, journal.used(0)) == ({}, 3)
     assert ("does not parse" in caplog.text) == ("another" not in text)
 
 
 def test_a_cursor_that_has_no_room_is_stored_later(path: str) -> None:
     journal, log = opened_log(path)
     journal.begin_query(adopt=False)
-    journal.note_commit()
+    journal.note_commit({})
     add(log)
-    journal.move_cursor({0: 3})
     with Faults(errno.ENOSPC, 1):
-        journal.note_commit()
+        journal.note_commit({0: 3})
     stored = Path(path) / f"cursor-{journal.meta.query}"
     assert json.loads(stored.read_text())["offsets"] == {"0": 0}
-    journal.note_commit()
+    journal.note_commit({})
     assert json.loads(stored.read_text())["offsets"] == {"0": 3}
 
 
@@ -1353,8 +1341,9 @@ def test_a_journal_of_the_version_before_cursors_is_drained(path: str) -> None:
     check(journal)
     with pytest.raises(JournalMismatchError, match="adoptJournal"):
         journal.begin_query(adopt=False)
-    journal.move_cursor({int(partition): offset for partition, offset in offsets.items()})
-    assert [journal.processed(log.partition) for log in journal.logs] == [7, 12]
+    assert journal.cursor == {}
+    journal.note_commit({int(partition): offset for partition, offset in offsets.items()})
+    assert journal.cursor == {0: 7, 1: 12}
     for log in journal.logs:
         add(log)
         assert [
@@ -1362,10 +1351,9 @@ def test_a_journal_of_the_version_before_cursors_is_drained(path: str) -> None:
             for batch in read(journal.folder, log.spans(offsets[str(log.partition)], 23))
             for value in batch.column("value").to_pylist()
         ] == [journals.value(n) for n in range(offsets[str(log.partition)], 23)]
-    journal.move_cursor({0: 23, 1: 23})
     for log in journal.logs:
-        log.commit(journal.processed(log.partition))
-    journal.note_commit()
+        log.commit(23)
+    journal.note_commit({0: 23, 1: 23})
     assert [log.backlog for log in journal.logs] == [0, 0]
     again = restarted(path, source=source)
-    assert [(log.end, again.processed(log.partition)) for log in again.logs] == [(23, 23)] * 2
+    assert [(log.end, again.cursor[log.partition]) for log in again.logs] == [(23, 23)] * 2

@@ -115,7 +115,7 @@ class RowJournal:
         self.meta = meta
         self.logs = logs
         #: partition -> offset of the first row that the query has not processed
-        self._cursor = cursor
+        self.cursor = cursor
         self._lock = lock
         self._is_open = True
 
@@ -218,7 +218,12 @@ class RowJournal:
                 self._change(query=query, committed=False, before=None, resumed={}, unread=unread)
             finally:
                 self._reserve_room()
-            self._replace_cursor()  # may have no room: nothing is reserved for it
+            self.cursor = {log.partition: log.begin for log in self.logs}
+            with journal_errors(self.folder, "cannot replace cursors"):
+                for name in self.folder.list():
+                    if name.startswith(_CURSOR):
+                        self.folder.delete(name)
+            self._store_cursor()  # may have no room: nothing is reserved for it
         return query
 
     def _reserve_room(self) -> None:
@@ -272,43 +277,30 @@ class RowJournal:
 
     # --- the cursor
 
-    def _replace_cursor(self) -> None:
-        """Put the cursor of a new query before the first row, and delete those of the queries before it."""
-        self._cursor = {log.partition: log.begin for log in self.logs}
-        with journal_errors(self.folder, "cannot replace cursors"):
-            for name in self.folder.list():
-                if name.startswith(_CURSOR):
-                    self.folder.delete(name)
-        self._store_cursor()
-
     def _store_cursor(self) -> None:
         """Store the cursor; on a full disk its file stays as it is until the next call."""
-        text = json.dumps({"journal": self.meta.id, "offsets": self._cursor}).encode()
+        text = json.dumps({"journal": self.meta.id, "offsets": self.cursor}).encode()
         with contextlib.suppress(JournalFullError), journal_errors(self.folder, "cannot write a cursor"):
             self.folder.check_lock()
             self.folder.write(f"{_CURSOR}{self.meta.query}", [text])
 
-    def processed(self, partition: int) -> int:
-        """Return the offset before which the query has processed the rows of a partition."""
-        return self._cursor.get(partition, 0)
-
     def used(self, partition: int) -> int:
         """Return the offset before which offsets of a partition are used: at the last close, or by the cursor."""
-        return max(self.meta.ends.get(str(partition), 0), self.processed(partition))
+        return max(self.meta.ends.get(str(partition), 0), self.cursor.get(partition, 0))
 
-    def move_cursor(self, offsets: Mapping[int, int]) -> None:
-        """Move the cursor of the query to ``offsets``, by partition. :meth:`note_commit` stores it."""
-        self._cursor.update(offsets)
+    def note_commit(self, offsets: Mapping[int, int]) -> None:
+        """Record that the query has committed: another query needs ``adoptJournal`` from now on.
 
-    def note_commit(self) -> None:
-        """Record that the query has committed: another query needs ``adoptJournal`` from now on. Store its cursor.
+        On a full disk nothing is stored: the next call tries again.
 
-        On a full disk nothing changes: the next call tries again.
+        Args:
+            offsets: new position of the cursor, by partition.
         """
+        self.cursor |= offsets
         if not self.meta.committed:
             with contextlib.suppress(JournalFullError):
                 self._change(committed=True)
-        if self.meta.query is not None and self._cursor:
+        if self.meta.query is not None and self.cursor:
             self._store_cursor()
 
     def _change(self, **values: Any) -> None:

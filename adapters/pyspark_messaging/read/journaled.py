@@ -28,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from messaging.environment.signals import on_failure
 from messaging.errors import MessagingError
 from pyspark_messaging.errors import (
     DataLossError,
@@ -209,7 +210,7 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
             check=lambda meta: check_sessions(options, options.required_journal, meta),
             segment_bytes=segment_share(options) - write_bytes(options),
         )  # fmt: skip
-        try:
+        with on_failure(opened.close), on_failure(self._stop_receivers):
             # Refusals come before the first receiver connects, so that they have no effect at the broker, and before a
             # new row gets an offset that the checkpoint has seen.
             if not positions:
@@ -225,15 +226,10 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
             if positions:  # what is processed makes room before the first message arrives
                 begins = self._begins(positions[0], opened)
                 self._require_read(opened, begins)
-                opened.move_cursor(begins)
                 for receiver in self._receivers:
-                    receiver.commit(opened.processed(receiver.partition))
+                    receiver.commit(begins[receiver.partition])
             for receiver in self._receivers:
                 receiver.start()
-        except BaseException:
-            self._stop_receivers()
-            opened.close()
-            raise
         self._journal = opened
         # This process belongs to the query. Its thousands of messages form no cycles, and collecting takes a fifth.
         gc.freeze()
@@ -442,7 +438,6 @@ class JournalStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
     def _commit(self, ends: Mapping[int, int]) -> None:
         opened = self._open()
         self._require_read(opened, ends)
-        opened.move_cursor(ends)
         for receiver in self._receivers:
-            receiver.commit(opened.processed(receiver.partition))
-        opened.note_commit()  # last: what was deleted makes room for it
+            receiver.commit(ends.get(receiver.partition, 0))
+        opened.note_commit(ends)  # last: what was deleted makes room for it

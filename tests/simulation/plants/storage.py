@@ -185,11 +185,11 @@ SPARK = (
             ),
             Edit(
                 "adapters/pyspark_messaging/read/journaled.py",
-                "                receiver.start()\n        except",
+                "                receiver.start()\n        self._journal",
                 "                receiver.start()\n"
                 "            if self._lost(positions, seen, opened):\n"
                 "                opened.continue_query(seen)\n"
-                "        except",
+                "        self._journal",
             ),
         ),
         "tests/spark/test_restored.py"
