@@ -23,7 +23,7 @@ from messaging.testing.brokers import Mosquitto, require
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from pyspark_messaging.telemetry import run
-from pyspark_messaging.telemetry.anomaly import ENOUGH, REACH, THRESHOLD, History, Reading, score
+from pyspark_messaging.telemetry.anomaly import ENOUGH, REACH, THRESHOLD, History, Measurement, score
 from pyspark_messaging.telemetry.display import Display
 from pyspark_messaging.telemetry.fleet import INTERVAL, START, FleetPlan, Sent, digest, simulate
 from pyspark_messaging.telemetry.model import METRICS, Telemetry
@@ -120,9 +120,9 @@ def test_times_without_a_zone_are_no_readings() -> None:
 # --- the rule
 
 
-def series(*temperatures: float, every: timedelta = INTERVAL) -> Iterator[Reading]:
+def series(*temperatures: float, every: timedelta = INTERVAL) -> Iterator[Measurement]:
     for number, temperature in enumerate(temperatures):
-        yield Reading(START + number * every, (temperature, 2.0, 90.0))
+        yield Measurement(START + number * every, (temperature, 2.0, 90.0))
 
 
 STEADY = [20.0, 20.2, 19.9, 20.1, 19.8, 20.0, 20.1, 19.9, 20.2, 20.0] * 2
@@ -133,7 +133,7 @@ def test_a_score_counts_robust_deviations_from_the_median() -> None:
     assert score(10.0, [3, 3, 3, 3, 3], floor=0.5) == (3, 14.0)  # a quiet sensor: the floor
 
 
-def flagged(readings: Iterator[Reading]) -> list[float]:
+def flagged(readings: Iterator[Measurement]) -> list[float]:
     history = History()
     return [anomaly.value for reading in readings for anomaly in history.judge(reading)]
 
@@ -163,7 +163,7 @@ def test_day_and_night_are_no_anomaly() -> None:
     for each in clean:
         reading = Telemetry.model_validate_json(each.payload)
         values = (reading.temperature, reading.vibration, reading.battery)
-        found += len(devices.setdefault(each.device, History()).judge(Reading(reading.measured_at, values)))
+        found += len(devices.setdefault(each.device, History()).judge(Measurement(reading.measured_at, values)))
     assert found <= len(clean) / 2_000
 
 

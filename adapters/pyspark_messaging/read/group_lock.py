@@ -118,7 +118,8 @@ class QueueLock:
         self._timeout = timeout
         self._group = group
         self._lost = lost
-        self._closed = Flag()
+        #: set to stop trying; the broker deletes the queue with the connection
+        self.closed = Flag()
         self._is_held = False
 
     def acquire(self, patience: float | None = None) -> None:
@@ -130,7 +131,7 @@ class QueueLock:
         """
         name = f"{self._group}.owner"
         deadline = time.monotonic() + (QUEUE_SECONDS if patience is None else patience)
-        while not self._closed.is_set():
+        while not self.closed.is_set():
             # bound to no channel
             stream = self._instance.subscribe("amq.default", channel_extension=name, queue=name, exclusive=True)
             stream.subscribe(lambda _: None, self._ended)
@@ -142,14 +143,14 @@ class QueueLock:
                     return
                 if time.monotonic() > deadline:
                     raise taken_over(self._group, "another query consumes the queue of the group") from None
-                self._closed.wait(_PAUSE)
+                self.closed.wait(_PAUSE)
             else:
                 self._is_held = True
                 return
 
     def _ended(self, _: Exception) -> None:
         """Declare the queue again, if it was held. The broker may not know yet that the old connection is dead."""
-        if self._is_held and not self._closed.is_set():
+        if self._is_held and not self.closed.is_set():
             self._is_held = False
             start_thread(self._regain, "messaging-group")
 
@@ -160,10 +161,6 @@ class QueueLock:
             self._lost(error)
         except MessagingError as error:  # lost again, or closed: the next reconnect declares the queue
             logger.info("group %s: cannot tell whether another query uses it: %s", self._group, error)
-
-    def close(self) -> None:
-        """Stop trying. The broker deletes the queue with the connection."""
-        self._closed.set()
 
 
 class TakeoverWatch:
@@ -179,7 +176,8 @@ class TakeoverWatch:
         self._settings = settings
         self._group = group
         self._lost = lost
-        self._closed = Flag()
+        #: set to stop asking
+        self.closed = Flag()
         #: the start time of this query, and a token for queries that started at the same time
         self._mine = (time.time(), secrets.token_hex(8))
         # used by the observer of states, one call at a time
@@ -198,13 +196,9 @@ class TakeoverWatch:
             self._connected_at = None
             self._losses = self._losses + 1 if lasted < _SHORT_SECONDS else 0
             is_asking = self._asking is not None and self._asking.is_alive()
-            if self._losses >= _MAX_LOSSES and not is_asking and not self._closed.is_set():
+            if self._losses >= _MAX_LOSSES and not is_asking and not self.closed.is_set():
                 self._asking = threading.Thread(target=self._ask, name="messaging-takeover", daemon=True)
                 self._asking.start()
-
-    def close(self) -> None:
-        """Stop asking."""
-        self._closed.set()
 
     def _ask(self) -> None:
         own = {"client_id": f"{self._group}-{self._mine[1]}", "clean_start": True, "session_expiry": 0}
@@ -230,7 +224,7 @@ class TakeoverWatch:
         stream.subscribe(heard)
         stream.ready.result(_ASK_SECONDS)
         until = time.monotonic() + _ASK_SECONDS
-        while time.monotonic() < until and not self._closed.is_set():
+        while time.monotonic() < until and not self.closed.is_set():
             instance.publish(channel, json.dumps(self._mine)).result(_ASK_SECONDS)
             if is_later.wait(_ASK_PAUSE):
                 return True

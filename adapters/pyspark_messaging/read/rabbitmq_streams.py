@@ -9,7 +9,6 @@ Offsets of a stream may have gaps, where the broker stores records of its own.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +46,10 @@ _BATCH_ROWS: Final = 8192
 _SILENCE_SECONDS: Final = 30.0
 
 
+def _connect(broker: Broker) -> Messaging:
+    return messaging.connect(broker.url, **broker.keywords())
+
+
 def _subscribe(instance: Messaging, stream: str, offset: str | int, prefetch: int) -> MessageStream:
     return instance.subscribe(
         stream,
@@ -63,45 +66,37 @@ def _offset_of(message: Message) -> int:
     return int(message.context.extensions["streamOffset"])
 
 
-class _Ends:
-    """A connection that asks a broker where its streams begin and end."""
+def _begin(instance: Messaging, stream: str) -> int:
+    """Return the first offset of a stream; 0 for an empty stream."""
+    with _subscribe(instance, stream, "first", 1) as messages:
+        try:
+            return _offset_of(messages.receive(_FIRST_SECONDS))
+        except DeadlineError:
+            return 0
 
-    def __init__(self, broker: Broker) -> None:
-        self._instance = messaging.connect(broker.url, **broker.keywords())
 
-    def begin(self, stream: str) -> int:
-        """Return the first offset of a stream; 0 for an empty stream."""
-        with _subscribe(self._instance, stream, "first", 1) as messages:
+def _end(instance: Messaging, stream: str) -> int:
+    """Return the offset after the last; 0 for an empty stream. Messages that arrive meanwhile may be left out."""
+    until = time.monotonic() + _CHUNK_SECONDS
+    wait, last = _FIRST_SECONDS, -1
+    # the broker begins with the last chunk, which may hold thousands of messages
+    with _subscribe(instance, stream, "last", 1000) as messages:
+        while time.monotonic() < until:
             try:
-                return _offset_of(messages.receive(_FIRST_SECONDS))
+                last = _offset_of(messages.receive(wait))
             except DeadlineError:
-                return 0
+                break
+            wait = _QUIET_SECONDS
+    return last + 1
 
-    def end(self, stream: str) -> int:
-        """Return the offset after the last; 0 for an empty stream. Messages that arrive meanwhile may be left out."""
-        until = time.monotonic() + _CHUNK_SECONDS
-        wait, last = _FIRST_SECONDS, -1
-        # the broker begins with the last chunk, which may hold thousands of messages
-        with _subscribe(self._instance, stream, "last", 1000) as messages:
-            while time.monotonic() < until:
-                try:
-                    last = _offset_of(messages.receive(wait))
-                except DeadlineError:
-                    break
-                wait = _QUIET_SECONDS
-        return last + 1
 
-    def has(self, stream: str, offset: int) -> bool:
-        """Return whether the stream has a message with ``offset``."""
-        with _subscribe(self._instance, stream, offset, 1) as messages:
-            try:
-                return _offset_of(messages.receive(CERTAIN_SECONDS)) == offset
-            except DeadlineError:
-                return False
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._instance.close()
+def _has(instance: Messaging, stream: str, offset: int) -> bool:
+    """Return whether the stream has a message with ``offset``."""
+    with _subscribe(instance, stream, offset, 1) as messages:
+        try:
+            return _offset_of(messages.receive(CERTAIN_SECONDS)) == offset
+        except DeadlineError:
+            return False
 
 
 @dataclass
@@ -211,14 +206,17 @@ def _plan(
     ]
 
 
-def _resolve(wanted: str | Mapping[str, int], option: str, streams: Sequence[str], ends: _Ends) -> dict[str, int]:
+def _resolve(
+    wanted: str | Mapping[str, int], option: str, streams: Sequence[str], instance: Messaging
+) -> dict[str, int]:
     """Return the offset of each stream that ``startingOffsets`` or ``endingOffsets`` stands for."""
     if isinstance(wanted, str):
-        return {stream: ends.end(stream) if wanted == LATEST else ends.begin(stream) for stream in streams}
+        ask = _end if wanted == LATEST else _begin
+        return {stream: ask(instance, stream) for stream in streams}
     if unknown := sorted(set(wanted) - set(streams)):
         raise invalid_option(option, f"{', '.join(unknown)} is not among the streams {', '.join(streams)}")
     otherwise = EARLIEST if option == "startingOffsets" else LATEST
-    return {**_resolve(otherwise, option, [each for each in streams if each not in wanted], ends), **wanted}
+    return {**_resolve(otherwise, option, [each for each in streams if each not in wanted], instance), **wanted}
 
 
 class StreamsReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -227,17 +225,17 @@ class StreamsReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(_StreamTasks(options, Columns(schema, options.model)).read)
         self._options = options
-        self._ends: _Ends | None = None
+        self._instance: Messaging | None = None
         self._final_offsets: dict[str, int] | None = None
 
     @property
-    def _connected(self) -> _Ends:
-        if self._ends is None:
-            self._ends = _Ends(self._options.required_broker)
-        return self._ends
+    def _connected(self) -> Messaging:
+        if self._instance is None:
+            self._instance = _connect(self._options.required_broker)
+        return self._instance
 
     def _latest(self) -> dict[str, int]:
-        return {stream: self._connected.end(stream) for stream in self._options.queues}
+        return {stream: _end(self._connected, stream) for stream in self._options.queues}
 
     def _latest_if_reachable(self) -> dict[str, int]:
         """Return the ends of the streams, or nothing while the broker is unreachable."""
@@ -281,7 +279,7 @@ class StreamsReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
 
     def _check_not_recreated(self, stream: str, begin: int) -> None:
         """Raise if a stream that seems to end before ``begin`` was recreated. Its answer may just have been slow."""
-        if not self._options.fail_on_data_loss or self._connected.has(stream, begin - 1):
+        if not self._options.fail_on_data_loss or _has(self._connected, stream, begin - 1):
             return
         raise DataLossError(
             f"option 'queue': stream {stream!r} does not reach offset {begin}, where the checkpoint is: it was made "
@@ -295,7 +293,7 @@ class StreamsReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
             raise MessagingError("option 'checkpointLocation': the checkpoint is not one of RabbitMQ streams") from None
         missing = [stream for stream in self._options.queues if stream not in known]
         if missing:  # added since the checkpoint was written
-            known |= {stream: self._connected.begin(stream) for stream in missing}
+            known |= {stream: _begin(self._connected, stream) for stream in missing}
         return {stream: known[stream] for stream in self._options.queues}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -304,9 +302,9 @@ class StreamsReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
 
     def stop(self) -> None:
         """Disconnect."""
-        if self._ends is not None:
-            self._ends.close()
-            self._ends = None
+        if self._instance is not None:
+            self._instance.close()
+            self._instance = None
 
 
 class StreamsBatchReader(TaskReader, DataSourceReader):
@@ -319,8 +317,8 @@ class StreamsBatchReader(TaskReader, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return the tasks of the read."""
         options = self._options
-        with contextlib.closing(_Ends(options.required_broker)) as ends:
-            begins = _resolve(options.starting, "startingOffsets", options.queues, ends)
-            untils = _resolve(options.ending, "endingOffsets", options.queues, ends)
+        with _connect(options.required_broker) as instance:
+            begins = _resolve(options.starting, "startingOffsets", options.queues, instance)
+            untils = _resolve(options.ending, "endingOffsets", options.queues, instance)
         planned = _plan(options.queues, begins, untils, options.min_partitions)
         return planned or [StreamPartition(0, options.queues[0], 0, 0)]

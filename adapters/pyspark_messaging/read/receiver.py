@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import messaging
 from messaging import Message, MessageStream, Messaging, MessagingError
+from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, SubscriptionRefusedError, TakenOverError
 from messaging.execution import Flag, Waiters, start_thread
 from pyspark_messaging.columns import Identity, batch_of, identities, identity_of
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from messaging.connection import ConnectionState
     from pyspark_messaging.journal.log import RowLogWriter
-    from pyspark_messaging.options import ReadOptions
+    from pyspark_messaging.options import Broker, ReadOptions
 
 logger = logging.getLogger(__name__)
 
@@ -137,26 +138,28 @@ class Receiver:
         broker = self._options.required_broker
         self._instance = messaging.connect(broker.url, **self._settings)
         try:
-            start_thread(self._run, f"messaging-receiver-{self.partition}")
-            self._has_started = True
-            is_first = self.partition == 0
-            if is_first and broker.is_mqtt:
-                self._takeover_watch = TakeoverWatch(broker.url, self._settings, self._group, self._fail)
-            self._instance.connection_state.subscribe(self._connection_changed)
-            # another query must not consume the queues of the group; queues of the user may be shared
-            if is_first and not broker.is_mqtt and not self._options.queues:
-                self._queue_lock = QueueLock(self._instance, self._group, self._fail, self._timeout)
-                self._queue_lock.acquire()
-            for channel, extensions in subscriptions(self._options, self._group):
-                self._streams.append(self._subscribe(self._instance, channel, extensions))
-            for stream in self._streams:
-                stream.ready.result(self._timeout)
-            self._last = time.monotonic()
-        except BaseException as error:
-            self.stop()
-            if isinstance(error, ClosedError):
-                self.raise_failure()  # what closed the streams
+            with on_failure(self.stop):
+                self._start(self._instance, broker)
+        except ClosedError:
+            self.raise_failure()  # what closed the streams
             raise
+
+    def _start(self, instance: Messaging, broker: Broker) -> None:
+        start_thread(self._run, f"messaging-receiver-{self.partition}")
+        self._has_started = True
+        is_first = self.partition == 0
+        if is_first and broker.is_mqtt:
+            self._takeover_watch = TakeoverWatch(broker.url, self._settings, self._group, self._fail)
+        instance.connection_state.subscribe(self._connection_changed)
+        # another query must not consume the queues of the group; queues of the user may be shared
+        if is_first and not broker.is_mqtt and not self._options.queues:
+            self._queue_lock = QueueLock(instance, self._group, self._fail, self._timeout)
+            self._queue_lock.acquire()
+        for channel, extensions in subscriptions(self._options, self._group):
+            self._streams.append(self._subscribe(instance, channel, extensions))
+        for stream in self._streams:
+            stream.ready.result(self._timeout)
+        self._last = time.monotonic()
 
     def _subscribe(self, instance: Messaging, channel: str, extensions: Mapping[str, Any]) -> MessageStream:
         builder = instance.acknowledge_context_builder().message_context_builder().channel(channel)
@@ -227,9 +230,11 @@ class Receiver:
         self._disconnect()
 
     def _disconnect(self) -> None:
-        for each in (self._queue_lock, self._takeover_watch, self._instance):
+        for each in (self._queue_lock, self._takeover_watch):
             if each is not None:
-                each.close()
+                each.closed.set()
+        if self._instance is not None:
+            self._instance.close()
 
     # --- worker threads
 

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Final, Self
 from uuid import uuid4
 
 from messaging.dispatch.eventdata import filters_of
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import tolerant
-from messaging.execution import Promise, may_block, seconds, workers
+from messaging.execution import Closeable, Promise, may_block, seconds, workers
 from messaging.instance import Messaging
 from messaging.model import check_name
 from messaging.typedevent import MonitorEvent, TypedEventMonitor
@@ -49,7 +50,7 @@ CLOSE_TIMEOUT: Final = 10.0
 _MAX_NAME: Final = 100
 
 
-class EventRecorder:
+class EventRecorder(Closeable):
     """Publishes the events of a bus to a broker, until it is closed. Thread safe; a context manager, also async.
 
     Start the archive first: until it has run once, the broker keeps no events for it. The instance may be used for
@@ -132,13 +133,10 @@ class EventRecorder:
         else:
             events = monitor.replay(since, principal=principal)
         self._publisher.start()
-        try:
+        with on_failure(self._publisher.end):
             self._subscription: DisposableBase = events.subscribe(self._observed, self._observing_failed)
             if isinstance(self._failure, ClosedError):
                 raise self._failure
-        except BaseException:
-            self._publisher.end()
-            raise
 
     def get_dto(self) -> RecorderDTO:
         """Return the number of events so far, for each outcome."""
@@ -222,9 +220,6 @@ class EventRecorder:
     def __enter__(self) -> Self:
         self._refuse_closed()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     async def __aenter__(self) -> Self:
         self._refuse_closed()

@@ -41,7 +41,7 @@ class Anomaly(NamedTuple):
     reason: str
 
 
-class Reading(NamedTuple):
+class Measurement(NamedTuple):
     """The part of a reading that the rule needs; values in the order of ``METRICS``."""
 
     measured_at: datetime
@@ -58,10 +58,10 @@ def score(value: float, usual: Sequence[float], floor: float) -> tuple[float, fl
 class History:
     """The last readings of one device, in the order of their event time."""
 
-    def __init__(self, readings: Iterable[Reading] = ()) -> None:
+    def __init__(self, readings: Iterable[Measurement] = ()) -> None:
         self.readings = sorted(readings)
 
-    def judge(self, reading: Reading) -> list[Anomaly]:
+    def judge(self, reading: Measurement) -> list[Anomaly]:
         """Return the anomalies of ``reading``, and add it to the history.
 
         A late reading is compared with readings that were measured, not received, before it.
@@ -91,4 +91,4 @@ class History:
     def load(cls, text: str) -> History:
         """Return the history that :meth:`dump` has written."""
         readings = json.loads(text)
-        return cls(Reading(datetime.fromtimestamp(seconds, UTC), tuple(values)) for seconds, values in readings)
+        return cls(Measurement(datetime.fromtimestamp(seconds, UTC), tuple(values)) for seconds, values in readings)

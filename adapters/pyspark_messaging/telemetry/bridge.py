@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import messaging
 from messaging import Message
+from messaging.environment.signals import on_failure
 from messaging.execution import Closeable
 from messaging.typedevent import TypedEventBus
 from pyspark_messaging.telemetry.model import ALERT_CHANNEL, Alert
@@ -36,12 +37,9 @@ class AlertBridge(Closeable):
         self.bus.on(f"{ALERT_CHANNEL}/*", handler=self._alert, type=Alert)
         self.bus.on(f"{ALERT_CHANNEL}/*", handler=self._severe, type=Alert, filter=f"(score>={SEVERE})")
         self._messaging = messaging.connect(url)
-        try:
+        with on_failure(self.close):
             alerts = self._messaging.subscribe(f"{ALERT_CHANNEL}/#", Alert, qos=1)
             alerts.subscribe(self._arrived)
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Disconnect, after the handlers have processed the alerts."""

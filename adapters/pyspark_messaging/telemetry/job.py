@@ -27,7 +27,7 @@ from pyspark.sql import functions as sql
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from pyspark_messaging.errors import first_line
-from pyspark_messaging.telemetry.anomaly import History, Reading
+from pyspark_messaging.telemetry.anomaly import History, Measurement
 from pyspark_messaging.telemetry.model import ALERT_CHANNEL, METRICS, TELEMETRY, TELEMETRY_CHANNEL
 from pyspark_messaging.telemetry.session import SparkFailedError
 
@@ -208,7 +208,7 @@ def _judge(_: tuple[str], batches: Iterator[pd.DataFrame], state: GroupState) ->
     names = [metric.name for metric in METRICS]
     found = []
     for row in pd.concat(list(batches)).sort_values("measured_at").itertuples():
-        reading = Reading(_aware(row.measured_at), tuple(getattr(row, name) for name in names))
+        reading = Measurement(_aware(row.measured_at), tuple(getattr(row, name) for name in names))
         for anomaly in history.judge(reading):
             key = f"{row.device}/{row.sequence}/{anomaly.metric}"
             fields = (key, row.device, row.site, row.sequence, *anomaly, row.measured_at, row.received_at)

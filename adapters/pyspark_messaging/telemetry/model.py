@@ -61,7 +61,7 @@ class Alert(BaseModel):
     received_at: AwareDatetime
 
 
-class Metric(NamedTuple):
+class Quantity(NamedTuple):
     """A measured quantity.
 
     Attributes:
@@ -74,7 +74,7 @@ class Metric(NamedTuple):
 
 
 METRICS: Final = (
-    Metric("temperature", "°C", 0.5),
-    Metric("vibration", "mm/s", 0.25),
-    Metric("battery", "%", 1.0),
+    Quantity("temperature", "°C", 0.5),
+    Quantity("vibration", "mm/s", 0.25),
+    Quantity("battery", "%", 1.0),
 )

@@ -113,7 +113,7 @@ def _run(
     wait("the first query subscribes", job.wait_subscribed)
     display.say(f"{len(job.queries)} queries run: {', '.join(job.queries)}")
 
-    status = _Progress(job, bridge)
+    status = _QueryProgress(job, bridge)
     with Fleet(url, plan, ledger, folders.work / "fleet.log") as fleet:
         end = START + plan.span
         display.say(
@@ -140,7 +140,7 @@ def _run(
     return done, drawn
 
 
-class _Progress:
+class _QueryProgress:
     """The progress of the queries, in a line."""
 
     def __init__(self, job: TelemetryJob, bridge: AlertBridge) -> None:

@@ -34,7 +34,7 @@ TEXT_COLUMNS: Final = ("channel", "key", "content_type", "correlation_id", "repl
 _STRIDE: Final = 256
 
 
-class _Shape(NamedTuple):
+class _RowShape(NamedTuple):
     """The values that messages share which differ in their payloads alone."""
 
     plan: PublishPlan
@@ -53,7 +53,7 @@ class RowPublisher:
         self._columns = columns
         self._partition = partition
         self._id_stem = id_stem
-        self._shapes: BoundedCache[tuple[Any, ...], _Shape] = BoundedCache(4096)
+        self._shapes: BoundedCache[tuple[Any, ...], _RowShape] = BoundedCache(4096)
         #: rows published, and rows whose outcome is known
         self._rows = self._settled = 0
         self._waiting: deque[Promise[None]] = deque()
@@ -159,7 +159,7 @@ class RowPublisher:
 
     # --- checks
 
-    def _checked(self, publisher: MessagePublisher, fields: tuple[Any, ...]) -> _Shape:
+    def _checked(self, publisher: MessagePublisher, fields: tuple[Any, ...]) -> _RowShape:
         """Check all columns of a row but its payload."""
         *texts, headers = fields
         for name, text in zip(TEXT_COLUMNS, texts, strict=True):
@@ -188,7 +188,7 @@ class RowPublisher:
         except UnsupportedFeatureError as error:
             error.add_note(f"That was row {self._rows} of partition {self._partition}, counted from 0.")
             raise
-        found = self._shapes[fields] = _Shape(plan, crc32(channel.encode()))
+        found = self._shapes[fields] = _RowShape(plan, crc32(channel.encode()))
         return found
 
     def _check_text(self, name: str, text: str | bytes | None) -> None:

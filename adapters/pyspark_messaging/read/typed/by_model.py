@@ -23,7 +23,7 @@ from pyspark_messaging.read.typed.decimals import has_decimals, quoted_if_rounde
 from pyspark_messaging.read.typed.kinds import (
     STRING_OF_VALUE,
     Field,
-    Kind,
+    SparkKind,
     array_kind,
     map_kind,
     plain,
@@ -145,11 +145,11 @@ def _fields(model: Any, where: str, outer: tuple[Any, ...]) -> list[Field] | Non
     return made
 
 
-def _kind(annotation: Any, where: str, outer: tuple[Any, ...]) -> tuple[Kind, bool]:
+def _kind(annotation: Any, where: str, outer: tuple[Any, ...]) -> tuple[SparkKind, bool]:
     """Return the kind of a field's type, and whether it may be ``None``."""
     annotation, nullable = _bare(annotation)
     origin, arguments = typing_extensions.get_origin(annotation), typing_extensions.get_args(annotation)
-    kind: Kind | None = None
+    kind: SparkKind | None = None
     if origin in (Literal, typing_extensions.Literal):
         nullable = nullable or None in arguments
         if all(type(plain(value)) in (str, int, types.NoneType) for value in arguments):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark_messaging.read.typed.rows import Row
 
 
-class Kind(NamedTuple):
+class SparkKind(NamedTuple):
     """The conversion of the values of a Python type to a Spark type.
 
     Attributes:
@@ -48,7 +48,7 @@ class Field(NamedTuple):
     """A field of a model; ``get`` returns its value from an instance of the model."""
 
     name: str
-    kind: Kind
+    kind: SparkKind
     nullable: bool
     get: Callable[[Any], Any]
 
@@ -57,7 +57,7 @@ class Field(NamedTuple):
         return self.kind.several(list(map(self.get, rows)))
 
 
-def scalar_kind(annotation: type) -> Kind | None:
+def scalar_kind(annotation: type) -> SparkKind | None:
     """Return the kind of a type without parts, or ``None``."""
     known = _SCALARS.get(annotation)
     if known is not None:
@@ -91,7 +91,7 @@ def _string_of_value(value: Any) -> str:
     raise TypeError("neither str nor int")
 
 
-def array_kind(item: Kind, nullable: bool, *, ordered: bool) -> Kind:
+def array_kind(item: SparkKind, nullable: bool, *, ordered: bool) -> SparkKind:
     """Return the kind of a list or, if not ``ordered``, of a set of ``item``, ``nullable`` or not."""
 
     def one(values: Iterable[Any]) -> Sequence[Any]:
@@ -101,19 +101,19 @@ def array_kind(item: Kind, nullable: bool, *, ordered: bool) -> Kind:
                 return sorted(several)
         return several
 
-    return Kind(spark.ArrayType(item.spark, nullable), one, _NONE)
+    return SparkKind(spark.ArrayType(item.spark, nullable), one, _NONE)
 
 
-def map_kind(item: Kind, nullable: bool) -> Kind:
+def map_kind(item: SparkKind, nullable: bool) -> SparkKind:
     """Return the kind of a mapping of strings to ``item``, ``nullable`` or not."""
 
     def one(values: Mapping[str, Any]) -> Any:
         return list(zip(values, item.several(list(values.values())), strict=True))
 
-    return Kind(spark.MapType(spark.StringType(), item.spark, nullable), one, _NONE)
+    return SparkKind(spark.MapType(spark.StringType(), item.spark, nullable), one, _NONE)
 
 
-def struct_kind(fields: Sequence[Field]) -> Kind:
+def struct_kind(fields: Sequence[Field]) -> SparkKind:
     """Return the kind of a model within another, with these fields."""
     parts = [(field.name, field.get, field.kind.one, field.kind.as_is) for field in fields]
 
@@ -125,34 +125,34 @@ def struct_kind(fields: Sequence[Field]) -> Kind:
         return made
 
     kind = spark.StructType([spark.StructField(field.name, field.kind.spark, field.nullable) for field in fields])
-    return Kind(kind, one, _NONE)
+    return SparkKind(kind, one, _NONE)
 
 
 _NONE: Final = frozenset({types.NoneType})
 _URLS: Final = (pydantic.AnyUrl, pydantic.PostgresDsn, pydantic.CockroachDsn, pydantic.MongoDsn)
 
 #: the kind of enums and literals: the value, as text
-STRING_OF_VALUE: Final = Kind(spark.StringType(), _string_of_value, _NONE)
-_DATETIME: Final = Kind(spark.TimestampType(), _a(datetime), _NONE | {datetime})
-_DATE: Final = Kind(spark.DateType(), _a(date, but=datetime), _NONE | {date})
+STRING_OF_VALUE: Final = SparkKind(spark.StringType(), _string_of_value, _NONE)
+_DATETIME: Final = SparkKind(spark.TimestampType(), _a(datetime), _NONE | {datetime})
+_DATE: Final = SparkKind(spark.DateType(), _a(date, but=datetime), _NONE | {date})
 
 _ADDRESSES: Final = (IPv4Address, IPv6Address)
 _INTERFACES: Final = (IPv4Interface, IPv6Interface)
 _NETWORKS: Final = (IPv4Network, IPv6Network)
 
 
-def _string_of(*kinds: type) -> Kind:
-    return Kind(spark.StringType(), _a(*kinds, made=str), _NONE)
+def _string_of(*kinds: type) -> SparkKind:
+    return SparkKind(spark.StringType(), _a(*kinds, made=str), _NONE)
 
 
-_SCALARS: Final[Mapping[Any, Kind]] = {
-    str: Kind(spark.StringType(), _a(str, made=str.__str__), _NONE | {str}),
-    pydantic.EmailStr: Kind(spark.StringType(), _a(str, made=str.__str__), _NONE | {str}),
-    bytes: Kind(spark.BinaryType(), _a(bytes), _NONE | {bytes}),
-    bool: Kind(spark.BooleanType(), _a(bool), _NONE | {bool}),
-    int: Kind(spark.LongType(), _a(int, made=int, but=bool), _NONE | {int}),
-    float: Kind(spark.DoubleType(), _a(float, int, made=float, but=bool), _NONE | {float}),
-    Decimal: Kind(spark.DecimalType(38, 18), Decimals(38, 18).exact, _NONE),
+_SCALARS: Final[Mapping[Any, SparkKind]] = {
+    str: SparkKind(spark.StringType(), _a(str, made=str.__str__), _NONE | {str}),
+    pydantic.EmailStr: SparkKind(spark.StringType(), _a(str, made=str.__str__), _NONE | {str}),
+    bytes: SparkKind(spark.BinaryType(), _a(bytes), _NONE | {bytes}),
+    bool: SparkKind(spark.BooleanType(), _a(bool), _NONE | {bool}),
+    int: SparkKind(spark.LongType(), _a(int, made=int, but=bool), _NONE | {int}),
+    float: SparkKind(spark.DoubleType(), _a(float, int, made=float, but=bool), _NONE | {float}),
+    Decimal: SparkKind(spark.DecimalType(38, 18), Decimals(38, 18).exact, _NONE),
     date: _DATE,
     pydantic.PastDate: _DATE,
     pydantic.FutureDate: _DATE,
@@ -161,7 +161,7 @@ _SCALARS: Final[Mapping[Any, Kind]] = {
     pydantic.NaiveDatetime: _DATETIME,
     pydantic.PastDatetime: _DATETIME,
     pydantic.FutureDatetime: _DATETIME,
-    timedelta: Kind(spark.DayTimeIntervalType(), _a(timedelta), _NONE | {timedelta}),
+    timedelta: SparkKind(spark.DayTimeIntervalType(), _a(timedelta), _NONE | {timedelta}),
     UUID: _string_of(UUID),
     **{kind: _string_of(kind) for kind in (*_ADDRESSES, *_INTERFACES, *_NETWORKS)},
     pydantic.IPvAnyAddress: _string_of(*_ADDRESSES),
