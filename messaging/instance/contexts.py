@@ -100,7 +100,9 @@ class Contexts:
         if context is None:
             self.check(call, keywords)
             context = _build(channel, keywords, subscribing_only(self._adapter.capabilities) - allowed, "subscribing")
-            if key is not None and keywords.get("message_id") is None:  # an id is for one message
+            if keywords.get("message_id") is not None:  # an id is for one message
+                key = None
+            if key is not None:
                 self._known[key] = context
         if type(content) is bytes:
             return Message(content, context)
@@ -109,7 +111,13 @@ class Contexts:
         payload, content_type = encode(content, context.content_type, context.content_encoding)
         if context.content_type is None and Features.MESSAGE_PROPERTIES in self._adapter.capabilities.features:
             # the application did not set it: it is left out where the protocol cannot carry it
-            context = MessageContextBuilder().with_context(context).content_type(content_type).build_context()
+            typed_key = None if key is None else (content_type, key)
+            typed = self._known.get(typed_key)
+            if typed is None:
+                typed = MessageContextBuilder().with_context(context).content_type(content_type).build_context()
+                if typed_key is not None:
+                    self._known[typed_key] = typed
+            context = typed
         return Message(payload, context)
 
     def announced(self, what: str, given: Announced | None) -> Message | None:
