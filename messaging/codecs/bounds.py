@@ -4,22 +4,18 @@ Python bounds the conversion between text and ``int`` (``sys.set_int_max_str_dig
 and ``Decimal`` nor the exponents of ``Decimal`` and ``Fraction``: ``int(Decimal("1e10000000"))`` takes 20 s, with the
 GIL held. Exact numbers beyond these bounds are refused when they are received and when they would be converted.
 
-A JSON number beyond the range of a float is another matter: the parser silently makes it infinite.
+A JSON number beyond the range of a float, which the parser silently makes infinite, is refused by the JSON codec.
 
 Every function is thread safe.
 """
 
 from __future__ import annotations
 
-import cmath
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
-
-from pydantic import BaseModel
 
 #: bits of an integer: as many as 4,300 decimal digits, the bound of Python's own conversion from text
 MAX_INT_BITS: Final = 14_284
@@ -94,78 +90,3 @@ def may_collide(value: Any, most: int) -> bool:
 _LONG_BITS: Final = 64
 _LONG: Final = 20
 _LIKE_NUMBER: Final = re.compile(r"\s*+[\d_.e/+-]++\s*+", re.IGNORECASE)
-
-
-# --- JSON numbers beyond the range of a float
-
-BEYOND_FLOAT: Final = "a number is beyond the range of a float"
-
-#: A float has at most 309 digits before the point. A larger number has an exponent of three digits or, with a shorter
-#: exponent, at least this many digits.
-_MANY_DIGITS: Final = b"0" * 200
-#: a plus sign becomes a digit as well: removing characters takes many times longer
-_DIGITS: Final = bytes.maketrans(b"123456789E+", b"000000000e0")
-#: bits of the largest integer that a float can hold
-_FLOAT_BITS: Final = 1023
-#: characters of the shortest text of a number beyond the range of a float: 1e309
-_SHORTEST: Final = 5
-
-
-def may_overflow(data: bytes) -> bool:
-    """Return whether a JSON text may have a number beyond the range of a float; ``False`` is certain."""
-    digits = data.translate(_DIGITS)
-    # not `in`, which raises and catches an exception internally, because the text is no integer
-    return digits.find(b"0e000") >= 0 or (len(digits) >= len(_MANY_DIGITS) and _MANY_DIGITS in digits)
-
-
-def has_vast_numbers(value: Any) -> bool:
-    """Return whether a model may make an integer or text in ``value`` infinite. ``value`` comes from the parser.
-
-    Raises:
-        ValueError: ``value`` has an infinite float, although the JSON text had no constants.
-    """
-    found = False
-    for each in leaves(value):
-        if type(each) is float:
-            if math.isinf(each):
-                raise ValueError(BEYOND_FLOAT)
-        elif not found:
-            found = each.bit_length() > _FLOAT_BITS if isinstance(each, int) else _is_infinite_text(each)
-    return found
-
-
-def _is_infinite_text(text: Any) -> bool:
-    # a number begins with a digit, a sign, a point, a parenthesis or a space, which all sort before the colon
-    if not isinstance(text, str) or len(text) < _SHORTEST or text[0] > ":":
-        return False
-    try:
-        number = complex(text)
-    except ValueError:
-        return False
-    return cmath.isinf(number) and any(map(str.isdigit, text))
-
-
-def holds_infinity(value: Any) -> bool:
-    """Return whether an object that a model made of a JSON text has an infinite float.
-
-    The float may also be a default value of the model: call it only if :func:`has_vast_numbers` is true.
-    """
-    todo = [value]
-    seen: set[int] = set()
-    while todo:
-        for each in leaves(todo.pop()):
-            if isinstance(each, float):
-                if math.isinf(each):
-                    return True
-            elif isinstance(each, complex):
-                todo += [each.real, each.imag]
-            elif (isinstance(each, BaseModel) or hasattr(each, "__dataclass_fields__")) and id(each) not in seen:
-                seen.add(id(each))
-                todo.append([getattr(each, name, None) for name in _fields(each)])
-    return False
-
-
-def _fields(instance: Any) -> list[str]:
-    if isinstance(instance, BaseModel):
-        return [*type(instance).model_fields, *(instance.model_extra or ())]
-    return [*type(instance).__dataclass_fields__]

@@ -6,7 +6,9 @@ Errors are raised outside of ``except`` blocks: their context would hold the con
 from __future__ import annotations
 
 import abc
+import cmath
 import importlib
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView
 from enum import Enum
@@ -14,9 +16,10 @@ from io import BytesIO
 from itertools import chain
 from typing import Any, ClassVar, Final
 
+from pydantic import BaseModel
 from pydantic_core import from_json, to_json, to_jsonable_python
 
-from messaging.codecs.bounds import BEYOND_FLOAT, has_vast_numbers, holds_infinity, may_overflow
+from messaging.codecs.bounds import leaves
 from messaging.codecs.encodings import charset_name
 from messaging.codecs.models import is_any, serializer_of, shorten, validate_json, validate_python
 from messaging.codecs.tags import WITH_REFERENCES, WITHOUT_REFERENCES, StringReferenceFoundError, check_references
@@ -148,14 +151,14 @@ class JsonCodec(_ParameterlessCodec):
             return super().decode(data, model, parameters)
         try:
             _refuse_constants(data)
-            has_large_numbers = may_overflow(data) and has_vast_numbers(from_json(data))
+            has_large_numbers = _may_overflow(data) and _has_vast_numbers(from_json(data))
         except ValueError as error:
             problem = shorten(str(error))
         else:
             value = validate_json(model, data, "application/json")
-            if not (has_large_numbers and holds_infinity(value)):
+            if not (has_large_numbers and _holds_infinity(value)):
                 return value
-            problem = BEYOND_FLOAT
+            problem = _BEYOND_FLOAT
         raise DecodeError(f"application/json: {problem}")
 
     def _write(self, obj: Any) -> bytes:
@@ -169,10 +172,10 @@ class JsonCodec(_ParameterlessCodec):
         return data
 
     def _read(self, data: bytes) -> Any:
-        has_large_numbers = may_overflow(data)
+        has_large_numbers = _may_overflow(data)
         value = from_json(data, allow_inf_nan=False)
         if has_large_numbers:
-            has_vast_numbers(value)
+            _has_vast_numbers(value)
         return value
 
 
@@ -184,6 +187,81 @@ def _refuse_constants(data: bytes) -> None:
             from_json(data, allow_inf_nan=False)
         except ValueError as error:
             raise ValueError(f"NaN and infinity are not JSON ({error})") from None
+
+
+# --- JSON numbers beyond the range of a float
+
+_BEYOND_FLOAT: Final = "a number is beyond the range of a float"
+
+#: A float has at most 309 digits before the point. A larger number has an exponent of three digits or, with a shorter
+#: exponent, at least this many digits.
+_MANY_DIGITS: Final = b"0" * 200
+#: a plus sign becomes a digit as well: removing characters takes many times longer
+_DIGITS: Final = bytes.maketrans(b"123456789E+", b"000000000e0")
+#: bits of the largest integer that a float can hold
+_FLOAT_BITS: Final = 1023
+#: characters of the shortest text of a number beyond the range of a float: 1e309
+_SHORTEST: Final = 5
+
+
+def _may_overflow(data: bytes) -> bool:
+    """Return whether a JSON text may have a number beyond the range of a float; ``False`` is certain."""
+    digits = data.translate(_DIGITS)
+    # not `in`, which raises and catches an exception internally, because the text is no integer
+    return digits.find(b"0e000") >= 0 or (len(digits) >= len(_MANY_DIGITS) and _MANY_DIGITS in digits)
+
+
+def _has_vast_numbers(value: Any) -> bool:
+    """Return whether a model may make an integer or text in ``value`` infinite. ``value`` comes from the parser.
+
+    Raises:
+        ValueError: ``value`` has an infinite float, although the JSON text had no constants.
+    """
+    found = False
+    for each in leaves(value):
+        if type(each) is float:
+            if math.isinf(each):
+                raise ValueError(_BEYOND_FLOAT)
+        elif not found:
+            found = each.bit_length() > _FLOAT_BITS if isinstance(each, int) else _is_infinite_text(each)
+    return found
+
+
+def _is_infinite_text(text: Any) -> bool:
+    # a number begins with a digit, a sign, a point, a parenthesis or a space, which all sort before the colon
+    if not isinstance(text, str) or len(text) < _SHORTEST or text[0] > ":":
+        return False
+    try:
+        number = complex(text)
+    except ValueError:
+        return False
+    return cmath.isinf(number) and any(map(str.isdigit, text))
+
+
+def _holds_infinity(value: Any) -> bool:
+    """Return whether an object that a model made of a JSON text has an infinite float.
+
+    The float may also be a default value of the model: call it only if :func:`_has_vast_numbers` is true.
+    """
+    todo = [value]
+    seen: set[int] = set()
+    while todo:
+        for each in leaves(todo.pop()):
+            if isinstance(each, float):
+                if math.isinf(each):
+                    return True
+            elif isinstance(each, complex):
+                todo += [each.real, each.imag]
+            elif (isinstance(each, BaseModel) or hasattr(each, "__dataclass_fields__")) and id(each) not in seen:
+                seen.add(id(each))
+                todo.append([getattr(each, name, None) for name in _fields(each)])
+    return False
+
+
+def _fields(instance: Any) -> list[str]:
+    if isinstance(instance, BaseModel):
+        return [*type(instance).model_fields, *(instance.model_extra or ())]
+    return [*type(instance).__dataclass_fields__]
 
 
 class CborCodec(_ParameterlessCodec):

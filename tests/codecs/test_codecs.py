@@ -884,7 +884,7 @@ def test_zstd_may_look_back_as_far_as_the_limit_allows() -> None:
 def test_a_missing_package_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, module: str, extra: str, content_type: str, encoding: str | None
 ) -> None:
-    monkeypatch.setattr(messaging.codecs, "_codecs", Codecs())
+    monkeypatch.setattr(messaging.codecs.registry._codecs, "__dict__", vars(Codecs()))
     monkeypatch.setitem(sys.modules, module, None)
 
     for action in (lambda: encode([], content_type, encoding), lambda: read(b"", content_type, None, encoding)):
@@ -912,9 +912,9 @@ class Reversed:
 @pytest.fixture
 def codecs(monkeypatch: pytest.MonkeyPatch) -> Codecs:
     """The codecs of a process that has not met any yet."""
-    fresh = Codecs()
-    monkeypatch.setattr(messaging.codecs, "_codecs", fresh)
-    return fresh
+    found = messaging.codecs.registry._codecs
+    monkeypatch.setattr(found, "__dict__", vars(Codecs()))
+    return found
 
 
 @pytest.mark.usefixtures("codecs")
