@@ -11,6 +11,7 @@ they load pydantic.
 from messaging.model.acknowledge import AcknowledgeHandler as AcknowledgeHandler
 from messaging.model.acknowledge import AcknowledgeMessageContext as AcknowledgeMessageContext
 from messaging.model.acknowledge import AcknowledgeType as AcknowledgeType
+from messaging.model.acknowledge import Incoming as Incoming
 from messaging.model.acknowledge import state_lock as state_lock
 from messaging.model.addressing import REPLY_CHANNELS as REPLY_CHANNELS
 from messaging.model.addressing import Addressing as Addressing
@@ -65,7 +66,6 @@ from messaging.model.headers import REPEATED_TEXT as REPEATED_TEXT
 from messaging.model.headers import as_text as as_text
 from messaging.model.headers import frozen as frozen
 from messaging.model.headers import gathered as gathered
-from messaging.model.incoming import Incoming as Incoming
 from messaging.model.keywords import PublishKeywords as PublishKeywords
 from messaging.model.keywords import ReplyKeywords as ReplyKeywords
 from messaging.model.keywords import RequestKeywords as RequestKeywords
@@ -79,7 +79,7 @@ from messaging.model.message import V as V
 from messaging.model.message import context_of as context_of
 from messaging.model.message import maker as maker
 from messaging.model.message import parts as parts
-from messaging.model.outgoing import Outgoing as Outgoing
+from messaging.model.plan import Outgoing as Outgoing
 from messaging.model.plan import PublishPlan as PublishPlan
 from messaging.model.plan import SubscriptionSpec as SubscriptionSpec
 from messaging.model.stored import restored_context as restored_context

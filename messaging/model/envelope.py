@@ -33,7 +33,7 @@ from messaging.model.headers import as_text, is_repeated_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from messaging.model.outgoing import Outgoing
+    from messaging.model.plan import Outgoing
 
 MAGIC: Final = b"\x89RXM\r\n\x1a\n"
 VERSION: Final = 1

@@ -1,10 +1,11 @@
-"""The compiled forms of a context: the plan of its messages, and the spec of a subscription."""
+"""The forms of contexts and messages that adapters are given: plan, outgoing message, spec of a subscription."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
+    from messaging.errors import MessagingError
     from messaging.model.extensions import PublishOptions, SubscribeOptions
 
 
@@ -21,7 +22,7 @@ class PublishPlan:
     Attributes:
         channel: passed ``check_name``.
         channel_extension, content_type, content_encoding, reply_to_channel: as in the context, checked.
-        correlation_id: of the context. A message may have another one, see :class:`~messaging.model.outgoing.Outgoing`.
+        correlation_id: of the context. A message may have another one, see :class:`Outgoing`.
         options: the checked extensions, defaults filled in.
         stamp: identifies the publisher, and what its adapter announced, at the time of the check.
         request: what the publisher of requests makes of the plan; ``None`` at first.
@@ -64,6 +65,42 @@ class PublishPlan:
         """Return a copy with some values changed, which are not checked, and with nothing hung on it."""
         values = {name: getattr(self, name) for name in self.__slots__ if name not in _OWN}
         return PublishPlan(**{**values, **changes})
+
+
+class Outgoing(Protocol):
+    """A message to publish. The core makes it; the adapter sends and settles it.
+
+    An adapter that holds an ``Outgoing`` must call :meth:`confirm` or :meth:`fail` on the loop. A second call has no
+    effect, because the core itself fails a message whose deadline has passed, and a confirm may come late. A
+    ``settled`` message must not be sent any more: deadlines depend on it.
+    """
+
+    #: released when the message is settled, so that a kept promise does not keep it; a will keeps its payload
+    payload: bytes
+    #: channel, content type, options, ... to send, which messages share
+    plan: PublishPlan
+    #: of this message; the plan's own is not used
+    correlation_id: str | None
+    #: whether the message was confirmed or failed
+    settled: bool
+
+    @property
+    def message_id(self) -> str:
+        """Return the message id: stable across retries, unique across instances and processes, made on first use.
+
+        It is ``plan.options.message_id`` if the application set one: two messages in flight may then have the same id,
+        and the id must be sent with QoS 0, too.
+        """
+        ...
+
+    def sent(self) -> None:
+        """Note that the message was sent and awaits its confirm: a connection loss now leaves the outcome unknown."""
+
+    def confirm(self) -> None:
+        """Succeed. QoS 0: the bytes were handed to the socket. Otherwise: the broker has taken responsibility."""
+
+    def fail(self, error: MessagingError) -> None:
+        """Fail. After a ``ConnectionLostError`` the core sends the message again when it has reconnected."""
 
 
 class SubscriptionSpec:
