@@ -347,8 +347,8 @@ FAULTS = (
     Fault(
         "an expired message leaves the buffer of a gateway",
         "messaging/gateway/buffer.py",
-        "                self._max_age is not None and journal.age_of(",
-        "                False and journal.age_of(",
+        "                self._max_age is not None and journal.ages.age_of(",
+        "                False and journal.ages.age_of(",
         "tests/gateway",
     ),
     Fault(

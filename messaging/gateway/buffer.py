@@ -102,7 +102,7 @@ class Buffer:
         self.recognition = Recognition(name, self.journal, RECENT)
         #: why the disk does not take messages; ``None``: it does
         self.problem: str | None = None
-        self.journal.listen_held(self._log_held)
+        self.journal.disk.listen(self._log_held)
         self._is_closed = False
         self._contexts: BoundedCache[tuple[str, str], Destination] = BoundedCache(_CONTEXTS)
 
@@ -212,7 +212,7 @@ class Buffer:
                 queue.load()
                 queue.pass_over()
             elif stored.offset < journal.begin or (  # dropped to make room, or for its age
-                self._max_age is not None and journal.age_of(stored.offset, stored.timestamp) > self._max_age
+                self._max_age is not None and journal.ages.age_of(stored.offset, stored.timestamp) > self._max_age
             ):
                 self._dropped_stored += 1
                 queue.settle(stored.offset, len(stored.payload))

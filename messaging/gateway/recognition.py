@@ -92,7 +92,7 @@ class Recognition:
         self._recalling = threading.Lock()  # held while they are read
         #: whether the last attempt to write the file failed
         self._is_unwritten = False
-        journal.listen_trim(self._write)
+        journal.retention.listen(self._write)
 
     # --- ids
 

@@ -303,7 +303,7 @@ class Route:
             buffer=BufferDTO(
                 depth=buffer.queue.depth,
                 bytes=buffer.journal.size,
-                age=buffer.journal.age_of(buffer.queue.first),
+                age=buffer.journal.ages.age_of(buffer.queue.first),
                 storing=buffer.storing,
                 accepted=buffer.accepted,
                 dropped=buffer.dropped,
@@ -319,7 +319,7 @@ class Route:
         """Return what keeps the route from storing messages; a target that is away is no problem: messages wait."""
         if not self.settings.enabled:
             return []
-        held = self.buffer.journal.held
+        held = self.buffer.journal.disk.error
         found = [self.buffer.problem, self.intake.subscription.problem]
         found += [] if held is None else [f"the source is held back: {held}"]
         return [f"route '{self.name}': {each}" for each in found if each is not None]

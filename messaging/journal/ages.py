@@ -77,14 +77,15 @@ class RecordAges:
         self._notes = notes
 
     def age_of(self, offset: int, timestamp: float | None = None) -> float:
-        """Return the seconds since the record at ``offset`` was stored; 0 without such a record.
+        """Return the seconds since the record at ``offset`` was stored; 0 without such a record. Reads no record.
 
-        A wall clock that is set does not change the age of a record of this run: its timestamp counts within what the
-        notes allow. Of a record of an earlier run the timestamp is all that is known.
+        Without its timestamp the age is exact to a second, and that of a record of an earlier run is estimated from the
+        times of the segments. With it the age is exact, also after the wall clock was set in this run: the timestamp
+        counts within what the notes allow. Of a record of an earlier run the timestamp is all that is known.
 
         Args:
             offset: of the record.
-            timestamp: of the record; ``None``: the age is estimated without it.
+            timestamp: of the record, if it was read.
         """
         if offset >= self._end:
             return 0.0

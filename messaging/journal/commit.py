@@ -9,26 +9,26 @@ and stores lazy cursor positions. It starts with the first job and ends when the
 
 **Full.** Under the policy ``block`` the records stay in ``waiting``. They are tried again when a cursor has moved, and
 every 0.2 s; one whose deadline passes is refused at that time, wherever it stands. If it is the disk that has no room,
-:attr:`GroupCommit.held` says so, from the first failed write until one succeeds, or room is seen while nothing waits.
+:class:`FullDisk` says so, from the first failed write until one succeeds, or room is seen while nothing waits.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from messaging.errors import ClosedError, JournalError, JournalFullError, MessagingError, WouldBlockError
-from messaging.execution import Flag, Waiters, clock, may_block, seconds, start_thread
-from messaging.journal.entries import Blocking, PendingAppends, Turns
+from messaging.execution import Flag, Promise, Waiters, clock, may_block, seconds, start_thread
 
 if TYPE_CHECKING:
     from messaging.journal.ages import RecordAges
     from messaging.journal.cursors import Cursors
-    from messaging.journal.entries import Append
     from messaging.journal.options import Full, JournalOptions
-    from messaging.journal.retention import Retention
+    from messaging.journal.retention import FullDisk, Retention
     from messaging.journal.segments import RecordWriter
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,212 @@ logger = logging.getLogger(__name__)
 _CLOSE_SECONDS: Final = 5.0
 #: pause before a write to a full disk or journal is tried again, seconds
 _RETRY: Final = 0.2
+#: bytes of records in one frame, unless one record alone has more
+_BATCH_BYTES: Final = 2**20
+#: records in one frame
+_BATCH: Final = 4096
+#: callers of a batch that wake up side by side
+_AT_ONCE: Final = 2
+#: longest wait of a caller for its turn, seconds
+_STEP: Final = 0.5
+
+
+class Append(Protocol):
+    """A record on its way to the disk; or several, which are stored together or not at all."""
+
+    #: of ``encode_record``; of several records, one behind the other
+    record: bytes
+    #: number of records in it
+    count: int
+    #: when to give up waiting for room, in seconds of the monotonic clock
+    deadline: float
+
+    def note_stored(self, offset: int) -> object:
+        """Succeed: the record is stored as the fsync policy says. On the committing thread; must not raise.
+
+        Args:
+            offset: of the first record; the others follow it.
+        """
+
+    def note_refused(self, error: MessagingError) -> object:
+        """Fail: the record is not in the journal. On the committing thread; must not raise."""
+
+
+class Turns:
+    """Wakes the callers of a batch in turn: each one that wakes up wakes the next.
+
+    The interpreter runs one thread at a time. Threads that are woken all at once would go to sleep a second time, to
+    wait for it. Used by the committing thread only.
+    """
+
+    def __init__(self) -> None:
+        #: of the batch whose callers are told their outcomes
+        self._flags: deque[Flag] = deque()
+
+    def add(self, flag: Flag) -> deque[Flag]:
+        """Add a caller, who waits for ``flag``; return the flags of its batch, for :func:`wake_next`."""
+        self._flags.append(flag)
+        return self._flags
+
+    def begin(self) -> None:
+        """Wake the first callers of the batch."""
+        flags, self._flags = self._flags, deque()
+        for _ in range(_AT_ONCE):
+            wake_next(flags)
+
+
+def wake_next(flags: deque[Flag]) -> None:
+    """Wake the next caller of a batch. From any thread."""
+    if flags:
+        try:
+            flag = flags.popleft()
+        except IndexError:  # another thread took the last one
+            return
+        flag.set()
+
+
+class Blocking:
+    """A record whose caller waits.
+
+    Args:
+        record, deadline: see :class:`Append`.
+        turns: wakes the caller.
+    """
+
+    __slots__ = ("_batch", "_done", "_error", "_offset", "_turns", "deadline", "record")
+    count = 1
+
+    def __init__(self, record: bytes, deadline: float, turns: Turns) -> None:
+        self.record = record
+        self.deadline = deadline
+        self._turns = turns
+        self._done = Flag()
+        #: set with the outcome
+        self._batch: deque[Flag] | None = None
+        self._offset = -1
+        self._error: MessagingError | None = None
+
+    def note_stored(self, offset: int) -> None:
+        """See :class:`Append`."""
+        self._offset = offset
+        self._batch = self._turns.add(self._done)
+
+    def note_refused(self, error: MessagingError) -> None:
+        """See :class:`Append`."""
+        self._error = error
+        self._batch = self._turns.add(self._done)
+
+    def result(self) -> int:
+        """Wait for the outcome; return the offset, or raise the error."""
+        try:
+            # in steps: a caller that was interrupted may not have woken the next one
+            while not self._done.wait(_STEP) and self._batch is None:
+                pass
+        finally:
+            if self._batch is not None:
+                wake_next(self._batch)
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self._offset
+
+
+class Promised:
+    """A record with a promise."""
+
+    __slots__ = ("deadline", "note_refused", "note_stored", "record")
+    count = 1
+
+    def __init__(self, record: bytes, deadline: float, promise: Promise[int]) -> None:
+        self.record = record
+        self.deadline = deadline
+        self.note_stored = promise.resolve
+        self.note_refused = promise.reject
+
+
+class PendingAppends:
+    """The records that wait to be written, in order. Any thread puts; one thread at a time takes.
+
+    Attributes:
+        deadline: the earliest deadline of the records, or a time before it; seconds of the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self._entries: deque[Append] = deque()
+        #: guards the end of ``_entries``, and what follows
+        self._lock = threading.Lock()
+        #: bytes of the records that were put, and bytes of the taken records; they begin again at 0 when none waits
+        self._put = self._taken = 0
+        self._is_closed = False
+        self.deadline = math.inf
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the records."""
+        return self._put - self._taken if self._entries else 0
+
+    def put(self, entry: Append) -> bool:
+        """Add a record at the end; return ``False`` if there will be none any more."""
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._put += len(entry.record)
+            self.deadline = min(self.deadline, entry.deadline)
+            self._entries.append(entry)
+        return True
+
+    def remove(self, entry: Append) -> bool:
+        """Remove a record that was put; return ``False`` if it was taken."""
+        with self._lock:
+            try:
+                self._entries.remove(entry)
+            except ValueError:
+                return False
+            self._put -= len(entry.record)
+            return True
+
+    def take(self) -> list[Append]:
+        """Return the records of the next frame."""
+        batch: list[Append] = []
+        size = 0
+        while self._entries and size < _BATCH_BYTES and len(batch) < _BATCH:
+            entry = self._entries.popleft()
+            size += len(entry.record)
+            batch.append(entry)
+        self._taken += size
+        if not self._entries:
+            with self._lock:
+                if not self._entries:
+                    self._put = self._taken = 0
+                    self.deadline = min((entry.deadline for entry in batch), default=math.inf)
+        return batch
+
+    def put_back(self, entries: Sequence[Append]) -> None:
+        """Return records to the front."""
+        self._taken -= sum(len(entry.record) for entry in entries)
+        self._entries.extendleft(reversed(entries))
+
+    def take_late(self, now: float | None) -> list[Append]:
+        """Return the records whose deadline is not after ``now``, wherever they stand; all of them for ``None``."""
+        if now is not None and now < self.deadline:
+            return []
+        kept: list[Append] = []
+        late: list[Append] = []
+        with self._lock:  # a moment in which none is put
+            while self._entries:
+                entry = self._entries.popleft()
+                (late if now is None or entry.deadline <= now else kept).append(entry)
+            self._entries.extend(kept)
+            self.deadline = min((entry.deadline for entry in kept), default=math.inf)
+            self._taken += sum(len(entry.record) for entry in late)
+        return late
+
+    def close(self) -> None:
+        """Take no more records."""
+        with self._lock:
+            self._is_closed = True
 
 
 class GroupCommit:
@@ -47,6 +253,7 @@ class GroupCommit:
         cursors: the positions to store.
         ages: are told of each batch.
         retention: what to do when there is no room.
+        disk: is told whether it has room.
         options: of the journal.
 
     Attributes:
@@ -59,6 +266,7 @@ class GroupCommit:
         cursors: Cursors,
         ages: RecordAges,
         retention: Retention,
+        disk: FullDisk,
         options: JournalOptions,
     ) -> None:
         self._log = log
@@ -75,12 +283,7 @@ class GroupCommit:
         self._committing = threading.Lock()
         #: whether records wait for room, under the bounds or on the disk. Read from any thread
         self.is_blocked = False
-        #: why the disk takes no records; ``None``: it does, as far as is known. Read from any thread
-        self.held: JournalFullError | None = None
-        #: free bytes of the disk from which on a write would succeed that failed
-        self._wanted = 0
-        #: called on the committing thread with each change of ``held``
-        self.on_held: Callable[[JournalFullError | None], object] = self._log_held
+        self._disk = disk
         #: why the waiting records were not written, and when to try again; ``None`` if there was room
         self._full: JournalFullError | None = None
         self._retry_at = 0.0
@@ -195,7 +398,7 @@ class GroupCommit:
                     self._sync_in_time()
                     if not self.waiting:
                         self.is_blocked = False
-                        self._look_for_room()
+                        self._disk.look_for_room()
             except Exception:  # a defect must not end the thread: records wait for it
                 logger.exception("journal %s: failed to write; going on", self._log.folder.shown)
             if self._is_closed:
@@ -213,7 +416,7 @@ class GroupCommit:
         now = clock.monotonic()
         if self.waiting:
             pauses.append(max(0.0, min(self._retry_at, self.waiting.deadline) - now) if self._full is not None else 0.0)
-        elif self.held is not None:
+        elif self._disk.error is not None:
             pauses.append(_RETRY)
         if self._dirty_since is not None:
             pauses.append(max(0.0, self._dirty_since + self._interval - now))
@@ -258,8 +461,7 @@ class GroupCommit:
             self.waiting.put_back(batch)
             self._full = error
             if is_disk:
-                self._wanted = (self._log.folder.room() or 0) + needed
-                self._note_held(error)
+                self._disk.note_full(error, needed)
             self.is_blocked = True  # last: who sees it finds the cause
             self._retry_at = clock.monotonic() + _RETRY
             self._refuse_late()
@@ -271,29 +473,6 @@ class GroupCommit:
         self.waiting.put_back([entry for entry in batch if len(entry.record) < needed])
         self._refuse([entry for entry in batch if len(entry.record) >= needed], error)
         return bool(self.waiting)
-
-    def _note_held(self, error: JournalFullError | None) -> None:
-        """Report that the disk takes no records, or that it takes them again; each once."""
-        if (self.held is None) == (error is None):
-            return
-        self.held = error
-        try:
-            self.on_held(error)
-        except Exception:
-            logger.exception("journal %s: failed to report a full disk", self._log.folder.shown)
-
-    def _look_for_room(self) -> None:
-        """End :attr:`held` if the disk has more room, while no record waits that would be tried again."""
-        if self.held is not None:
-            room = self._log.folder.room()
-            if room is None or room >= self._wanted:
-                self._note_held(None)
-
-    def _log_held(self, error: JournalFullError | None) -> None:
-        if error is not None:
-            logger.error("%s; records wait until there is room", error)  # the text says it all
-        else:
-            logger.warning("journal %s: there is room on the disk again", self._log.folder.shown)
 
     def _refuse_late(self) -> None:
         """Refuse the waiting records whose deadline has passed; all of them if the journal is being closed."""
@@ -335,8 +514,8 @@ class GroupCommit:
             except Exception:  # the others have to be told all the same
                 logger.exception("journal %s: failed to report a stored record", self._log.folder.shown)
             offset += entry.count
-        if is_whole:
-            self._note_held(None)
+        if is_whole and self._disk.error is not None:
+            self._disk.note_room()
         self._note_batch()
         return None
 
@@ -379,7 +558,7 @@ class GroupCommit:
             self._log.close()
 
     def _fail_waiting(self) -> None:
-        self.held, self.is_blocked = None, False
+        self._disk.error, self.is_blocked = None, False
         while batch := self.waiting.take():
             self._refuse(batch, ClosedError(f"journal {self._log.folder.shown}: closed before the record was written"))
 

@@ -22,15 +22,14 @@ from messaging.execution import clock
 from messaging.journal.folders import journal_errors
 from messaging.journal.reader import RecordReader
 from messaging.journal.records import check_offset
+from messaging.journal.state import DROPPED, State
 
 if TYPE_CHECKING:
     from messaging.journal.records import Record
     from messaging.journal.segments import RecordLog
-    from messaging.journal.state import State
 
 logger = logging.getLogger(__name__)
 
-_DROPPED: Final = "dropped"
 #: pause between two times that positions are stored without a caller that waits, seconds
 _SAVE_PAUSE: Final = 0.05
 #: longest time that acknowledgements beyond a position wait to be stored with it, seconds
@@ -77,7 +76,7 @@ class Cursors:
         #: cursors whose positions are the same, and that have acknowledged more beyond them: since when, monotonic
         self._unsaved_ranges: dict[str, float] = {}
         #: records that were dropped before their slowest cursor acknowledged them, since the journal was created
-        self.dropped = state.counters().get(_DROPPED, 0)
+        self.dropped = state.counter(DROPPED)
 
     def open(self, name: str, start: int) -> int:
         """Return the position of a cursor, which is created at ``start`` and stored if it is missing."""
@@ -99,6 +98,8 @@ class Cursors:
             with self._lock:
                 known = name in self._positions
             if known:
+                if self._unsaved:  # another cursor may have taken over what this one has acknowledged
+                    self._save()
                 self._state.delete_cursor(name)
                 self._forget(name)
         if known:
@@ -220,12 +221,7 @@ class Cursors:
     @property
     def is_saved(self) -> bool:
         """Return whether everything is stored, where readers in other processes find it."""
-        return not self._unsaved_ranges and self._are_positions_saved
-
-    @property
-    def _are_positions_saved(self) -> bool:
-        """Return whether every position is stored, whatever was acknowledged beyond them."""
-        return not self._unsaved and not self._unsaved_drops and not self._state.is_alone
+        return not (self._unsaved_ranges or self._unsaved or self._unsaved_drops or self._state.is_alone)
 
     def save(self) -> None:
         """Store the positions that have changed. On any thread.
@@ -247,10 +243,9 @@ class Cursors:
         if self.is_saved:
             return None
         now, due = clock.monotonic(), self._next_save
-        with self._lock:
-            since = next(iter(self._unsaved_ranges.values()), None)
-        if since is not None and self._are_positions_saved:
-            due = max(due, since + _RANGES_PAUSE)
+        if not (self._unsaved or self._unsaved_drops or self._state.is_alone):
+            with self._lock:
+                due = max(due, next(iter(self._unsaved_ranges.values()), 0.0) + _RANGES_PAUSE)
         if now < due:
             return due - now
         try:
@@ -278,8 +273,7 @@ class Cursors:
             self._unsaved.clear()
             self._unsaved_ranges.clear()
         with on_failure(self._note_unsaved, names, drops):
-            counted = {_DROPPED: drops} if drops else {}
-            self._state.save_cursors(positions, passed=passed, drops=counted, patience=patience)
+            self._state.save_cursors(positions, passed=passed, drops=drops, patience=patience)
 
     def _note_unsaved(self, names: Iterable[str], drops: int) -> None:
         with self._lock:
@@ -419,10 +413,6 @@ class Cursor:
         """
         check_instance("other", other, Cursor)
         self._cursors.take_over(self.name, other.name)
-
-    def save(self) -> None:
-        """Store the acknowledgements of all cursors. Raises ``JournalError``."""
-        self._cursors.save()
 
     def acknowledge(self, offset: int) -> None:
         """Acknowledge one record, in any order; stored soon. The position moves when all before it are acknowledged.

@@ -103,9 +103,6 @@ class HeldLock(Closeable):
         self._process = os.getpid()
         _held.add(self)
 
-    def __del__(self) -> None:
-        self.close()
-
     def close(self) -> None:
         """Release the lock; in a forked child leave it to the parent alone. Idempotent."""
         files, self.files = getattr(self, "files", []), []  # an interrupt may have ended __init__ before
@@ -116,9 +113,8 @@ class HeldLock(Closeable):
             finally:
                 os.close(file)
 
-    def after_fork(self) -> None:
-        """Close the descriptors of the parent: its lock would otherwise last as long as this process."""
-        self.close()
+    #: in a forked child, too: the lock of the parent would otherwise last as long as the child
+    __del__ = after_fork = close
 
 
 _held: Final = LiveObjects[HeldLock]()

@@ -29,29 +29,28 @@ from messaging.errors import (
     JournalRangeError,
     JournalUnreadableError,
 )
-from messaging.errors.checks import check_instance, check_path, check_procedure
+from messaging.errors.checks import check_instance, check_path
 from messaging.execution import Promise, seconds
 from messaging.journal.ages import RecordAges
-from messaging.journal.commit import GroupCommit
+from messaging.journal.commit import GroupCommit, Promised
 from messaging.journal.cursors import Cursor, Cursors, acknowledged_end, check_cursor_name
 from messaging.journal.database import FILE as STATE_FILE
-from messaging.journal.entries import Promised
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.identity import Identity, read_identity, write_identity
 from messaging.journal.log import META
 from messaging.journal.options import SEGMENT_BYTES, JournalOptions, check_positive
 from messaging.journal.quarantine import Quarantine
 from messaging.journal.records import Record, check_offset, encode_message, encode_record
-from messaging.journal.report import CursorDTO, JournalDTO
-from messaging.journal.retention import Retention
+from messaging.journal.retention import FullDisk, Retention
 from messaging.journal.segments import RecordLog, RecordWriter
 from messaging.journal.state import State
-from messaging.journal.views import JournalView
+from messaging.journal.views import CursorDTO, JournalDTO, JournalView
+from messaging.services.reporting import PartReporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from messaging.journal.entries import Append
+    from messaging.journal.commit import Append
     from messaging.journal.options import Fsync, Full
     from messaging.model import Message
 
@@ -59,10 +58,6 @@ logger = logging.getLogger(__name__)
 
 Start = Literal["earliest", "latest"]
 
-#: least size from which on a segment is closed, bytes
-_LEAST_SEGMENT: Final = 2**12
-#: a bounded journal has at least so many segments, because whole segments are dropped
-_SEGMENTS: Final = 8
 #: bytes of records that may wait to be written, for callers that do not wait, and bytes that each counts in addition
 _WAITING_BYTES: Final = 64 * 2**20
 _ENTRY_BYTES: Final = 400
@@ -76,6 +71,12 @@ class Journal(JournalView):
     are deleted, in whole segments.
 
     A context manager. A forked child must open a journal of its own.
+
+    Attributes:
+        ages: when the records were stored.
+        retention: which records are kept.
+        disk: whether a full disk holds records back.
+        dead_letter_count: dead letters that are kept.
     """
 
     _log: RecordWriter
@@ -94,33 +95,29 @@ class Journal(JournalView):
         #: held while the journal is being closed: a second caller waits until it is
         self._closing = threading.Lock()
         quarantine = Quarantine(folder)
-        segment_bytes, max_records = options.segment_bytes, options.max_records
-        if options.max_bytes is not None:
-            segment_bytes = max(_LEAST_SEGMENT, min(segment_bytes, options.max_bytes // _SEGMENTS))
         log = RecordWriter(
             folder,
             seed=identity.seed(),
-            segment_bytes=segment_bytes,
-            segment_records=None if max_records is None else max(1, max_records // _SEGMENTS),
+            segment_bytes=options.segment_bytes,
+            segment_records=options.segment_records,
             on_damage=quarantine.add,
             sync_closed=options.fsync != "never",
         )
         resources.callback(log.close)
         state = State(Path(folder.path), option=option, key=identity.key)
         resources.callback(state.close)
-        super().__init__(folder, identity.id, log, state)
-        self._quarantine = quarantine
+        super().__init__(folder, identity.id, log, state, quarantine)
         log.skip_to(acknowledged_end(state))
         self._cursors = Cursors(log, state, lambda: self._commit.note_room())
-        self._retention = Retention(log, self._cursors, options)
-        self._ages = RecordAges(log)
+        self.retention = Retention(log, self._cursors, options)
+        self.disk = FullDisk(folder)
+        self.ages = RecordAges(log)
         self._dead_letters_lock = threading.Lock()  # guards the following
-        #: dead letters that are kept
         self.dead_letter_count = state.count_dead_letters()
-        self._commit = GroupCommit(log, self._cursors, self._ages, self._retention, options)
+        self._commit = GroupCommit(log, self._cursors, self.ages, self.retention, self.disk, options)
         _open.add(self)
         if options.max_age is not None:
-            self._retention.expire()  # before the first append: records of earlier runs stay in segments of their own
+            self.retention.expire()  # before the first append: records of earlier runs stay in segments of their own
             self._commit.wake()
 
     # --- opening
@@ -208,7 +205,8 @@ class Journal(JournalView):
                 except JournalError as error:  # the records do not need it
                     rest = "; the next writer replaces it" if isinstance(error, JournalCorruptError) else ""
                     logger.warning("%s; cursors and dead letters are not known%s", error, rest)
-            view = JournalView(folder, identity.id, RecordLog(folder, seed=identity.seed()), state)
+            log = RecordLog(folder, seed=identity.seed())
+            view = JournalView(folder, identity.id, log, state, Quarantine(folder, writable=False))
             with on_failure(view.close):
                 view.refresh()
             return view
@@ -356,7 +354,7 @@ class Journal(JournalView):
         segments = self._log.segments
         # a failed write may have left a file behind the last of them that is not one of them yet
         if segments and until == end > segments[-1].first:
-            self._log.roll()
+            self._log.start_segment()
         begin = self._log.trim(until)
         self._commit.note_room()
         return begin
@@ -433,22 +431,6 @@ class Journal(JournalView):
 
     # --- state
 
-    def bytes_from(self, offset: int) -> int:
-        """Return about how many bytes the records from ``offset`` on have. Reads no file."""
-        return self._log.bytes_from(offset)
-
-    def age_of(self, offset: int, timestamp: float | None = None) -> float:
-        """Return the seconds since the record at ``offset`` was stored; 0 without such a record. Reads no record.
-
-        Without its timestamp the age is exact to a second, and that of a record of an earlier run is estimated from the
-        times of the segments. With it the age is exact, also after the wall clock was set in this run.
-
-        Args:
-            offset: of the record.
-            timestamp: of the record, if it was read.
-        """
-        return self._ages.age_of(offset, timestamp)
-
     def get_dto(self) -> JournalDTO:
         """Return a snapshot: bounds, sizes, cursors, and the records that are not acknowledged."""
         positions = self._cursors.positions()
@@ -462,9 +444,9 @@ class Journal(JournalView):
             unstored=len(self._commit.waiting),
             backlog=max(0, end - slowest),
             backlog_bytes=self.bytes_from(slowest),
-            oldest=self.age_of(slowest),
-            max_bytes=self._retention.max_bytes,
-            max_records=self._retention.max_records,
+            oldest=self.ages.age_of(slowest),
+            max_bytes=self.retention.max_bytes,
+            max_records=self.retention.max_records,
             dropped=self.dropped,
             dead_letters=self.dead_letter_count,
             cursors=tuple(
@@ -476,43 +458,14 @@ class Journal(JournalView):
         """Return why no record can be appended now, as texts for people; empty: records can be appended."""
         if self._is_closed:
             return (f"journal {self.folder.shown}: closed",)
-        if self.held is not None:
-            return (str(self.held),)
-        return (str(self._retention.full_error()),) if self._retention.is_full else ()
+        if self.disk.error is not None:
+            return (str(self.disk.error),)
+        return (str(self.retention.full_error()),) if self.retention.is_full else ()
 
     @property
     def is_blocked(self) -> bool:
         """Return whether records wait for room, within the bounds or on the disk. From any thread."""
         return self._commit.is_blocked
-
-    @property
-    def held(self) -> JournalFullError | None:
-        """Return why the disk takes no records, so that they wait; ``None``: it does. From any thread."""
-        return self._commit.held
-
-    def listen_held(self, listener: Callable[[JournalFullError | None], object]) -> None:
-        """Have ``listener`` called in place of the log when a full disk takes no records any more, and when it does.
-
-        It runs on the thread that writes: with the cause when the first record waits for room, with ``None`` when
-        records are written again, or when the disk has room for them.
-
-        Raises:
-            ArgumentError: ``listener`` cannot be called, or its body would not run.
-        """
-        check_procedure(listener, "a listener of held records")
-        self._commit.on_held = listener
-
-    def listen_trim(self, listener: Callable[[int], object]) -> None:
-        """Have ``listener`` called each time before segments are deleted, on the thread that deletes them.
-
-        It gets the offset before which all records are deleted; they can still be read. It must not raise, and must not
-        append: the deletion may be what makes room.
-
-        Raises:
-            ArgumentError: ``listener`` cannot be called, or its body would not run.
-        """
-        check_procedure(listener, "a listener of deleted segments")
-        self._log.on_trim = listener
 
     # --- closing
 
@@ -549,6 +502,24 @@ class Journal(JournalView):
         self._state.after_fork()
         self._log.after_fork()
         self._resources.pop_all()
+
+
+class JournalReporter(PartReporter):
+    """Reports the state of an open journal; register it by :func:`messaging.services.reporting.register_reporter`.
+
+    Args:
+        journal: an open :class:`Journal`.
+        name: distinguishes the journals of a program; by default the path of its folder.
+
+    Raises:
+        ArgumentError: an argument is not as described.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, journal: Journal, name: str | None = None) -> None:
+        check_instance("journal", journal, Journal)
+        super().__init__("journal", journal.path if name is None else name, journal.get_dto, journal.problems)
 
 
 #: the open journals

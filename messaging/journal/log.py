@@ -79,7 +79,7 @@ class Log:
         end: the offset after the last row on the disk, or in the object store.
     """
 
-    def __init__(self, folder: Folder, partition: int, *, seed: int = 0) -> None:
+    def __init__(self, folder: Folder, partition: int = 0, *, seed: int = 0) -> None:
         self.folder = folder
         self.partition = partition
         self.seed = seed
@@ -172,7 +172,8 @@ class LogWriter(Log):
         #: guards the appender, and is held while it writes
         self.writing = threading.Lock()
         self._appender: Appender | None = None
-        self._segment = 0
+        #: the offset in the name of the last segment
+        self.last_segment = 0
         self._is_closed = False
         self._sync_closed = sync_closed
         #: whether the appender has rows that may not be on the disk
@@ -191,12 +192,12 @@ class LogWriter(Log):
         last = self.load()
         if last is None:
             return
-        self._segment = last.segment
+        self.last_segment = last.segment
         is_kept = last.whole < last.size and not self._cut_off(last)
         if folder.appends and last.whole and not is_kept:
-            self._appender = folder.append_to(self.segment_name(self._segment), last.whole)
+            self._appender = folder.append_to(self.segment_name(self.last_segment), last.whole)
         if folder.appends:
-            opened = None if self._appender is None else self._segment  # which has synced it
+            opened = None if self._appender is None else self.last_segment  # which has synced it
             self._earlier = [segment for segment, _ in self.list_segments() if segment != opened]
 
     def _cut_off(self, tail: Tail) -> bool:
@@ -233,20 +234,19 @@ class LogWriter(Log):
     def _append(self, first: int, rows: int, body: Sequence[Any], sync: bool) -> None:
         parts = encode(first, rows, body, self.seed)
         length = sum(memoryview(part).nbytes for part in parts)
-        if self.folder.appends:
-            appender = self._open_segment(first)
-            appender.append(parts if appender.size else [*self._first_frame(first), *parts], sync=sync)
+        appender = self._open_segment(first) if self.folder.appends else None
+        if appender is None or not appender.size:
+            parts = [*encode(first, 0, [self._head], self.seed), *parts]
+        if appender is not None:
+            appender.append(parts, sync=sync)
             self._is_dirty = not sync
             end = appender.size
         else:
             self.folder.check_lock()
-            end = self.folder.write(self.segment_name(first), [*self._first_frame(first), *parts])
+            end = self.folder.write(self.segment_name(first), parts)
             self.folder.check_lock()  # another writer may have taken over and written the same object
-            self._segment = first
-        self._note(self._segment, first, rows, end - length, length)
-
-    def _first_frame(self, first: int) -> list[Any]:
-        return encode(first, 0, [self._head], self.seed)
+            self.last_segment = first
+        self._note(self.last_segment, first, rows, end - length, length)
 
     def _open_segment(self, first: int) -> Appender:
         """Return the segment to append to."""
@@ -259,7 +259,7 @@ class LogWriter(Log):
         self._close_segment = False
         if appender is None:
             appender = self._appender = self.folder.append_to(self.segment_name(first))
-            self._segment = first
+            self.last_segment = first
         return appender
 
     def sync(self, *, is_background: bool = False) -> None:
@@ -274,8 +274,8 @@ class LogWriter(Log):
         with self.writing, journal_errors(self.folder, "cannot sync"):
             try:
                 self._sync_all()
-                if not is_background:
-                    self._sync_earlier()
+                while self._earlier and not is_background:
+                    sync_file(Path(self.folder.path) / self.segment_name(self._earlier.pop()))
             except OSError as error:
                 self._failed_sync = error
                 if is_background:
@@ -290,10 +290,6 @@ class LogWriter(Log):
             path = self._unsynced.pop(segment, None)
             if path is not None:
                 sync_file(path)
-
-    def _sync_earlier(self) -> None:
-        while self._earlier:
-            sync_file(Path(self.folder.path) / self.segment_name(self._earlier.pop()))
 
     def _sync(self) -> None:
         if self._appender is not None and self._is_dirty:
@@ -314,26 +310,23 @@ class LogWriter(Log):
         appender, self._appender = self._appender, None
         if appender is not None:
             if self._is_dirty:
-                self._unsynced[self._segment] = appender.path
+                self._unsynced[self.last_segment] = appender.path
             appender.close()
         self._is_dirty = False
 
-    @property
-    def last_segment(self) -> int:
-        """Return the offset in the name of the last segment."""
-        return self._segment
-
     def start_segment(self) -> None:
-        """Create the segment of the next append now. Only where segments grow.
+        """Create the segment of the next append now, so that the one before it can be deleted, also on a full disk.
+
+        Only where segments grow.
 
         Raises:
-            JournalError: it cannot be created.
+            JournalError: it cannot be created. The log is as before.
         """
         with self.writing, journal_errors(self.folder, "cannot create a segment"):
-            if self._segment != self.end:
+            if self.last_segment != self.end:
                 self._close_segment = True
                 self._open_segment(self.end)
-            self._note_segment(self._segment)
+            self._note_segment(self.last_segment)
 
     def _note_segment(self, segment: int) -> None:
         """Note that a segment exists that may be empty. No row is appended meanwhile."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from messaging.errors import ArgumentError
@@ -11,8 +11,11 @@ from messaging.execution import seconds
 Fsync = Literal["always", "interval", "never"]
 Full = Literal["block", "drop_oldest", "reject"]
 
-#: bytes from which on a segment is closed
+#: bytes from which on a segment is closed, and the least
 SEGMENT_BYTES: Final = 16 * 2**20
+_LEAST_SEGMENT: Final = 2**12
+#: a bounded journal has at least so many segments, because whole segments are dropped
+_SEGMENTS: Final = 8
 _FSYNC: Final = ("always", "interval", "never")
 _FULL: Final = ("block", "drop_oldest", "reject")
 
@@ -34,6 +37,8 @@ class JournalOptions:
     full_disk: Full | None = None
     timeout: float = 30.0
     segment_bytes: int = SEGMENT_BYTES
+    #: records from which on a segment is closed; ``None``: as many as there are
+    segment_records: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         for name, known in (("fsync", _FSYNC), ("full", _FULL), ("full_disk", (*_FULL, None))):
@@ -46,6 +51,10 @@ class JournalOptions:
             check_positive((int,), name, getattr(self, name))
         if self.max_age is not None:
             self.max_age = seconds(self.max_age, "max_age")
+        if self.max_bytes is not None:
+            self.segment_bytes = max(_LEAST_SEGMENT, min(self.segment_bytes, self.max_bytes // _SEGMENTS))
+        if self.max_records is not None:
+            self.segment_records = max(1, self.max_records // _SEGMENTS)
 
 
 def check_positive(kinds: tuple[type, ...], name: str, value: object) -> None:

@@ -353,7 +353,6 @@ class _Positions(Generic[Item]):
                 continue
             # the range before is done, and goes on with the position of this one
             before.cursor.take_over(cursor)
-            before.cursor.save()
             journal.remove_cursor(cursor.name)
             ranges[-1] = _Range(before.cursor, before.cursor.position)
         return tuple(ranges)
@@ -432,7 +431,6 @@ class _Positions(Generic[Item]):
                 following.cursor = oldest.cursor
                 self.ranges = self.ranges[1:]
         while self._obsolete:
-            self.ranges[0].cursor.save()  # before the other one is gone
             self._journal.remove_cursor(self._obsolete[0])
             del self._obsolete[0]
 

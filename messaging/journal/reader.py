@@ -211,5 +211,4 @@ class RecordReader:
         self._next = max(self._next, until)
         if not self._ready:
             self.offset = self._next
-        if self._log.on_damage is not None:
-            self._log.on_damage(segment.first, damage, data[position:end])
+        self._log.on_damage(segment.first, damage, data[position:end])

@@ -21,13 +21,15 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import JournalError, JournalFullError
+from messaging.errors.checks import check_procedure
 from messaging.execution import clock
 from messaging.journal.reader import time_at, time_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from messaging.journal.cursors import Cursors
+    from messaging.journal.folders import Folder
     from messaging.journal.options import JournalOptions
     from messaging.journal.segments import RecordWriter
 
@@ -45,7 +47,7 @@ _WORTH_CLOSING: Final = 2**20
 
 
 class Retention:
-    """Bounds of a journal. On the committing thread, except the bounds, :attr:`dropped` and :attr:`is_full`.
+    """Bounds of a journal. On the committing thread, except the bounds and :attr:`is_full`.
 
     Args:
         log: the records.
@@ -61,12 +63,22 @@ class Retention:
         self._max_age = options.max_age
         self.full = options.full
         self.full_disk = options.full_disk or options.full
-        #: records that were dropped, since the journal was created
-        self.dropped = cursors.dropped
         self._next_look = 0.0
         self._first_of_run = log.end
         #: seconds that the wall clock was ahead of ``clock.boot`` when the journal was opened
         self._ahead = clock.wall() - clock.boot()
+
+    def listen(self, listener: Callable[[int], object]) -> None:
+        """Have ``listener`` called each time before segments are deleted, on the thread that deletes them.
+
+        It gets the offset before which all records are deleted; they can still be read. It must not raise, and must not
+        append: the deletion may be what makes room.
+
+        Raises:
+            ArgumentError: ``listener`` cannot be called, or its body would not run.
+        """
+        check_procedure(listener, "a listener of deleted segments")
+        self._log.on_trim = listener
 
     # --- room
 
@@ -127,21 +139,18 @@ class Retention:
                     break
                 following = log.end
             target = following
-            if not self._drop_before(target, "to make room") or self._fits_beside(size):
+            if not self._drop_before(target, "to make room") or self.fitting([size], [1]):
                 break
         return log.begin > before
 
     def _roll(self) -> bool:
         """Close the last segment, so that it can be dropped; return whether that worked."""
         try:
-            self._log.roll()
+            self._log.start_segment()
         except JournalError as error:
             logger.error("%s; tried again with the next record", error)  # the text says it all
             return False
         return True
-
-    def _fits_beside(self, size: int) -> bool:
-        return self.fitting([size], [1]) == 1
 
     def _drop_before(self, offset: int, why: str) -> bool:
         first = max(self._cursors.slowest(), self._log.begin)
@@ -154,10 +163,9 @@ class Retention:
         lost = self._log.begin - first  # also where files are left: the records are not read any more
         if lost > 0:
             self._cursors.skip_to(offset, lost)
-            self.dropped = self._cursors.dropped
             logger.warning(
                 "journal %s: dropped %d records %s, with offsets from %d; %d dropped in all",
-                self._log.folder.shown, lost, why, first, self.dropped,
+                self._log.folder.shown, lost, why, first, self._cursors.dropped,
             )  # fmt: skip
         return is_deleted
 
@@ -171,7 +179,7 @@ class Retention:
         last = log.segments[-1] if log.segments else None
         try:
             if last is not None and last.first < slowest == log.end and (is_needed or last.size >= _WORTH_CLOSING):
-                log.roll()
+                log.start_segment()
             if log.segment_of(slowest):
                 log.trim(slowest)
         except JournalError as error:
@@ -245,3 +253,61 @@ class Retention:
     def _time_before(self, offset: int) -> float | None:
         """Return the timestamp of the record before ``offset``, if an earlier run stored it."""
         return time_at(self._log, offset - 1) if self._log.begin < offset <= self._first_of_run else None
+
+
+class FullDisk:
+    """Whether the disk takes the records of a journal, and who is told of that. On the committing thread.
+
+    Attributes:
+        error: why the disk takes no records, so that they wait; ``None``: it does, as far as is known. For any thread.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self.error: JournalFullError | None = None
+        #: free bytes from which on a write would succeed that failed
+        self._wanted = 0
+        self._listener: Callable[[JournalFullError | None], object] = self._log
+
+    def listen(self, listener: Callable[[JournalFullError | None], object]) -> None:
+        """Have ``listener`` called in place of the log when a full disk takes no records any more, and when it does.
+
+        It runs on the thread that writes: with the cause when the first record waits for room, with ``None`` when
+        records are written again, or when the disk has room for them.
+
+        Raises:
+            ArgumentError: ``listener`` cannot be called, or its body would not run.
+        """
+        check_procedure(listener, "a listener of a full disk")
+        self._listener = listener
+
+    def _log(self, error: JournalFullError | None) -> None:
+        if error is not None:
+            logger.error("%s; records wait until there is room", error)  # the text says it all
+        else:
+            logger.warning("journal %s: there is room on the disk again", self._folder.shown)
+
+    def note_full(self, error: JournalFullError, size: int) -> None:
+        """Note that the disk has no room for a record of ``size`` bytes, which waits."""
+        self._wanted = (self._folder.room() or 0) + size
+        if self.error is None:
+            self._tell(error)
+
+    def note_room(self) -> None:
+        """Note that the disk takes records again."""
+        if self.error is not None:
+            self._tell(None)
+
+    def look_for_room(self) -> None:
+        """Note whether the disk has more room, while no record waits that would be tried again."""
+        if self.error is not None:
+            room = self._folder.room()
+            if room is None or room >= self._wanted:
+                self._tell(None)
+
+    def _tell(self, error: JournalFullError | None) -> None:
+        self.error = error
+        try:
+            self._listener(error)
+        except Exception:
+            logger.exception("journal %s: failed to report a full disk", self._folder.shown)

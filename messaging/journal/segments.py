@@ -57,13 +57,11 @@ class RecordLog(Log):
     Attributes:
         segments: its segments in order. The tuple is replaced when segments come or go.
         on_damage: called with the first offset of a segment, the damage, and the damaged bytes, on the thread that
-            finds it. It may be called again for the same damage.
+            finds it. It may be called again for the same damage. Set by its owner before anything is read.
     """
 
-    def __init__(self, folder: Folder, partition: int = 0, *, seed: int = 0) -> None:
-        super().__init__(folder, partition, seed=seed)
-        self.segments: tuple[Segment, ...] = ()
-        self.on_damage: Callable[[int, Damage, memoryview], object] | None = None
+    segments: tuple[Segment, ...] = ()
+    on_damage: Callable[[int, Damage, memoryview], object]
 
     # --- loading
 
@@ -106,9 +104,8 @@ class RecordLog(Log):
             if isinstance(found, Damage):
                 if found.end < len(data):
                     end, whole = found.until, found.end
-                if self.on_damage is not None:
-                    place = found._replace(position=position + found.position, end=position + found.end)
-                    self.on_damage(segment, place, data[found.position : found.end])
+                place = found._replace(position=position + found.position, end=position + found.end)
+                self.on_damage(segment, place, data[found.position : found.end])
             else:
                 self.check_format(segment, found)
                 end, whole = max(end, found.header.first + found.header.rows), found.end
@@ -144,7 +141,7 @@ class RecordLog(Log):
         segments, end = self.segments, self.end
         if offset >= end or not segments:
             return 0
-        at = max(0, bisect_right(segments, offset, key=_first) - 1)
+        at = max(0, bisect_right(segments, offset, key=_first) - 1)  # of these segments: others may come meanwhile
         segment = segments[at]
         until = segments[at + 1].first if at + 1 < len(segments) else end
         part = segment.size * (until - max(offset, segment.first)) // max(1, until - segment.first)
@@ -191,7 +188,6 @@ class RecordWriter(LogWriter, RecordLog):
     def __init__(
         self,
         folder: Folder,
-        partition: int = 0,
         *,
         seed: int = 0,
         segment_bytes: int,
@@ -199,18 +195,11 @@ class RecordWriter(LogWriter, RecordLog):
         on_damage: Callable[[int, Damage, memoryview], object],
         sync_closed: bool = True,
     ) -> None:
-        self._on_damage = on_damage
+        self.on_damage = on_damage
         #: called before segments are deleted, with the offset of the first record that stays
         self.on_trim: Callable[[int], object] | None = None
         self._segment_records = segment_records
-        super().__init__(
-            folder, partition, seed=seed, head=FORMAT, segment_bytes=segment_bytes, sync_closed=sync_closed
-        )
-
-    def load(self) -> Tail | None:
-        """See :class:`RecordLog`."""
-        self.on_damage = self._on_damage
-        return super().load()
+        super().__init__(folder, 0, seed=seed, head=FORMAT, segment_bytes=segment_bytes, sync_closed=sync_closed)
 
     def note_missing(self, segment: Segment) -> bool:
         """See :class:`RecordLog`. This process alone deletes segments."""
@@ -223,7 +212,7 @@ class RecordWriter(LogWriter, RecordLog):
         if not lost:
             return super()._cut_off(tail)
         reason = f"the end is damaged; it held at most {lost} records, and some of them may never have been stored"
-        self._on_damage(tail.segment, Damage(tail.whole, tail.size, self.end, self.end + lost, reason), data)
+        self.on_damage(tail.segment, Damage(tail.whole, tail.size, self.end, self.end + lost, reason), data)
         self.end += lost
         return False
 
@@ -235,19 +224,11 @@ class RecordWriter(LogWriter, RecordLog):
             reason = f"its end is missing: a cursor has acknowledged records up to offset {offset}"
             size = self.segments[-1].size if self.segments else 0
             damage = Damage(size, size, self.end, offset, reason)
-            self._on_damage(self.last_segment, damage, memoryview(b""))
+            self.on_damage(self.last_segment, damage, memoryview(b""))
             if not self.segments:
                 self.begin = offset
             self.end = offset
             self._close_segment = True
-
-    def roll(self) -> None:
-        """Begin a segment, so that the one before it can be deleted, also on a full disk.
-
-        Raises:
-            JournalError: the segment cannot be created. The log is as before.
-        """
-        self.start_segment()
 
     def _note_segment(self, segment: int) -> None:
         with self.lock:

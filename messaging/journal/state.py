@@ -13,9 +13,10 @@ from messaging.execution import clock
 from messaging.journal.database import StateDatabase
 from messaging.journal.records import Record, decode_records
 
+#: counter: records that were dropped before their slowest cursor acknowledged them, since the journal was created
+DROPPED: Final = "dropped"
 #: counter: microseconds that :meth:`State.seen_time` was ahead of the wall clock when the ids were opened
 _SEEN_AHEAD: Final = "seen.ahead"
-_COUNT: Final = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value=value+excluded.value"
 
 
 class DeadLetter(NamedTuple):
@@ -65,7 +66,7 @@ class State(StateDatabase):
         positions: Mapping[str, int],
         *,
         passed: Mapping[str, bytes] | None = None,
-        drops: Mapping[str, int] | None = None,
+        drops: int = 0,
         patience: float | None = None,
     ) -> None:
         """Store the positions of some cursors; on the disk when this returns.
@@ -73,7 +74,7 @@ class State(StateDatabase):
         Args:
             positions: name -> position.
             passed: name -> what the cursor has acknowledged beyond it.
-            drops: counter -> number to add to it, in the same transaction.
+            drops: records that were dropped, counted in the same transaction.
             patience: how long to wait for another program that writes, seconds; ``None``: 5.
 
         Raises:
@@ -92,7 +93,11 @@ class State(StateDatabase):
                 "INSERT INTO passed VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET ranges=excluded.ranges",
                 [*(passed or {}).items()],
             )
-            connection.executemany(_COUNT, [*(drops or {}).items()])
+            if drops:
+                connection.execute(
+                    "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value=value+excluded.value",
+                    (DROPPED, drops),
+                )
 
     def delete_cursor(self, name: str) -> None:
         """Forget a cursor. Raises ``JournalError``."""
@@ -102,14 +107,10 @@ class State(StateDatabase):
 
     # --- counters
 
-    def count(self, name: str, number: int) -> None:
-        """Add ``number`` to a counter that outlives the process. Raises ``JournalError``."""
-        with self.change() as connection:
-            connection.execute(_COUNT, (name, number))
-
-    def counters(self) -> dict[str, int]:
-        """Return the counters."""
-        return dict(self.query("SELECT name, value FROM counters"))
+    def counter(self, name: str) -> int:
+        """Return a number that outlives the process; 0 if nothing was counted."""
+        found = self.query("SELECT value FROM counters WHERE name=?", name)
+        return int(found[0][0]) if found else 0
 
     # --- dead letters
 
@@ -156,8 +157,7 @@ class State(StateDatabase):
             JournalError: the database cannot be read.
         """
         latest = self.query("SELECT max(at) FROM seen")[0][0] or 0.0
-        row = self.query("SELECT value FROM counters WHERE name=?", _SEEN_AHEAD)
-        before = row[0][0] if row else 0
+        before = self.counter(_SEEN_AHEAD)
         wall = clock.wall()
         behind = max(0.0, latest - wall)
         ahead = max(behind, before / 1e6) if behind else 0.0

@@ -1,19 +1,22 @@
-"""Reading a journal of messages, also beside the writer of another process."""
+"""Reading a journal of messages, also beside the writer of another process; and snapshots of its state."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from messaging.errors import ArgumentError, ClosedError, JournalRangeError, JournalUnreadableError
 from messaging.execution import Closeable
 from messaging.journal.folders import journal_errors
-from messaging.journal.quarantine import DamagedRange, Quarantine
 from messaging.journal.reader import RecordReader
+from messaging.journal.state import DROPPED
+from messaging.services.reporting import counter, gauge, info, label, part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from messaging.journal.folders import LocalFolder
+    from messaging.journal.quarantine import DamagedRange, Quarantine
     from messaging.journal.records import Record
     from messaging.journal.segments import RecordLog
     from messaging.journal.state import DeadLetter, State
@@ -38,6 +41,41 @@ class Info(NamedTuple):
     damage: list[DamagedRange]
 
 
+@dataclass(frozen=True, slots=True)
+class CursorDTO:
+    """A snapshot of a cursor."""
+
+    name: str = field(metadata=label("cursor"))
+    position: int = field(metadata=gauge("offset of the first record that the cursor has not acknowledged"))
+    behind: int = field(metadata=gauge("records that the cursor has not acknowledged", "records"))
+
+
+@dataclass(frozen=True, slots=True)
+class JournalDTO:
+    """A snapshot of an open journal."""
+
+    path: str = field(metadata=info())
+    begin: int = field(metadata=gauge("offset of the oldest record"))
+    end: int = field(metadata=gauge("offset after the newest record: records since the journal was created"))
+    segments: int = field(metadata=gauge("files with records"))
+    bytes: int = field(metadata=gauge("bytes of the files with records", "bytes"))
+    unstored: int = field(metadata=gauge("records that wait to be written", "records"))
+    backlog: int = field(metadata=gauge("records that the slowest cursor has not acknowledged", "records"))
+    backlog_bytes: int = field(
+        metadata=gauge("bytes of the records that the slowest cursor has not acknowledged", "bytes")
+    )
+    oldest: float = field(
+        metadata=gauge("age of the oldest record that is not acknowledged; 0: there is none", "seconds")
+    )
+    max_bytes: int | None = field(metadata=gauge("bound of the backlog; absent: unlimited", "bytes"))
+    max_records: int | None = field(metadata=gauge("bound of the backlog; absent: unlimited", "records"))
+    dropped: int = field(
+        metadata=counter("records that were dropped to make room, or for their age, since its creation", "records")
+    )
+    dead_letters: int = field(metadata=gauge("records that are kept as dead letters", "records"))
+    cursors: tuple[CursorDTO, ...] = field(metadata=part("cursor"))
+
+
 class JournalView(Closeable):
     """A journal that is read, also while another process writes to it. Thread safe; each iterator is for one thread.
 
@@ -49,16 +87,17 @@ class JournalView(Closeable):
         id: identifies the journal, wherever its folder is moved.
     """
 
-    def __init__(self, folder: LocalFolder, identity: str, log: RecordLog, state: State | None) -> None:
+    def __init__(
+        self, folder: LocalFolder, identity: str, log: RecordLog, state: State | None, quarantine: Quarantine
+    ) -> None:
         self.path = folder.path
         self.id = identity
         self.folder = folder
         self._log = log
         self._state = state
-        self._quarantine = Quarantine(folder, writable=False)
+        self._quarantine = quarantine
         self._is_closed = False
-        if log.on_damage is None:
-            log.on_damage = self._quarantine.add
+        log.on_damage = quarantine.add
 
     def _refuse_closed(self) -> None:
         if self._is_closed:
@@ -78,6 +117,10 @@ class JournalView(Closeable):
     def size(self) -> int:
         """The bytes of all segments."""
         return sum(segment.size for segment in self._log.segments)
+
+    def bytes_from(self, offset: int) -> int:
+        """Return about how many bytes the records from ``offset`` on have. Reads no file."""
+        return self._log.bytes_from(offset)
 
     def refresh(self) -> None:
         """Notice what another process has written since. Raises ``JournalError``, ``ClosedError``."""
@@ -198,7 +241,7 @@ class JournalView(Closeable):
     @property
     def dropped(self) -> int:
         """Records that were dropped to make room, or for their age, since the journal was created."""
-        return 0 if self._state is None else self._state.counters().get("dropped", 0)
+        return 0 if self._state is None else self._state.counter(DROPPED)
 
     def close(self) -> None:
         """Close the files. Idempotent."""

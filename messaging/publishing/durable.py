@@ -175,7 +175,7 @@ class DurableOutbox:
             waiting=end - first,
             unstored=self.intake.pending,
             bytes=journal.bytes_from(first),
-            oldest=journal.age_of(first),
+            oldest=journal.ages.age_of(first),
             failed=self.failed,
             dead_letters=journal.dead_letter_count,
         )
@@ -269,7 +269,7 @@ class DurableOutbox:
         publication.is_stored = True
         publication.was_retrieved = True
         if plan.options.time_to_live is not None:
-            publication.age(self.journal.age_of(record.offset, record.timestamp))
+            publication.age(self.journal.ages.age_of(record.offset, record.timestamp))
         return publication
 
     # --- the outbox of its publications: see ``Publications``

@@ -236,7 +236,7 @@ def test_dropped_messages_are_counted_once_and_not_published(tmp_path: Path) -> 
 def test_records_that_the_disk_has_lost_are_counted_once(order: str, tmp_path: Path) -> None:
     with opened(tmp_path, order) as buffer:
         store(buffer, range(10))
-        buffer.journal._log.roll()
+        buffer.journal._log.start_segment()
         store(buffer, range(10, 13))
         for each in take(buffer, 4):
             settle(buffer, each)

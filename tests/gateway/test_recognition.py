@@ -190,7 +190,7 @@ def test_a_message_is_stored_again_if_the_disk_lost_its_record(tmp_path: Path) -
         source.forward_all()
         kept = source.new(2)
         assert kept not in (tmp_path / FILE).read_text()
-        source.buffer.journal._log.roll()
+        source.buffer.journal._log.start_segment()
         source.new(3)
         first = next(iter(take(source.buffer)))
         source.buffer.queue.settle(first.offset, len(first.payload))

@@ -30,7 +30,7 @@ def stored(journal: Journal) -> int:
 
 def age_of(journal: Journal, offset: int) -> float:
     record = next(iter(journal.read(offset)))
-    return journal.age_of(offset, record.timestamp)
+    return journal.ages.age_of(offset, record.timestamp)
 
 
 @table("before", [*CHANGES])
@@ -55,7 +55,7 @@ def test_the_time_for_which_a_machine_is_suspended_counts_to_the_age(
         offset = stored(journal)
         virtual_clock.suspend(HOUR)
         assert age_of(journal, offset) == pytest.approx(HOUR, abs=2.0)
-        assert journal.age_of(offset) == pytest.approx(HOUR, abs=2.0)
+        assert journal.ages.age_of(offset) == pytest.approx(HOUR, abs=2.0)
 
 
 def test_the_age_of_a_record_of_an_earlier_run_is_right_once_the_clock_is(

@@ -31,7 +31,7 @@ from messaging.errors import (
 )
 from messaging.execution import Promise, clock
 from messaging.journal import Journal, Record, commit, encode_record
-from messaging.journal.entries import Blocking, Turns
+from messaging.journal.commit import Blocking, Turns
 from messaging.journal.reader import RecordReader
 from messaging.model import Message, MessageContext
 from messaging.testing.clock import VirtualClock
@@ -284,7 +284,7 @@ def test_segments_rolled_beside_appends_stay_in_order(opened: Open) -> None:
     def work(number: int) -> None:
         if number == 0:
             while not done.is_set():
-                journal._log.roll()
+                journal._log.start_segment()
         else:
             for n in range(1000):
                 journal.append("a", b"%d" % n)

@@ -83,7 +83,7 @@ def test_trimming_deletes_the_last_segment_too_if_it_is_acknowledged(tmp_path: P
 def test_a_listener_of_deletions_can_still_read_the_records(tmp_path: Path) -> None:
     told: list[tuple[int, list[int]]] = []
     with Journal.open(tmp_path / "journal") as journal:
-        journal.listen_trim(lambda before: told.append((before, offsets(journal.read()))))
+        journal.retention.listen(lambda before: told.append((before, offsets(journal.read()))))
         append(journal, 5)
         journal.trim(4)
         assert told == [], "nothing is deleted"

@@ -200,7 +200,7 @@ def test_a_clock_that_was_wrong_keeps_no_records_and_drops_none_early(opened: Op
     journal = opened(max_age=3600, segment_bytes=1)
     for timestamp in (now - 8000, now + 10**8, now - 7000, now - 10, now - 9000, now):
         journal.append("a", b"x", timestamp=timestamp)
-    journal._retention._next_look = 0
+    journal.retention._next_look = 0
     journal._commit.wake()
     eventually(lambda: journal.begin == 2)
     assert journal.append("a", b"x") == 6
@@ -261,13 +261,13 @@ def test_a_full_disk_is_logged_once_with_its_end(small_disk: Path, caplog: pytes
 def test_a_full_disk_ends_with_the_first_write_of_a_backlog(small_disk: Path) -> None:
     told: Recorder[tuple[bool, bool, int]] = Recorder()
     with Journal.open(small_disk / "j", timeout=60) as journal:
-        journal.listen_held(lambda error: told((error is not None, journal.is_blocked, journal.waiting_bytes)))
+        journal.disk.listen(lambda error: told((error is not None, journal.is_blocked, journal.waiting_bytes)))
         file = ballast(small_disk, LEFT)
         fill(journal)
         later = [journal.submit("a", b"x") for _ in range(10_000)]  # more than one batch
         file.unlink()
         results(later)
-        eventually(lambda: journal.held is None and not journal.is_blocked)
+        eventually(lambda: journal.disk.error is None and not journal.is_blocked)
     assert [each[0] for each in told] == [True, False]
     assert told[-1][2] > 0, "records waited when the disk took records again"
 
@@ -277,7 +277,7 @@ def test_a_full_disk_ends_when_it_has_room_while_no_record_waits(small_disk: Pat
         file = ballast(small_disk, LEFT)
         fill(journal)
         eventually(lambda: not journal.is_blocked)
-        assert journal.held is not None
+        assert journal.disk.error is not None
         file.unlink()
         eventually(lambda: journal.problems() == ())
 
@@ -285,7 +285,7 @@ def test_a_full_disk_ends_when_it_has_room_while_no_record_waits(small_disk: Pat
 @table("listener", [None, "x", 5])
 def test_a_listener_that_cannot_be_called_is_refused(tmp_path: Path, listener: Any) -> None:
     with Journal.open(tmp_path / str(listener)) as journal:
-        for listen in (journal.listen_held, journal.listen_trim):
+        for listen in (journal.disk.listen, journal.retention.listen):
             with pytest.raises(ArgumentError, match="must be callable"):
                 listen(listener)
 

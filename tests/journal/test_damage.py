@@ -32,7 +32,7 @@ def log(in_memory: str, no_sync: None) -> Path:
     """A log of three segments."""
     made = writer(in_memory)
     for frames in FRAMES:
-        made.roll()
+        made.start_segment()
         add(made, *frames)
     made.close()
     assert len(segment_files(in_memory)) == 3

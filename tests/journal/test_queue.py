@@ -153,7 +153,7 @@ def test_lost_records_count_as_settled_and_are_counted(opened: Opened, tmp_path:
     party.store(30)
     party.settle(party.take(1)[0])
     segments = sorted(tmp_path.glob("0/*.segment"))
-    party.journal._log.roll()
+    party.journal._log.start_segment()
     party.store(1)
     party.close()
     segments[0].write_bytes(b"")

@@ -200,9 +200,9 @@ def test_the_age_of_a_record_of_an_earlier_run_is_the_time_since_it_was_stored(t
         journal.append("a", b"1", timestamp=time.time() - 3600)
     with Journal.open(tmp_path / "j") as journal:
         journal.append("a", b"2")
-        assert 3590 < journal.age_of(0) < 3700
-        assert journal.age_of(1) < 30
-        assert journal.age_of(2) == 0.0
+        assert 3590 < journal.ages.age_of(0) < 3700
+        assert journal.ages.age_of(1) < 30
+        assert journal.ages.age_of(2) == 0.0
 
 
 # --- what the numbers mean

@@ -8,7 +8,7 @@ from typing import Any
 
 import messaging
 from messaging.gateway.reports import BufferDTO, DeviceStateDTO, GatewayDTO, RequestRouteDTO, RouteDTO
-from messaging.journal.report import CursorDTO, JournalDTO
+from messaging.journal import CursorDTO, JournalDTO
 from messaging.observability.monitor.masking import Masking
 from messaging.observability.monitor.plain import Bounds, Plain
 from messaging.observability.monitor.rates import Rates, numbers

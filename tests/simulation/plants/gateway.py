@@ -70,7 +70,7 @@ GATEWAY = (
         "messages are stored twice whose records the journal has deleted",
         "Recognise messages whose records the journal has deleted",
         "gateway",
-        (Edit("messaging/gateway/recognition.py", "        journal.listen_trim(self._write)\n", ""),),
+        (Edit("messaging/gateway/recognition.py", "        journal.retention.listen(self._write)\n", ""),),
         "tests/gateway/test_recognition.py::test_messages_are_recognised_after_the_journal_has_deleted_them",
     ),
     Planted(
@@ -187,7 +187,7 @@ GATEWAY = (
         (
             Edit(
                 "messaging/gateway/buffer.py",
-                "journal.age_of(stored.offset, stored.timestamp) > self._max_age\n",
+                "journal.ages.age_of(stored.offset, stored.timestamp) > self._max_age\n",
                 "clock.wall() - stored.timestamp > self._max_age\n",
             ),
         ),

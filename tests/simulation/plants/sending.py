@@ -178,7 +178,7 @@ OUTBOX = (
         (
             Edit(
                 "messaging/publishing/durable.py",
-                "            publication.age(self.journal.age_of(record.offset, record.timestamp))\n",
+                "            publication.age(self.journal.ages.age_of(record.offset, record.timestamp))\n",
                 "            publication.age(0.0)\n",
             ),
         ),

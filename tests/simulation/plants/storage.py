@@ -106,7 +106,7 @@ JOURNAL = (
         "journal",
         (
             Edit(
-                "messaging/journal/entries.py",
+                "messaging/journal/commit.py",
                 "            if self._is_closed:\n                return False\n            self._put +=",
                 "            self._put +=",
             ),
