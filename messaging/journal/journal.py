@@ -271,7 +271,6 @@ class Journal(JournalView):
             ClosedError: the journal is closed.
         """
         record = encode_record(channel, payload, properties, message_id, timestamp)
-        self._cursors.refuse_closed()
         if self.waiting_bytes + len(record) > _WAITING_BYTES:
             raise self.folder.error(
                 JournalFullError,
