@@ -200,5 +200,4 @@ class MqttAdapter(Adapter):
             settle(token)
 
     def is_stale(self, token: CopyToken) -> bool:
-        """See ``Adapter.is_stale``."""
         return token.receipt.session != self.session.inbound.answers.session or token.stream.ended

@@ -21,8 +21,8 @@ MQTT = (
             ),
             Edit(
                 "adapters/messaging_adapters/mqtt/subscriptions.py",
-                "            self._withdraw(stream, is_at_broker=not self._persistent)",
-                "            self._withdraw(stream, is_at_broker=True)",
+                "on_failure(partial(self._withdraw, stream, is_at_broker=not self._persistent)):",
+                "on_failure(partial(self._withdraw, stream, is_at_broker=True)):",
             ),
         ),
         "tests/mqtt/test_session.py::test_an_attempt_to_subscribe_leaves_the_session_what_it_has",
@@ -76,8 +76,8 @@ MQTT = (
         "mqtt",
         (
             Edit(
-                "adapters/messaging_adapters/mqtt/inbound.py",
-                "        return token.receipt.session != self.answers.session or token.stream.ended",
+                "adapters/messaging_adapters/mqtt/adapter.py",
+                "        return token.receipt.session != self.session.inbound.answers.session or token.stream.ended",
                 "        return False",
             ),
         ),
