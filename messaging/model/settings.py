@@ -221,6 +221,11 @@ class Settings(BaseModel):
         given.clear()
         raise InvalidOptionError(option, f"option {option!r}{source}: {first['msg'].removeprefix('Value error, ')}")
 
+    @property
+    def has_provider(self) -> bool:
+        """Whether the credentials may change while the instance is connected."""
+        return any(each is not None for each in (self.credentials, self.password_command, self.password_file))
+
     @classmethod
     def for_options(cls, given: Mapping[str, Any]) -> type[Settings]:  # noqa: ARG003  # a subclass reads it
         """Return the settings class of an instance with these options: an option may bring others along."""

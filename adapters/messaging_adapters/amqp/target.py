@@ -141,11 +141,6 @@ def log_in(target: AmqpTarget, credentials: Credentials, now: float) -> AmqpTarg
     )
 
 
-def has_provider(settings: AmqpSettings) -> bool:
-    """Return whether the credentials may change while the instance is connected."""
-    return any(each is not None for each in (settings.credentials, settings.password_command, settings.password_file))
-
-
 def default_port(*, secure: bool) -> int:
     """Return the port of hosts without one."""
     return DEFAULT_TLS_PORT if secure else DEFAULT_PORT
@@ -161,7 +156,7 @@ def _credentials(url: BrokerUrl, settings: AmqpSettings) -> tuple[str | None, Se
             if given is not None:
                 raise InvalidOptionError(option, "sasl 'external' takes none: the certificate stands for it")
         return None, None
-    if has_provider(settings):
+    if settings.has_provider:
         return username or _GUEST, None
     if username is None and password is None:
         username, password = _GUEST, SecretStr(_GUEST)

@@ -242,11 +242,6 @@ class MqttSettings(TlsSettings):
         return self.version == "5"
 
     @property
-    def has_provider(self) -> bool:
-        """Whether the credentials may change while the instance is connected."""
-        return any(each is not None for each in (self.credentials, self.password_command, self.password_file))
-
-    @property
     def persistent(self) -> bool:
         """Whether the broker keeps the session while this client is away."""
         return self.session_expiry > 0 if self.v5 else not self.clean_start
