@@ -18,7 +18,7 @@ import threading
 from typing import TYPE_CHECKING, Final, Self
 
 from messaging.errors import ClosedError, MissingExtraError
-from messaging.errors.checks import check_instance
+from messaging.errors.checks import check_instance, check_optional
 from messaging.errors.text import SafeLog
 from messaging.execution import Startable
 from messaging.observability.health import check_health, check_readiness
@@ -58,8 +58,7 @@ class MonitoringEndpoint(Startable):
     def __init__(self, host: str = "127.0.0.1", port: int = 9464, services: ServiceRegistry | None = None) -> None:
         check_instance("host", host, str)
         check_port(port)
-        if services is not None:
-            check_instance("services", services, ServiceRegistry)
+        check_optional("services", services, ServiceRegistry)
         self.host = host
         self.port = port
         self._services = default_registry() if services is None else services

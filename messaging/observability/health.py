@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError
-from messaging.errors.checks import check_instance, check_result
+from messaging.errors.checks import check_optional, check_result
 from messaging.execution import Flag, engine, seconds, workers
 from messaging.services import ServiceRegistry, default_registry
 from messaging.services.reporting import reporters
@@ -72,8 +72,7 @@ def check_readiness(services: ServiceRegistry | None = None, timeout: float = RE
     Raises:
         ArgumentError: an argument is not as described.
     """
-    if services is not None:
-        check_instance("services", services, ServiceRegistry)
+    check_optional("services", services, ServiceRegistry)
     health = check_health(timeout)
     if not health.is_right:
         return health

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from messaging.errors.checks import check_instance
+from messaging.errors.checks import check_optional
 from messaging.errors.text import SafeLog, visible
 from messaging.services import ServiceRegistry, default_registry
 from messaging.services.reporting import HistogramDTO, Meaning, meanings, reporters
@@ -102,8 +102,7 @@ class Sampler:
     """
 
     def __init__(self, services: ServiceRegistry | None = None) -> None:
-        if services is not None:
-            check_instance("services", services, ServiceRegistry)
+        check_optional("services", services, ServiceRegistry)
         self.services = default_registry() if services is None else services
         self._lock = threading.Lock()  # guards the following, and is not held while reporters are called
         self._indexes = _Indexes()

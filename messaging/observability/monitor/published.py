@@ -49,6 +49,7 @@ class PublishedSnapshots:
     Attributes:
         invalid: number of messages that were no snapshot.
         failure: why no more snapshots arrive; ``None``: they do.
+        stream: of the snapshots; its end is that of the subscription.
 
     Raises:
         MessagingError: the subscription is impossible.
@@ -62,10 +63,8 @@ class PublishedSnapshots:
         self.failure: Exception | None = None
         pattern = check_pattern(f"{channel}{SEPARATOR}{ANY_LEVEL}")
         context = MessageContextBuilder().channel(pattern).extensions(observing(m.features, _BUFFER)).build_context()
-        self._stream = m.subscription.subscribe(context)
-        self._stream.subscribe(self._receive, self._fail)
-        #: resolves when the broker has confirmed the subscription
-        self.ready = self._stream.ready
+        self.stream = m.subscription.subscribe(context)
+        self.stream.subscribe(self._receive, self._fail)
 
     def _receive(self, message: Message) -> None:
         payload, context = message.payload, message.context
@@ -103,10 +102,6 @@ class PublishedSnapshots:
             if age < FORGET:
                 found.append(Published(key, snapshot, age))
         return found
-
-    def close(self) -> None:
-        """Unsubscribe."""
-        self._stream.close()
 
 
 def observing(features: Collection[str], size: int, qos: str = "0") -> dict[str, Any]:

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.errors import ArgumentError, ClosedError, MessagingError
-from messaging.errors.checks import check_instance
+from messaging.errors.checks import check_instance, check_optional
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Closeable, Flag, seconds, start_thread
 from messaging.instance import Messaging
@@ -77,8 +77,7 @@ class SnapshotPublisher(Closeable):
         mask: Iterable[str] = (),
     ) -> None:
         check_instance("m", m, Messaging)
-        if services is not None:
-            check_instance("services", services, ServiceRegistry)
+        check_optional("services", services, ServiceRegistry)
         self._m = m
         self._interval = checked_interval(interval)
         self._channel = checked_channel(channel, process_name() if process is None else process)

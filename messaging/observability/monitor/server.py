@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.environment.signals import on_failure
 from messaging.errors import BoundReachedError, ClosedError, MessagingError
-from messaging.errors.checks import check_instance
+from messaging.errors.checks import check_instance, check_optional
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Startable, clock, start_thread
 from messaging.instance import Messaging
@@ -101,10 +101,8 @@ class Monitor(Startable):
         channel: str = CHANNEL,
         mask: Iterable[str] = (),
     ) -> None:
-        if m is not None:
-            check_instance("m", m, Messaging)
-        if services is not None:
-            check_instance("services", services, ServiceRegistry)
+        check_optional("m", m, Messaging)
+        check_optional("services", services, ServiceRegistry)
         check_instance("channel", channel, str)
         check_port(port)
         self._interval = checked_interval(interval)
@@ -173,7 +171,7 @@ class Monitor(Startable):
             self._ended.wait(_PATIENCE)
         self._inspector.close()
         if self._published is not None:
-            self._published.close()
+            self._published.stream.close()
 
     # --- on the thread of the monitor
 
