@@ -209,14 +209,14 @@ FAULTS = (
     # AMQP
     Fault(
         "a refused message counts as confirmed",
-        "adapters/messaging_adapters/amqp/confirms.py",
+        "adapters/messaging_adapters/amqp/publish_channels.py",
         "                if method == frames.BASIC_ACK:",
         "                if True:",
         "tests/amqp",
     ),
     Fault(
         "a confirm of several messages settles one",
-        "adapters/messaging_adapters/amqp/confirms.py",
+        "adapters/messaging_adapters/amqp/publish_channels.py",
         "            tags: Iterable[int] = range(self._lowest, last + 1)",
         "            tags: Iterable[int] = range(last, last + 1)",
         "tests/amqp",

@@ -16,8 +16,8 @@ from pamqp.commands import Basic
 
 from messaging.testing.tables import table
 from messaging_adapters.amqp import frames
-from messaging_adapters.amqp.confirms import ConfirmChannel
 from messaging_adapters.amqp.protocol import FrameProtocol, cut
+from messaging_adapters.amqp.publish_channels import ConfirmChannel
 from tests.amqp.harness import bare_consumer, run
 
 CHANNEL = st.integers(1, 65_535)

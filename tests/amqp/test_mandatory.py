@@ -14,7 +14,7 @@ from pamqp.commands import Basic
 from messaging.errors import PublishRefusedError, UnroutableError
 from messaging.testing.waiting import eventually_async, within
 from messaging_adapters.amqp import frames
-from messaging_adapters.amqp.confirms import ConfirmChannel
+from messaging_adapters.amqp.publish_channels import ConfirmChannel
 from tests.amqp.harness import Client, connected, unique
 from tests.amqp.test_publisher import outcomes
 

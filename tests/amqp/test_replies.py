@@ -99,7 +99,7 @@ def test_a_request_that_two_handlers_hear_by_further_bindings_is_handled_once(co
 def test_replies_to_earlier_requests_arrive_after_publishing_has_moved_to_another_channel(
     connect: Connect, token: str
 ) -> None:
-    """Direct replies belong to the channel that the request was published on; see ``retries``."""
+    """Direct replies belong to the channel that the request was published on; see ``publisher``."""
     channel = f"served/{token}"
     gate = threading.Event()
 

@@ -17,8 +17,8 @@ from pamqp.commands import Basic
 from messaging.errors import ConnectionLostError, DeadlineError, OutcomeUnknownError, PublishRefusedError
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually_async, within
-from messaging_adapters.amqp import retries
-from messaging_adapters.amqp.retries import topic_pattern
+from messaging_adapters.amqp import publisher
+from messaging_adapters.amqp.declarations import topic_pattern
 from tests.amqp.harness import connected, unique
 from tests.amqp.peer import Peer, client_of, consuming, opened
 from tests.amqp.test_publisher import outcomes
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no delay between two attempts: one that is due comes before what is published later."""
-    monkeypatch.setattr(retries, "_FIRST", 0.0)
+    monkeypatch.setattr(publisher, "_FIRST", 0.0)
 
 
 class Broker:

@@ -151,7 +151,7 @@ class AmqpAdapter(Adapter):
     # --- connection
 
     def set_endpoint(self, endpoint: Endpoint) -> None:
-        self._connector.set_endpoint(endpoint)
+        self._connector.target = self._connector.target.at(endpoint)
 
     async def open(self, events: Events) -> bool:
         """Connect for publishing; the connection for consuming is made with the first subscription."""

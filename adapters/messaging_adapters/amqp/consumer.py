@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import aiormq
 from aiormq import spec as methods
 
+from messaging.environment.signals import on_failure
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.execution import shielded
 from messaging.model import Incoming
@@ -129,19 +130,20 @@ class QueueConsumer(DeliveryLane):
         )
         opening = asyncio.get_running_loop().create_task(subscribing)
         try:
-            await shielded(opening)
-        except BaseException as error:
-            self._abandoned = True
-            self._spawn(self._clean_up(opening))
-            if isinstance(error, aiormq.AMQPChannelError):
-                raise refusal(
-                    SubscriptionRefusedError, self._what(), error, topology.way_out(self._source.queue, error)
-                ) from error
-            raise
+            with on_failure(self._abandon, opening):
+                await shielded(opening)
+        except aiormq.AMQPChannelError as error:
+            raise refusal(
+                SubscriptionRefusedError, self._what(), error, topology.way_out(self._source.queue, error)
+            ) from error
         self._private_queue = None  # it has a consumer, and is deleted with it
         if self._error is not None:  # the broker cancelled the consumer right after its confirmation
             raise self._error
         self._established = True
+
+    def _abandon(self, opening: asyncio.Task[None]) -> None:
+        self._abandoned = True
+        self._spawn(self._clean_up(opening))
 
     async def _subscribe(self) -> None:
         wire, source = self._wire, self._source

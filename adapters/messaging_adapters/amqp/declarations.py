@@ -9,6 +9,7 @@ key that does not fit and a remedy. This module does no I/O.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
 
@@ -29,6 +30,8 @@ DEFAULT_EXCHANGE: Final = "amq.default"
 _HEADERS_EXCHANGES: Final = ("amq.headers", "amq.match")
 #: longest delay of a redelivery unless said otherwise, seconds
 _DELAY_MAX: Final = 60.0
+#: queues that refuse messages when they are full and are remembered
+_MAX_QUEUES: Final = 1024
 
 _EXCHANGE_KEYS: Final = (
     keys.EXCHANGE_TYPE,
@@ -391,3 +394,47 @@ def _bindings(spec: SubscriptionSpec, exchange: ExchangeSpec) -> tuple[tuple[str
                 f"{dead!r} is matched by {pattern!r} itself: its messages would be delivered again and again",
             )
     return patterns, tuple(names.binding_key(pattern) for pattern in patterns)
+
+
+# --- queues that refuse messages when they are full
+
+
+def refuses(overflow: object) -> bool:
+    """Return whether a queue with this ``queueOverflow`` refuses messages when it is full."""
+    return isinstance(overflow, str) and overflow.startswith("reject-publish")
+
+
+def topic_pattern(binding: str) -> re.Pattern[str]:
+    """Return a pattern of the routing keys, after a dot, that a binding of a topic exchange accepts."""
+    words = {"*": r"\.[^.]*", "#": r"(?:\.[^.]*)*"}
+    return re.compile("".join(words.get(word, rf"\.{re.escape(word)}") for word in binding.split(".")), re.DOTALL)
+
+
+class RefusingQueues:
+    """The queues declared by this instance that refuse messages when they are full."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, QueueSource] = {}
+
+    def declared(self, source: QueueSource) -> None:
+        """Remember a queue if it refuses messages when it is full."""
+        arguments = source.queue.arguments
+        if refuses(arguments.get("x-overflow")) and (len(self._sources) < _MAX_QUEUES):
+            self._sources[f"{source.queue.name}\n{source.exchange.name}\n{source.bindings}"] = source
+
+    def may_take(self, destination: AmqpDestination) -> bool:
+        """Return whether a message to ``destination`` may go to one of these queues."""
+        return any(_reaches(destination, source) for source in self._sources.values())
+
+
+def _reaches(destination: AmqpDestination, source: QueueSource) -> bool:
+    exchange, key = destination.exchange.name, destination.routing_key
+    if not exchange:
+        return key == source.queue.name
+    if exchange != source.exchange.name:
+        return False
+    kind = source.exchange.kind
+    if kind == "direct":
+        return key in source.bindings
+    # exchanges of other types than topic may route any message to a queue that is bound to them
+    return kind != "topic" or any(topic_pattern(binding).fullmatch(f".{key}") for binding in source.bindings)

@@ -31,9 +31,9 @@ import aiormq
 from messaging.errors import BrokerError, ConnectionLostError, MessagingError
 from messaging.execution import clock
 from messaging_adapters.amqp import counting, frames, topology
-from messaging_adapters.amqp.confirms import ConfirmChannel
 from messaging_adapters.amqp.connection import describe
 from messaging_adapters.amqp.declarations import QueueSpec
+from messaging_adapters.amqp.publish_channels import ConfirmChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from messaging.errors import ArgumentError
 from messaging.model import envelope
 from messaging_adapters.amqp import frames, names
 from messaging_adapters.amqp.declarations import destination
@@ -74,25 +73,3 @@ class PublishForm:
             raise ValueError(f"{len(properties)} bytes of properties; the broker takes frames of {frame_max} bytes")
         payload = envelope.wrap(message, message.payload) if self.is_enveloped else message.payload
         return (self._method, *frames.content(channel, properties, payload, frame_max))
-
-
-class PublishForms:
-    """Makes the form of each publish plan, and keeps it in the plan's slot.
-
-    Args:
-        exchange: the exchange of channels without extension.
-    """
-
-    def __init__(self, exchange: str) -> None:
-        self._exchange = exchange
-
-    def of(self, message: Outgoing) -> PublishForm | None:
-        """Return the form of ``message``, or ``None`` if it cannot be encoded: it is failed then."""
-        plan = message.plan
-        form: PublishForm | None = plan.slot
-        if form is None:
-            try:
-                form = plan.slot = PublishForm(plan, self._exchange)
-            except ArgumentError as error:
-                message.fail(error)
-        return form

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import aio_pika
 import aiormq
@@ -32,12 +32,12 @@ from aiormq import spec
 from messaging_adapters.amqp import frames, tables
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from aiormq.abc import AbstractChannel
     from pamqp.base import Frame
 
 logger = logging.getLogger(__name__)
-
-F = TypeVar("F", bound="Frame")
 
 #: the versions that the adaptations are written for
 TESTED: Final = {"aio-pika": "10.2.", "aiormq": "7.2.", "pamqp": "4.0."}
@@ -93,17 +93,9 @@ class ObservedConnection(aiormq.Connection):
         return self._observer
 
 
-def _lenient(kind: type[F]) -> type[F]:
-    """Return a method without pamqp's check of names."""
-    return cast("type[F]", type(kind.__name__, (kind,), {"validate": lambda _: None}))
-
-
-_ExchangeDeclare: Final = _lenient(spec.Exchange.Declare)
-_QueueDeclare: Final = _lenient(spec.Queue.Declare)
-_QueueUnbind: Final = _lenient(spec.Queue.Unbind)
-_QueuePurge: Final = _lenient(spec.Queue.Purge)
-_QueueDelete: Final = _lenient(spec.Queue.Delete)
-_Consume: Final = _lenient(spec.Basic.Consume)
+def _lenient(kind: type[Frame], **replaced: Callable[..., object]) -> type[Frame]:
+    """Return a method without pamqp's check of names, and with other functions ``replaced``."""
+    return cast("type[Frame]", type(kind.__name__, (kind,), {"validate": lambda _: None, **replaced}))
 
 
 def _marshal_bind(method: spec.Queue.Bind) -> bytes:
@@ -112,9 +104,16 @@ def _marshal_bind(method: spec.Queue.Bind) -> bytes:
     return b"\x00\x00" + names + b"\x00" + tables.write_table(method.arguments or {})
 
 
-_QueueBind: Final = cast(
-    "type[spec.Queue.Bind]", type("Bind", (spec.Queue.Bind,), {"validate": lambda _: None, "marshal": _marshal_bind})
-)
+#: methods of an aiormq channel -> what they send, without pamqp's check of names, and its field that comes first
+_METHODS: Final[Mapping[str, tuple[type[Frame], str]]] = {
+    "exchange_declare": (_lenient(spec.Exchange.Declare), "exchange"),
+    "queue_declare": (_lenient(spec.Queue.Declare), "queue"),
+    "queue_purge": (_lenient(spec.Queue.Purge), "queue"),
+    "queue_delete": (_lenient(spec.Queue.Delete), "queue"),
+    "queue_bind": (_lenient(spec.Queue.Bind, marshal=_marshal_bind), "queue"),
+    "queue_unbind": (_lenient(spec.Queue.Unbind), "queue"),
+    "basic_consume": (_lenient(spec.Basic.Consume), "queue"),
+}
 
 
 class _LenientMethods:
@@ -124,36 +123,17 @@ class _LenientMethods:
         self._channel = channel
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._channel, name)
+        if name not in _METHODS:
+            return getattr(self._channel, name)
+        method, first = _METHODS[name]
 
-    async def exchange_declare(self, exchange: str, *, timeout: float | None = None, **fields: Any) -> Any:
-        """Declare an exchange, or check for it."""
-        return await self._channel.rpc(_ExchangeDeclare(exchange=exchange, **fields), timeout=timeout)
+        async def send(*given: str, timeout: float | None = None, **fields: Any) -> Any:
+            fields.pop("consumer_callback", None)  # a frame lane takes the deliveries
+            return await self._channel.rpc(
+                method(**dict(zip((first,), given, strict=False)), **fields), timeout=timeout
+            )
 
-    async def queue_declare(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
-        """Declare a queue, or check for it."""
-        return await self._channel.rpc(_QueueDeclare(queue=queue, **fields), timeout=timeout)
-
-    async def queue_purge(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
-        """Remove the messages of a queue."""
-        return await self._channel.rpc(_QueuePurge(queue=queue, **fields), timeout=timeout)
-
-    async def queue_delete(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
-        """Delete a queue."""
-        return await self._channel.rpc(_QueueDelete(queue=queue, **fields), timeout=timeout)
-
-    async def queue_bind(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
-        """Bind a queue."""
-        return await self._channel.rpc(_QueueBind(queue=queue, **fields), timeout=timeout)
-
-    async def queue_unbind(self, queue: str, *, timeout: float | None = None, **fields: Any) -> Any:
-        """Unbind a queue."""
-        return await self._channel.rpc(_QueueUnbind(queue=queue, **fields), timeout=timeout)
-
-    async def basic_consume(self, *, consumer_callback: object, timeout: float | None = None, **fields: Any) -> Any:
-        """Start a consumer, whose deliveries are taken by a frame lane and not by ``consumer_callback``."""
-        del consumer_callback
-        return await self._channel.rpc(_Consume(**fields), timeout=timeout)
+        return send
 
 
 class LenientChannel(aio_pika.Channel):

@@ -27,9 +27,9 @@ from messaging.execution import clock, on_worker
 from messaging_adapters.amqp import topology
 from messaging_adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, AmqpWire, connect, refusal
 from messaging_adapters.amqp.consumer import JointQueue, QueueConsumer
+from messaging_adapters.amqp.declarations import RefusingQueues
 from messaging_adapters.amqp.delays import Delays
 from messaging_adapters.amqp.publisher import AmqpPublisher
-from messaging_adapters.amqp.retries import RefusingQueues
 from messaging_adapters.amqp.target import log_in
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from messaging.adapter import Events
-    from messaging.model import Endpoint
     from messaging.model.credentials import Credentials
     from messaging_adapters.amqp.declarations import QueueSpec
     from messaging_adapters.amqp.deliveries import QueueSubscription
@@ -57,7 +56,7 @@ class Connector:
     """Makes the links of an instance, and knows the credentials of now: they change while programs run.
 
     Args:
-        target: where to connect, without the credentials of a provider.
+        target: where to connect the next link, without the credentials of a provider; may be replaced.
         settings: of the instance.
 
     Attributes:
@@ -75,10 +74,6 @@ class Connector:
         self.link: AmqpLink | None = None
         #: whether the broker is not known to lack ``connection.update-secret``
         self._updates_secret = True
-
-    def set_endpoint(self, endpoint: Endpoint) -> None:
-        """Make the next link to another host or address."""
-        self.target = self.target.at(endpoint)
 
     def linked(self) -> AmqpLink:
         """Return the link of now, which may be lost.

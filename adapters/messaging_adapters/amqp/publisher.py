@@ -7,8 +7,19 @@ messages or in the transport's buffer, for a broker that is out of memory, for a
 **Message ids.** A mandatory message that reaches no queue is returned, and only its message id identifies it.
 So a message waits, with all that follow it, while another one with the same id of the application is unconfirmed.
 
-**A message the broker refused** (``basic.nack``) is sent again until its deadline, see :mod:`.retries`. If a full
-queue is known to have refused it, it fails.
+**A message the broker refused for now.** RabbitMQ answers ``basic.nack`` when a queue cannot take a message: a quorum
+queue without leader, say. Such a message is sent again until its deadline, with the same message id. Until then
+messages that are published to the same exchange with the same routing key wait behind it: only messages in flight can
+overtake it. First one message is sent, after a delay that grows. Once it is confirmed, the others follow in their
+order. Messages to other destinations do not wait. Messages that wait count as unconfirmed, so the window of the
+publisher bounds them.
+
+A channel of RabbitMQ 3.10 that published first to a quorum queue while its leader was down refuses all messages to that
+queue until the leader's node is back, even if there is a new leader meanwhile. So after the second attempt that was
+refused the publisher opens another channel, likewise after the fourth, the eighth and so on.
+
+A queue with the overflow "reject-publish" answers in the same way, for as long as it is full. Such queues, if declared
+here, are remembered as ``declarations.RefusingQueues``: a message that one may have refused fails at once.
 
 **A channel the broker closed.** The broker answers a message that it rejects (no such exchange, no permission, too
 large) by closing the channel, and does not say which message it was. So the unconfirmed messages are sent again on a
@@ -19,9 +30,11 @@ fails. Some of the others arrive twice, as after any unknown outcome.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import logging
 import math
+import operator
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -33,12 +46,12 @@ from messaging.errors import (
     MessagingError,
     PublishRefusedError,
 )
-from messaging.execution import clock
+from messaging.execution import Backoff, clock
 from messaging_adapters.amqp.connection import refusal
+from messaging_adapters.amqp.declarations import RefusingQueues, refuses
 from messaging_adapters.amqp.extensions import QUEUE_OVERFLOW
-from messaging_adapters.amqp.forms import PublishForms
+from messaging_adapters.amqp.forms import PublishForm
 from messaging_adapters.amqp.publish_channels import PublishChannels
-from messaging_adapters.amqp.retries import RefusingQueues, Retries, refuses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +71,15 @@ _MAY_BE_UNREAD: Final = 30.0
 #: how long publishing waits for the answers to unconfirmed messages before it takes another channel, seconds
 _RENEWAL: Final = 1.0
 _NOT_SENT: Final = "the connection was lost before the message was sent"
+#: delay of the first attempt to send a refused message again, and the longest delay, seconds
+_FIRST: Final = 0.05
+_LONGEST: Final = 1.0
+#: destinations with refused messages that are remembered, to log each once
+_MAX_LOGGED: Final = 1024
+
+#: exchange and routing key
+Goal = tuple[str, str]
+_number = operator.itemgetter(0)
 
 
 class AmqpPublisher:
@@ -78,13 +100,13 @@ class AmqpPublisher:
         self._full = False
         self._blocked = False
         self.channels = PublishChannels(self, wire)
-        self._forms = PublishForms(exchange)
+        self._exchange = exchange
         self._changed = asyncio.Event()
         self._recovery: asyncio.Task[None] | None = None
         #: unconfirmed messages of closed channels, one of which was rejected
         self._unconfirmed: deque[Outgoing] = deque()
         self._refusing = refusing or RefusingQueues()
-        self._retries = Retries(self, self.channels, wire.label)
+        self._retries = Retries(self, wire.label)
         #: when a message without confirm was last written, in the loop's time
         self._unconfirmed_at = -math.inf
 
@@ -173,7 +195,7 @@ class AmqpPublisher:
             if self._blocked or self._recovery is not None:
                 await self._wait()
                 continue
-            form = self._forms.of(message)
+            form = self._form_of(message)
             if form is None:
                 return
             channel = self.channels.open.get(form.confirms)
@@ -186,6 +208,17 @@ class AmqpPublisher:
 
     # --- writing
 
+    def _form_of(self, message: Outgoing) -> PublishForm | None:
+        """Return the form of ``message``, kept in the slot of its plan; ``None`` if it cannot be encoded and fails."""
+        plan = message.plan
+        form: PublishForm | None = plan.slot
+        if form is None:
+            try:
+                form = plan.slot = PublishForm(plan, self._exchange)
+            except ArgumentError as error:
+                message.fail(error)
+        return form
+
     def _send(self, batch: Sequence[Outgoing], position: int, *, again: bool = False) -> int:
         """Write messages from ``position`` on as far as none has to wait, and return the position reached.
 
@@ -197,7 +230,7 @@ class AmqpPublisher:
         unconfirmed: list[Outgoing] = []
         now = int(clock.wall())
         held = None if again else self._retries.held
-        form_of, frame_max = self._forms.of, self._wire.frame_max
+        form_of, frame_max = self._form_of, self._wire.frame_max
         channels, exchanges = self.channels.open, self.channels.exchanges
         while position < len(batch) and size < _CHUNK:
             message = batch[position]
@@ -242,7 +275,7 @@ class AmqpPublisher:
 
     def nacked(self, number: int, message: Outgoing) -> None:
         """Handle the refusal of ``message``, whose number rises in the order of publishing."""
-        form = self._forms.of(message)
+        form = self._form_of(message)
         if form is None:
             return
         if refuses(form.options.custom.get(QUEUE_OVERFLOW)) or self._refusing.may_take(form.destination):
@@ -250,14 +283,14 @@ class AmqpPublisher:
         else:
             self._retries.refused(form.goal, number, message)
 
-    def has_in_flight(self, goal: tuple[str, str]) -> bool:
-        """See ``retries.RetryWriter``."""
+    def has_in_flight(self, goal: Goal) -> bool:
+        """Return whether messages to ``goal`` await the broker's answer."""
         messages = (*self.channels.pending(), *self._unconfirmed)
-        forms = (self._forms.of(message) for message in messages if not message.settled)
+        forms = (self._form_of(message) for message in messages if not message.settled)
         return any(form is not None and form.goal == goal for form in forms)
 
     def send_again(self, messages: Sequence[Outgoing]) -> int:
-        """See ``retries.RetryWriter``."""
+        """Write messages, and return how many: fewer if there is no room for now."""
         position = 0
         for _ in range(_CHUNKS_AGAIN):
             if self._blocked or self._recovery is not None or not self._wire.alive:
@@ -266,7 +299,7 @@ class AmqpPublisher:
         return position
 
     def renew(self) -> None:
-        """See ``retries.RetryWriter``."""
+        """Publish on another channel soon."""
         channel = self.channels.open.get(True)
         if self._recovery is None and channel is not None:
             self._recovery = asyncio.get_running_loop().create_task(self._renew(channel))
@@ -322,7 +355,7 @@ class AmqpPublisher:
         """Send unconfirmed messages one by one until the broker closes ``channel`` over one of them, which fails."""
         while self._unconfirmed and self.channels.open.get(True) is channel:
             message = self._unconfirmed[0]
-            form = None if message.settled else self._forms.of(message)
+            form = None if message.settled else self._form_of(message)
             if form is not None and form.exchange not in self.channels.exchanges:
                 await self.channels.prepare(message, form)
                 continue
@@ -337,3 +370,140 @@ class AmqpPublisher:
                     what = f"publish to {message.plan.channel!r}: {code} {text}"
                     message.fail(PublishRefusedError(what, code=code, detail=text))
                 return
+
+
+class _HeldMessages:
+    """The messages to one destination that wait."""
+
+    __slots__ = ("backoff", "probe", "probes", "refused", "timer", "waiting")
+
+    def __init__(self) -> None:
+        #: with their numbers in the order of publishing; sent before ``waiting``
+        self.refused: list[tuple[int, Outgoing]] = []
+        self.waiting: deque[Outgoing] = deque()
+        #: number of the message that was sent as a probe
+        self.probe: int | None = None
+        #: the number of probes that were refused
+        self.probes = 0
+        self.backoff = Backoff(_FIRST, _LONGEST, has_jitter=False)
+        self.timer: asyncio.TimerHandle | None = None
+
+    def drop_settled(self) -> None:
+        self.refused = [each for each in self.refused if not each[1].settled]
+        self.waiting = deque(message for message in self.waiting if not message.settled)
+
+    def messages(self) -> list[Outgoing]:
+        return [*(message for _, message in self.refused), *self.waiting]
+
+
+class Retries:
+    """The refused messages of a publisher, and the later ones to their destinations. For the event loop only.
+
+    Attributes:
+        held: the destinations with messages that wait.
+        count: the number of messages that wait.
+    """
+
+    def __init__(self, publisher: AmqpPublisher, label: str) -> None:
+        self.held: dict[Goal, _HeldMessages] = {}
+        self.count = 0
+        self._publisher = publisher
+        self._channels = publisher.channels
+        self._label = label
+        self._logged: set[Goal] = set()
+
+    def refused(self, goal: Goal, number: int, message: Outgoing) -> None:
+        """Keep a message that was refused; ``number`` rises in the order of publishing."""
+        held = self.held.get(goal)
+        if held is None:
+            held = self.held[goal] = _HeldMessages()
+            self._log(goal)
+        if held.probe == number:
+            held.probe = None
+            held.backoff.grow()
+            held.probes += 1
+            if held.probes > 1 and held.probes.bit_count() == 1:
+                self._publisher.renew()
+        if not message.settled:
+            self.count += 1
+            bisect.insort(held.refused, (number, message), key=_number)
+        self._arm(goal, held)
+
+    def _log(self, goal: Goal) -> None:
+        is_logged = goal in self._logged
+        if len(self._logged) >= _MAX_LOGGED:
+            self._logged.clear()
+        self._logged.add(goal)
+        logger.log(
+            logging.DEBUG if is_logged else logging.WARNING,
+            "%s: the broker takes no messages to exchange %r with routing key %r for now (basic.nack): they are sent "
+            "again until their deadlines", self._label, *goal,
+        )  # fmt: skip
+
+    def wait_behind(self, goal: Goal, message: Outgoing) -> None:
+        """Keep a message that was not sent yet."""
+        self.held[goal].waiting.append(message)
+        self.count += 1
+
+    def send_answered(self) -> None:
+        """Send the messages whose probe was answered. Call after each answer."""
+        for goal, held in [*self.held.items()]:
+            if held.probe is not None and self._channels.is_answered(held.probe):
+                held.probe = None
+                self._send(goal, held)
+
+    def end(self) -> list[Outgoing]:
+        """Stop sending, and return the messages that waited."""
+        left: list[Outgoing] = []
+        for held in self.held.values():
+            if held.timer is not None:
+                held.timer.cancel()
+            left += held.messages()
+        self.held.clear()
+        self.count = 0
+        return left
+
+    def _arm(self, goal: Goal, held: _HeldMessages) -> None:
+        if held.timer is None:
+            held.timer = clock.call_later(asyncio.get_running_loop(), held.backoff.pause, self._probe, goal, held)
+
+    def _probe(self, goal: Goal, held: _HeldMessages) -> None:
+        """Send the first message, unless others to the same destination are in flight."""
+        held.timer = None
+        before = len(held.refused) + len(held.waiting)
+        held.drop_settled()
+        self.count += len(held.refused) + len(held.waiting) - before
+        messages = held.messages()
+        if held.probe is None and not self._publisher.has_in_flight(goal):
+            if not messages:
+                del self.held[goal]
+                self._publisher.progressed()
+                return
+            if self._publisher.send_again(messages[:1]) and self.held.get(goal) is held:
+                held.probe = self._channels.last_number
+                self._sent(held, messages, 1)
+        if self.held.get(goal) is held:  # the connection lives
+            self._arm(goal, held)
+            self._publisher.progressed()
+
+    def _send(self, goal: Goal, held: _HeldMessages) -> None:
+        """Send all messages, as far as there is room."""
+        messages = held.messages()
+        sent = self._publisher.send_again(messages)
+        if self.held.get(goal) is not held:  # the connection has ended
+            return
+        self._sent(held, messages, sent)
+        if sent == len(messages):
+            if held.timer is not None:
+                held.timer.cancel()
+            del self.held[goal]
+            logger.debug("%s: the broker takes messages to exchange %r with routing key %r again", self._label, *goal)
+        else:
+            held.backoff.reset()
+            self._arm(goal, held)
+
+    def _sent(self, held: _HeldMessages, messages: list[Outgoing], count: int) -> None:
+        """Keep the messages after the first ``count``. Sent ones that are refused again come before them."""
+        self.count -= count
+        held.refused.clear()
+        held.waiting = deque(messages[count:])

@@ -38,7 +38,7 @@ AMQP = (
         "amqp",
         (
             Edit(
-                "adapters/messaging_adapters/amqp/retries.py",
+                "adapters/messaging_adapters/amqp/publisher.py",
                 "            bisect.insort(held.refused, (number, message), key=_number)",
                 "            held.refused.insert(0, (number, message))",
             ),
