@@ -17,18 +17,19 @@ import pyarrow.dataset as ds
 import pydantic
 import pytest
 
+import messaging
 from messaging.cli import main
-from messaging.errors import ArgumentError, ConfigurationError
+from messaging.errors import ArgumentError, ConfigurationError, ConnectFailedError
 from messaging.testing.brokers import Mosquitto, require
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
-from pyspark_messaging.telemetry import run
+from pyspark_messaging.telemetry import processes, run
 from pyspark_messaging.telemetry.anomaly import ENOUGH, REACH, THRESHOLD, History, Measurement, score
 from pyspark_messaging.telemetry.display import Display
 from pyspark_messaging.telemetry.fleet import INTERVAL, START, FleetPlan, Sent, digest, simulate
 from pyspark_messaging.telemetry.model import METRICS, Telemetry
 from pyspark_messaging.telemetry.plots import draw
-from pyspark_messaging.telemetry.processes import find_mosquitto
+from pyspark_messaging.telemetry.processes import BrokerFailedError, check_mosquitto
 from pyspark_messaging.telemetry.processes import mosquitto as private_mosquitto
 from pyspark_messaging.telemetry.report import PipelineRun, with_lateness
 from pyspark_messaging.telemetry.run import MARKER, prepare
@@ -253,15 +254,23 @@ def test_plots_are_drawn_of_a_run_in_which_next_to_nothing_happened(tmp_path: Pa
 def test_a_missing_mosquitto_is_reported_with_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="apt install mosquitto"):
-        find_mosquitto()
+        check_mosquitto()
 
 
-def test_the_private_broker_ends_with_its_context(tmp_path: Path) -> None:
+def test_the_private_broker_ends_with_its_context() -> None:
     require("mosquitto")
-    with private_mosquitto(tmp_path) as url:
+    with private_mosquitto() as url:
         assert url.startswith("mqtt://127.0.0.1:")
-        assert of_folder(tmp_path)
-    assert of_folder(tmp_path) == []
+        messaging.connect(url).close()
+    with pytest.raises(ConnectFailedError):
+        messaging.connect(url, retry_connect=False)
+
+
+def test_a_private_broker_that_does_not_start_is_an_error_of_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("mosquitto")
+    monkeypatch.setattr(processes, "_CONFIGURATION", ("no_such_option true",))
+    with pytest.raises(BrokerFailedError, match="no_such_option"), private_mosquitto():
+        pass
 
 
 def test_the_display_of_the_pipeline_waits_without_a_breakable_wait() -> None:
@@ -439,10 +448,11 @@ def test_a_signal_ends_everything_that_was_started(tmp_path: Path, number: signa
     try:
         assert process.stdout is not None
         for line in process.stdout:
+            if "mosquitto listens" in line:
+                url = line.split()[-1]
             if after in line:
                 break
         time.sleep(1)  # sleeps: the signal comes within the step that follows
-        assert of_folder(output)
         process.send_signal(number)
         out, err = process.communicate(timeout=3 * PATIENCE)
     finally:
@@ -451,3 +461,5 @@ def test_a_signal_ends_everything_that_was_started(tmp_path: Path, number: signa
     assert f"ended early; logs and stored messages are in {output}" in out
     assert "Traceback" not in err
     eventually(lambda: of_folder(output) == [], lambda: f"the end of {of_folder(output)}")
+    with pytest.raises(ConnectFailedError):
+        messaging.connect(url, retry_connect=False)

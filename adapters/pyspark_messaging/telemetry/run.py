@@ -21,7 +21,7 @@ from messaging.errors import ArgumentError, MessagingError
 from pyspark_messaging.telemetry.bridge import SEVERE, AlertBridge
 from pyspark_messaging.telemetry.display import TICK, Display
 from pyspark_messaging.telemetry.fleet import START, FleetPlan
-from pyspark_messaging.telemetry.processes import Fleet, find_mosquitto, mosquitto
+from pyspark_messaging.telemetry.processes import Fleet, check_mosquitto, mosquitto
 from pyspark_messaging.telemetry.session import LocalSpark, check_installed
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def run(plan: FleetPlan, output: Path, *, overwrite: bool = False, keep: bool = 
     ``overwrite`` replaces an earlier run. With ``keep``, journal, checkpoints and logs of a successful run stay.
     """
     check_installed("matplotlib")
-    find_mosquitto()
+    check_mosquitto()
     prepare(output, overwrite=overwrite)
     (output / MARKER).write_text(json.dumps(asdict(plan)) + "\n")
     with Display() as display, _torn_down() as stack:
@@ -100,7 +100,7 @@ def _run(
         """Run a step in another thread, and show it in the status line."""
         return display.wait(function, lambda: display.status(what, quietly=True))
 
-    url = stack.enter_context(mosquitto(folders.work / "mosquitto"))
+    url = stack.enter_context(mosquitto())
     display.say(f"mosquitto listens at {url}")
     bridge = stack.enter_context(AlertBridge(url))
 
