@@ -403,7 +403,7 @@ FAULTS = (
     ),
     Fault(
         "a row that was not confirmed counts as written",
-        "adapters/pyspark_messaging/write/row_publisher.py",
+        "adapters/pyspark_messaging/write.py",
         "        if error is not None:\n            self._fail(self._settled, error)",
         "        if False:\n            self._fail(self._settled, error)",
         "tests/spark/test_write.py",

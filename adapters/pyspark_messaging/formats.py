@@ -16,7 +16,7 @@ from pyspark_messaging.options import ReadOptions, WriteOptions
 from pyspark_messaging.read.journaled import JournalBatchReader, JournalStreamReader
 from pyspark_messaging.read.rabbitmq_streams import StreamsBatchReader, StreamsReader
 from pyspark_messaging.read.rows import schema_of
-from pyspark_messaging.write.writers import BatchWriter, StreamWriter
+from pyspark_messaging.write import BatchWriter, StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

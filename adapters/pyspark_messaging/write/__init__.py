@@ -1,1 +1,0 @@
-"""Rows of a DataFrame as messages: the writers of the driver, and what their tasks do."""
