@@ -23,16 +23,15 @@ from messaging.errors import ArgumentError, ConfigurationError, ConnectFailedErr
 from messaging.testing.brokers import Mosquitto, require
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
-from pyspark_messaging.telemetry import processes, run
+from pyspark_messaging.telemetry import INTERVAL, FleetPlan, processes, run
 from pyspark_messaging.telemetry.anomaly import ENOUGH, REACH, THRESHOLD, History, Measurement, score
-from pyspark_messaging.telemetry.display import Display
-from pyspark_messaging.telemetry.fleet import INTERVAL, START, FleetPlan, Sent, digest, simulate
+from pyspark_messaging.telemetry.fleet import START, Sent, digest, simulate
 from pyspark_messaging.telemetry.model import METRICS, Telemetry
 from pyspark_messaging.telemetry.plots import draw
 from pyspark_messaging.telemetry.processes import BrokerFailedError, check_mosquitto
 from pyspark_messaging.telemetry.processes import mosquitto as private_mosquitto
 from pyspark_messaging.telemetry.report import PipelineRun, with_lateness
-from pyspark_messaging.telemetry.run import MARKER, prepare
+from pyspark_messaging.telemetry.run import MARKER, Display, prepare
 from pyspark_messaging.telemetry.session import SparkFailedError
 from tests.cli.program import COMMAND, ROOT, environment
 from tests.forking import ForkedProcess

@@ -14,7 +14,7 @@ import typer
 from messaging.cli import options
 from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
-from pyspark_messaging.telemetry.plan import FleetPlan
+from pyspark_messaging.telemetry import FleetPlan
 
 app = options.group("pipeline")
 

@@ -26,9 +26,8 @@ from typing import Any, Final, NamedTuple
 
 import messaging
 from messaging import Promise
+from pyspark_messaging.telemetry import INTERVAL, FleetPlan
 from pyspark_messaging.telemetry.model import METRICS, TELEMETRY_CHANNEL, Telemetry
-from pyspark_messaging.telemetry.plan import INTERVAL as INTERVAL
-from pyspark_messaging.telemetry.plan import FleetPlan as FleetPlan
 
 START: Final = datetime(2025, 6, 2, 12, tzinfo=UTC)
 

@@ -21,7 +21,7 @@ from messaging.errors import ConfigurationError, MessagingError
 from messaging.testing.brokers import BrokerError, Mosquitto
 
 if TYPE_CHECKING:
-    from pyspark_messaging.telemetry.fleet import FleetPlan
+    from pyspark_messaging.telemetry import FleetPlan
 
 #: how long any process may take to end, in seconds
 _END: Final = 5.0

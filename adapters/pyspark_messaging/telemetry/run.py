@@ -1,4 +1,7 @@
-"""``run``: the whole pipeline, from the start of its broker to the last plot."""
+"""``run``: the whole pipeline, from the start of its broker to the last plot.
+
+Shows a line for each stage and, on a terminal, a status line below.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,32 @@ import contextlib
 import json
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 from messaging.cli.output import one_line, show
 from messaging.errors import ArgumentError, MessagingError
+from messaging.execution import Flag, start_thread
+from pyspark_messaging.errors import first_line
 from pyspark_messaging.telemetry.bridge import SEVERE, AlertBridge
-from pyspark_messaging.telemetry.display import TICK, Display
-from pyspark_messaging.telemetry.fleet import START, FleetPlan
+from pyspark_messaging.telemetry.fleet import START
 from pyspark_messaging.telemetry.processes import Fleet, check_mosquitto, mosquitto
-from pyspark_messaging.telemetry.session import LocalSpark, check_installed
+from pyspark_messaging.telemetry.session import LocalSpark, SparkFailedError, check_installed
 
 if TYPE_CHECKING:
+    from pyspark_messaging.telemetry import FleetPlan
     from pyspark_messaging.telemetry.job import TelemetryJob
     from pyspark_messaging.telemetry.report import PipelineRun
 
@@ -33,6 +43,11 @@ T = TypeVar("T")
 #: file that marks an output folder, with the parameters of the run
 MARKER: Final = "pipeline.json"
 _LEDGER: Final = "sent.jsonl"
+#: interval of the status line on a terminal, and of status lines elsewhere, in seconds
+_TICK: Final = 0.25
+_TELL: Final = 5.0
+#: timeout of each step of Spark, in seconds
+_STEP_TIMEOUT: Final = 180.0
 
 
 def prepare(output: Path, *, overwrite: bool) -> None:
@@ -122,7 +137,7 @@ def _run(
         while fleet.is_running:
             display.status(status.text(fleet))
             job.check()
-            time.sleep(TICK)
+            time.sleep(_TICK)
     display.say(f"the fleet has sent {fleet.accepted:,} messages, {fleet.failed:,} failed; the queries finish")
     for step in (job.drain, bridge.flush):
         display.wait(step, lambda: display.status(status.text(fleet)))
@@ -213,3 +228,91 @@ def _summary(done: PipelineRun, output: Path, plots: list[Path], seconds: float)
         text = f"{len(checks)} checks, all right: each of the {stored:,} accepted messages is stored exactly once"
         verdict = Text(text, style="bold")
     show("", verdict.append(f"; {seconds:.1f} s"))
+
+
+# --- output
+
+
+class Display:
+    """Lines with the time since the start, and a status line that changes."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._told = 0.0
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._is_working = False
+        self._spinner = Spinner("dots")
+        console = Console(highlight=False, emoji=False)
+        is_terminal = console.is_terminal and sys.stdout is not None
+        self._live = Live(console=console, refresh_per_second=8, transient=True) if is_terminal else None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._began
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        line = Text.assemble((f"{self.seconds:5.1f} s  ", "dim"), one_line(text))
+        if self._live is not None:
+            self._live.console.print(line)
+        else:
+            show(line)
+
+    def status(self, text: str, *, quietly: bool = False) -> None:
+        """Redraw the status line; without a terminal print one every few seconds, unless ``quietly``."""
+        if self._live is not None:
+            self._spinner.update(text=Text(f"{self.seconds:4.0f} s  {one_line(text)}"))
+            self._live.update(self._spinner)
+        elif not quietly and self.seconds - self._told >= _TELL:
+            self._told = self.seconds
+            self.say(text)
+
+    def wait(self, function: Callable[[], T], tick: Callable[[], None]) -> T:
+        """Call ``function`` in another thread, call ``tick`` here until it returns, and return its result.
+
+        An interrupt ends this wait, but not a call of Spark. The other thread is always the same: Spark binds its
+        session to it.
+
+        Raises:
+            SparkFailedError: ``function`` failed, or has not returned within ``_STEP_TIMEOUT``.
+        """
+        until = time.monotonic() + _STEP_TIMEOUT
+        outcome: list[T] = []
+        failure: list[MessagingError] = []
+        done = Flag()
+
+        def work() -> None:
+            try:
+                outcome.append(function())
+            except MessagingError as error:
+                failure.append(error)
+            except BaseException as error:  # noqa: BLE001  # raised in the calling thread
+                failure.append(SparkFailedError(first_line(error)))  # while Spark can still describe it
+            done.set()
+
+        if not self._is_working:
+            start_thread(self._run, "messaging-pipeline")
+            self._is_working = True
+        self._work.put(work)
+        while not done.is_set():
+            if time.monotonic() > until:
+                raise SparkFailedError(f"Spark has not finished within {_STEP_TIMEOUT:g} s")
+            tick()
+            done.wait(_TICK)
+        if failure:
+            raise failure[0]
+        return outcome[0]
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
