@@ -179,17 +179,16 @@ class EventRecorder(Closeable):
         Raises:
             ArgumentError: ``timeout`` is no number.
         """
-        closing = self._close(timeout)
+        closing = self._close(seconds(timeout))
         if may_block():
             closing.result()
 
     async def aclose(self, timeout: float = CLOSE_TIMEOUT) -> None:
         """As :meth:`close`, for event loops."""
-        await self._close(timeout)
+        await self._close(seconds(timeout))
 
     def _close(self, timeout: float) -> Promise[None]:
         """Begin to close, on a thread of its own, which an interrupt of the calling thread does not end."""
-        timeout = seconds(timeout)
         with self._lock:
             if self._closing is None:
                 closing: Promise[None] = Promise(f"closing the recorder {self.recorder}")
