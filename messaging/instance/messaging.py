@@ -14,6 +14,7 @@ from messaging.adapter import TakesEndpoint
 from messaging.connection import Connection
 from messaging.connection.properties import announced
 from messaging.environment.forks import LiveObjects
+from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, InvalidUrlError
 from messaging.errors.checks import check_mapping
 from messaging.errors.text import tolerant
@@ -300,11 +301,8 @@ class Messaging(Shortcuts):
         self.close()
 
     def __await__(self) -> Generator[Any, None, Self]:
-        try:
+        with on_failure(self._close, 0.0):
             yield from self.ready.__await__()
-        except BaseException:
-            self._close(0.0)
-            raise
         return self
 
     async def __aenter__(self) -> Self:

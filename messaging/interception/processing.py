@@ -8,11 +8,13 @@ when the scope is left.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Context, ContextVar, Token, copy_context
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from messaging.environment.signals import on_failure
 from messaging.errors.text import SafeLog
 from messaging.interception.interceptor import InboundMessage
 from messaging.model import AcknowledgeType, context_of
@@ -65,7 +67,7 @@ class ProcessChain:
     def enter(self, inbound: InboundMessage) -> Managers:
         """Enter the context managers of the interceptors, in the current context; return the entered ones."""
         entered: Managers = []
-        try:
+        with on_failure(lambda: self.exit(entered, inbound, sys.exception())):  # an interrupt
             for each in self._interceptors:
                 try:
                     manager = each.intercept_process(inbound)
@@ -74,9 +76,6 @@ class ProcessChain:
                         entered.append(manager)
                 except Exception as error:  # noqa: BLE001  # of the interceptor
                     _log_skipped(inbound, each, error)
-        except BaseException as error:  # an interrupt
-            self.exit(entered, inbound, error)
-            raise
         return entered
 
     def exit(self, entered: Managers, inbound: InboundMessage, error: BaseException | None) -> None:

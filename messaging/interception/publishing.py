@@ -8,12 +8,14 @@ slow down their publishers.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from messaging.environment.signals import on_failure
 from messaging.errors import InterceptorError, MessagingError
 from messaging.errors.checks import check_procedure, check_result
 from messaging.errors.text import SafeLog
@@ -92,11 +94,8 @@ class PublishChain:
             InterceptorError, MessagingError: an interceptor failed or refused the message, or ``publish`` did.
         """
         told = self.begin(outbound)
-        try:
+        with on_failure(self.tell_failure, told):
             promise = publish()
-        except BaseException as error:
-            self.failed(told, error)
-            raise
         if told:
             promise.listen(partial(self._settled, promise, told, of))
         return promise
@@ -111,39 +110,37 @@ class PublishChain:
             self._tell(_SOME)
         told: list[Told] = []
         each: Interceptor | None = None
-        _inside.is_set = True
-        try:
-            for each in self._interceptors:
-                callback = each.intercept_publish(outbound)
-                if callback is not None:
-                    if not callable(callback):
-                        raise TypeError(f"it returned {type(callback).__name__}, which is not callable")
-                    check_procedure(callback, "the callback it returned")
-                    told.append(callback)
-                if not isinstance(outbound.message, Message):
-                    raise TypeError(f"it set the message to {type(outbound.message).__name__}")
-        except BaseException as error:
-            _inside.is_set = False
-            if isinstance(error, MessagingError) or not isinstance(error, Exception):
-                self.failed(told, error)
+        with on_failure(self.tell_failure, told):
+            _inside.is_set = True
+            try:
+                for each in self._interceptors:
+                    callback = each.intercept_publish(outbound)
+                    if callback is not None:
+                        if not callable(callback):
+                            raise TypeError(f"it returned {type(callback).__name__}, which is not callable")
+                        check_procedure(callback, "the callback it returned")
+                        told.append(callback)
+                    if not isinstance(outbound.message, Message):
+                        raise TypeError(f"it set the message to {type(outbound.message).__name__}")
+            except MessagingError:
                 raise
-            channel = outbound.message.context.channel if isinstance(outbound.message, Message) else None
-            failure = InterceptorError(
-                f"{outbound.operation} to {channel!r}: interceptor {type(each).__name__} failed: "
-                f"{type(error).__name__}: {error}; the message was not sent"
-            )
-            self.failed(told, failure)
-            raise failure from error
-        finally:
-            _inside.is_set = False
+            except Exception as error:
+                channel = outbound.message.context.channel if isinstance(outbound.message, Message) else None
+                raise InterceptorError(
+                    f"{outbound.operation} to {channel!r}: interceptor {type(each).__name__} failed: "
+                    f"{type(error).__name__}: {error}; the message was not sent"
+                ) from error
+            finally:
+                _inside.is_set = False
         return told
 
     # --- outcomes
 
-    def failed(self, told: Sequence[Told], error: BaseException) -> None:
-        """Tell that a message was not accepted. On the thread that publishes."""
+    @staticmethod
+    def tell_failure(told: Sequence[Told]) -> None:
+        """Tell that a message was not accepted, see ``on_failure``. On the thread that publishes."""
         if told:
-            _call(told, Outcome(error, clock.wall_ns()))
+            _call(told, Outcome(sys.exception(), clock.wall_ns()))
 
     def _settled(self, promise: Promise[Any], told: Sequence[Told], of: Callable[[Any], dict[str, Any]]) -> None:
         """Queue an outcome. On the loop, usually."""

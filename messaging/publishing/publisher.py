@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.codecs.cache import BoundedCache
+from messaging.environment.signals import on_failure
 from messaging.errors import (
     ArgumentError,
     InvalidChannelError,
@@ -426,11 +427,8 @@ class MessagePublisher:
             raise UnsupportedFeatureError(
                 Features.EXTENSION_LAST_WILL, self._adapter.name, "this instance has a last will already"
             )
-        try:
+        with on_failure(self._will.release):
             self._connection.last_will.set(will)
-        except BaseException:  # an interrupt, too
-            self._will.release()
-            raise
 
 
 def _check_values(context: MessageContext, capabilities: Capabilities) -> None:

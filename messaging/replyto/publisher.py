@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from messaging.codecs import check_model
 from messaging.connection.properties import announced
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, StreamConsumedError
 from messaging.execution import clock
 from messaging.interception import Outcome
@@ -268,11 +269,8 @@ class ReplyToManyPublisher:
             sent_as = subscription.publication.correlation_id
             chain.tell(told, Outcome(subscription.error, clock.wall_ns(), correlation_id=sent_as))
 
-        try:
+        with on_failure(chain.tell_failure, told):
             return self._stream(self._publisher.intercepted(outbound), None, model, ended)
-        except BaseException as error:
-            chain.failed(told, error)
-            raise
 
     def _stream(
         self,
