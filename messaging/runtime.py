@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from messaging.connection import Connection
     from messaging.publishing import Outbox
-    from messaging.publishing.durable import DurableOutboxDTO
+    from messaging.publishing.stored import DurableOutboxDTO
     from messaging.receiving import StreamCounters
     from messaging.services import ServiceReference
 
@@ -218,7 +218,7 @@ class MessageServiceRuntime:
             publisher=PublisherDTO(outbox.pending, outbox.published, outbox.failed),
             requests=RequestsDTO(self._requests.pending, **dataclasses.asdict(self._requests.counters)),
             max_message_size=capabilities.max_message_size,
-            outbox=None if outbox.durable is None else outbox.durable.get_dto(),
+            outbox=outbox.get_dto(),
         )
 
     def problems(self) -> Sequence[str]:

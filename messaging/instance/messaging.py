@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from messaging.connection import ConnectionStates
     from messaging.instance.contexts import Announced
     from messaging.interception import Interceptor
+    from messaging.journal import Journal
     from messaging.model import BrokerUrl
-    from messaging.publishing.durable import DurableOutbox
     from messaging.services import ServiceRegistration, ServiceRegistry
 
 #: the open instances
@@ -92,13 +92,16 @@ class Messaging(Shortcuts):
 
     def _open(self, interceptors: Iterable[Interceptor], will: Announced | None, birth: Announced | None) -> None:
         settings = self._settings
-        outbox = Outbox(engine(), self._adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
-        self._connection = connection = Connection(engine(), self._adapter, outbox)
+        outbox: Outbox | None = None
+        connection: Connection | None = None
         try:
-            if settings.outbox_path is not None:
+            if settings.outbox_path is None:
+                outbox = Outbox(engine(), self._adapter, settings.timeout, settings.outbox_size, settings.outbox_bytes)
+            else:
                 from messaging.publishing.durable import open_durable  # not at import: few instances have a journal
 
-                outbox.durable = open_durable(engine(), self.name, outbox, settings)
+                outbox = open_durable(engine(), self._adapter)
+            self._connection = connection = Connection(engine(), self._adapter, outbox)
             self.ready: Promise[None] = connection.ready
             self.connection_state: ConnectionStates = connection.states
             self._make_services(connection, outbox, interceptors)
@@ -107,7 +110,7 @@ class Messaging(Shortcuts):
             self.queues = Queues(connection, self._contexts, self.subscription)
             self.publisher.announce(self._contexts.announced("will", will), self._contexts.announced("birth", birth))
             self._features = announced(self._adapter)
-            self._register_services(outbox.durable)
+            self._register_services(outbox.journal)
             #: identifies the thread that is unregistering the services
             self._unregistering: int | None = None
             self._close_lock = threading.RLock()  # guards _closing; reentrant for signal handlers
@@ -117,7 +120,10 @@ class Messaging(Shortcuts):
             workers().hold(self)
             connection.engine.call(connection.start)
         except BaseException:  # an interrupt, too: it must not leave the outbox locked
-            engine().run(connection.close(0.0), f"closing {self.name!r}")
+            if connection is not None:
+                engine().run(connection.close(0.0), f"closing {self.name!r}")
+            elif outbox is not None and outbox.journal is not None:
+                outbox.journal.close()
             raise
 
     def _make_services(self, connection: Connection, outbox: Outbox, given: Iterable[Interceptor]) -> None:
@@ -140,7 +146,7 @@ class Messaging(Shortcuts):
             connection, services, self.subscription, self._replies, interceptors.processing("request")
         )
 
-    def _register_services(self, durable: DurableOutbox | None) -> None:
+    def _register_services(self, journal: Journal | None) -> None:
         registered = self._registered
         runtime = registered.register(MessageServiceRuntime, self.runtime)
         subscription = registered.register(MessageSubscription, self.subscription)
@@ -148,10 +154,10 @@ class Messaging(Shortcuts):
         registered.register(
             Reporter, PartReporter("instance", self.name, self.runtime.get_runtime_dto, self.runtime.problems)
         )
-        if durable is not None:
+        if journal is not None:
             from messaging.journal import JournalReporter
 
-            registered.register(Reporter, JournalReporter(durable.journal, f"{self.name}/outbox"))
+            registered.register(Reporter, JournalReporter(journal, f"{self.name}/outbox"))
         registered.register(MessagePublisher, self.publisher)
         registered.register(MessageContextBuilder, self.context_builder, "prototype")
         if Features.REPLY_TO in self.features:

@@ -295,10 +295,14 @@ class DurableQueue(Generic[Item]):
         with self._lock:
             return sum(each.left_before(begin, self.end) for each in self._positions.ranges)
 
-    def room(self) -> tuple[int, int]:
-        """Return how many more messages may be in memory, and bytes of payloads; negative beyond the bounds."""
-        held, held_bytes = self._entered - self._left, self._entered_bytes - self._left_bytes
-        return self._max_messages - held, self._max_bytes - held_bytes
+    def room_to_load(self, most: int) -> tuple[int, int]:
+        """Return how many messages, at most ``most``, and bytes to load now; 0 until there is much room in memory."""
+        held = self._entered - self._left
+        room, room_bytes = self._max_messages - held, self._max_bytes - self._entered_bytes + self._left_bytes
+        has_much = room >= min(most, self._max_messages // 2 + 1) and room_bytes >= self._max_bytes // 2
+        if self.in_memory >= most or (held and not has_much):
+            return 0, 0
+        return min(room, most), max(room_bytes, 1)
 
     def close(self) -> None:
         """Record the position, write what waits for the disk, and close the journal. Idempotent.

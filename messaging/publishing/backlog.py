@@ -1,11 +1,17 @@
-"""The backlog of a durable outbox: loads messages that are only on the disk, and makes plans of them."""
+"""The messages of a durable outbox that are only on the disk: the backlog loads them, and their promises are kept.
+
+A promise is kept until its message is read, or until its deadline passes.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from functools import partial
+from heapq import heapify, heappop, heappush
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import ref
 
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import MessagingError
@@ -15,7 +21,7 @@ if TYPE_CHECKING:
     from messaging.execution import Engine
     from messaging.journal import DurableQueue, Record
     from messaging.model import MessageContext, PublishPlan
-    from messaging.publishing.stored import StoredPublication
+    from messaging.publishing.stored import DiskIntake, StoredPublication
 
 logger = logging.getLogger(__name__)
 
@@ -42,27 +48,22 @@ class Backlog:
     Args:
         engine: its loop.
         name: of the instance, for logs.
-        max_messages, max_bytes: bounds of the messages in memory.
+        intake: restores the publish plans.
         loaded: called on the loop after messages were loaded.
 
     Attributes:
         queue: the messages. Set before the first read.
-        restore: returns the plan of a payload and a restored context, on the worker thread. Set before the first read.
         loaded: messages that were loaded and not taken; those of a read that ends just now are not counted yet.
         is_loading: whether a read is under way.
         is_closed: whether nothing more is read.
     """
 
     queue: DurableQueue[StoredPublication | LoadedMessage]
-    restore: Callable[[bytes, MessageContext], PublishPlan]
 
-    def __init__(
-        self, engine: Engine, name: str, max_messages: int, max_bytes: int, loaded: Callable[[], object]
-    ) -> None:
+    def __init__(self, engine: Engine, name: str, intake: DiskIntake, loaded: Callable[[], object]) -> None:
         self._engine = engine
+        self._intake = intake
         self._name = name
-        self._max_messages = max_messages
-        self._max_bytes = max_bytes
         self._on_loaded = loaded
         self.loaded = 0
         self.is_loading = self.is_closed = False
@@ -71,15 +72,12 @@ class Backlog:
 
     def read_ahead(self) -> None:
         """Load messages if there is much room in memory."""
-        queue = self.queue
-        if self.is_closed or self.is_loading or queue.in_memory >= _LOAD:
+        if self.is_closed or self.is_loading:
             return
-        room, room_bytes = queue.room()
-        if room == self._max_messages or (
-            room >= min(_LOAD, self._max_messages // 2 + 1) and room_bytes >= self._max_bytes // 2
-        ):
+        room, room_bytes = self.queue.room_to_load(_LOAD)
+        if room:
             self.is_loading = True
-            workers().submit(partial(self._load, min(room, _LOAD), max(room_bytes, 1)))
+            workers().submit(partial(self._load, room, room_bytes))
 
     def _load(self, most: int, most_bytes: int) -> None:
         """Load messages. On the worker thread."""
@@ -98,7 +96,7 @@ class Backlog:
             context = self._contexts.get(key)
             if context is None:
                 context = self._contexts[key] = record.context
-            plan = self.restore(record.payload, context)
+            plan = self._intake.restore(record.payload, context)
         except MessagingError as error:
             plan = error
         except Exception as error:  # a defect: it must not hold up the messages behind
@@ -117,3 +115,91 @@ class Backlog:
         self.is_loading = False
         self.queue.pass_over()
         self._on_loaded()
+
+
+#: how much later than its deadline a promise may fail, because of the deadline of the one before it, seconds
+_SLACK: Final = 0.1
+#: smallest number of publications of which the ones that the application dropped are removed
+_LEAST_SWEPT: Final = 1024
+
+
+class Spilled:
+    """Publications by offset, held weakly: a promise that the application dropped takes no memory. On the loop.
+
+    Publications are added in the order of their offsets, and mostly in that of their deadlines. Only those with an
+    earlier deadline than one before them are entered into a heap.
+
+    Dropped publications are removed when the number has doubled. A ``WeakValueDictionary`` would run Python code when
+    each of them is added, dropped and removed.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, ref[StoredPublication]] = {}
+        #: the number at which dropped publications are removed
+        self._sweep_at = _LEAST_SWEPT
+        #: the latest deadline, and the deadlines before it with their offsets
+        self._latest = 0.0
+        self._early: list[tuple[float, int]] = []
+
+    def add(self, publication: StoredPublication) -> None:
+        """Add the publication of a message whose payload is released, unless it has its outcome."""
+        if publication.done():
+            return
+        known = self._known
+        if not known:
+            self._latest = 0.0
+            self._early.clear()
+        elif len(known) >= self._sweep_at:
+            self._sweep()
+        self._known[publication.offset] = ref(publication)
+        if publication.deadline < self._latest - _SLACK:
+            heappush(self._early, (publication.deadline, publication.offset))
+        else:
+            self._latest = max(self._latest, publication.deadline)
+
+    def _sweep(self) -> None:
+        self._known = {offset: each for offset, each in self._known.items() if each() is not None}
+        self._early = [each for each in self._early if each[1] in self._known]
+        heapify(self._early)
+        self._sweep_at = max(_LEAST_SWEPT, 2 * len(self._known))
+
+    def pop(self, offset: int) -> StoredPublication | None:
+        """Remove and return the publication of the message at ``offset``, if there is one."""
+        found = self._known.pop(offset, None)
+        return None if found is None else found()
+
+    def pop_before(self, end: int) -> list[StoredPublication]:
+        """Remove and return the publications of the messages before offset ``end``."""
+        found = [self.pop(offset) for offset in [*takewhile(end.__gt__, self._known)]]
+        return [each for each in found if each is not None]
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def pass_deadlines(self, now: float) -> float | None:
+        """Fail the promises whose deadline has passed; return the seconds until the next one, about."""
+        while self._early and self._early[0][0] <= now:
+            offset = heappop(self._early)[1]
+            publication = self._get(offset)
+            if publication is not None and publication.deadline <= now:
+                del self._known[offset]
+                publication.pass_deadline()
+        passed: dict[int, StoredPublication | None] = {}
+        for offset in self._known:
+            publication = self._get(offset)
+            if publication is not None and publication.deadline > now:
+                break
+            passed[offset] = publication
+        else:
+            publication = None
+        for offset, each in passed.items():
+            del self._known[offset]
+            if each is not None:
+                each.pass_deadline()
+        if publication is None:
+            return None
+        return (min(publication.deadline, self._early[0][0]) if self._early else publication.deadline) - now
+
+    def _get(self, offset: int) -> StoredPublication | None:
+        found = self._known.get(offset)
+        return None if found is None else found()

@@ -1,16 +1,16 @@
 """The durable outbox: messages are on disk before they are sent, and survive the process.
 
-A message goes ``Intake.accept`` (any thread) → the journal, which stores many at once → ``_keep`` (loop) → the queue →
-the sender → the broker. Its confirm settles it in the queue, whose position follows the oldest message that is not
-settled, so after a crash an instance with the same path continues there.
+A message goes ``DiskIntake.accept`` (any thread) → the journal, which stores many at once → ``_keep`` (loop) → the
+queue → the sender → the broker. Its confirm settles it in the queue, whose position follows the oldest message that is
+not settled, so after a crash an instance with the same path continues there.
 
 **Memory.** The messages in memory are bounded as those of the outbox in memory are. Messages beyond are only on disk. A
-worker thread reads them when there is room. See :mod:`messaging.publishing.spilled` for their promises.
+worker thread reads them when there is room, see :mod:`messaging.publishing.backlog`.
 
 **Duplicates.** At most ``WINDOW`` messages are handed over whose confirms are not recorded, and only while there is a
 connection. That many may be sent again after a crash, with their message ids.
 
-**Threads.** ``Intake.accept`` runs on any thread. The journal tells on its own thread that a publication is stored.
+**Threads.** ``DiskIntake.accept`` runs on any thread. The journal tells on its own thread that a publication is stored.
 Records are read, and the position is recorded, on worker threads. Everything else runs on the engine's loop.
 """
 
@@ -19,26 +19,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ClosedError, MessagingError, OutboxFullError, OutcomeUnknownError
 from messaging.execution import clock, may_block, workers
 from messaging.journal import DurableQueue, Journal, Record
-from messaging.publishing.backlog import Backlog, LoadedMessage
+from messaging.publishing.backlog import Backlog, LoadedMessage, Spilled
 from messaging.publishing.dead_letters import DeadLetters
-from messaging.publishing.intake import Intake
-from messaging.publishing.spilled import Spilled
-from messaging.publishing.stored import StoredPublication
-from messaging.services.reporting import counter, gauge
+from messaging.publishing.outbox import Outbox
+from messaging.publishing.stored import DiskIntake, DurableOutboxDTO, StoredPublication
 
 if TYPE_CHECKING:
-    from messaging.execution import Deadlines, Engine
+    from messaging.adapter import Adapter
+    from messaging.execution import Engine
     from messaging.model import PublishPlan
-    from messaging.model.settings import Settings
     from messaging.publishing.publication import Publication
 
 logger = logging.getLogger(__name__)
@@ -57,91 +53,39 @@ _LOCK_TIMEOUT: Final = 5.0
 _FINISH_TIMEOUT: Final = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class DurableOutboxDTO:
-    """A snapshot of a durable outbox."""
-
-    #: its folder
-    path: str
-    waiting: int = field(metadata=gauge("messages on disk from the oldest that is not confirmed", "messages"))
-    unstored: int = field(metadata=gauge("messages that wait for the disk: a crash would lose these", "messages"))
-    bytes: int = field(metadata=gauge("bytes of the messages on disk from the oldest that is not confirmed", "bytes"))
-    oldest: float = field(
-        metadata=gauge("age of the oldest message on disk that is not confirmed; 0: there is none", "seconds")
-    )
-    failed: int = field(
-        metadata=counter("stored messages that expired, were dropped or refused without being sent", "messages")
-    )
-    dead_letters: int = field(metadata=gauge("refused messages that are kept as dead letters", "messages"))
-
-
-class Sending(Protocol):
-    """The outbox in memory, which sends what the durable one hands over. On the loop."""
-
-    generation: int
-    deadlines: Deadlines
-
-    @property
-    def is_connected(self) -> bool:
-        """Return whether messages can be sent."""
-
-    def send_stored(self, entries: Sequence[Publication]) -> None:
-        """Send stored messages, in order."""
-
-    def count_settled(self, entry: Publication) -> None:
-        """See ``Publications``."""
-
-    def count_late(self, entry: Publication) -> None:
-        """See ``Publications``."""
-
-    def fail(self, entry: Publication, error: MessagingError) -> None:
-        """See ``Publications``."""
-
-    @property
-    def retry(self) -> Callable[[Publication], bool]:
-        """See ``Publications``."""
-
-
-class DurableOutbox:
-    """The messages of one instance on disk. It is the outbox that its publications report to.
+class DurableOutbox(Outbox):
+    """The messages of one instance, on disk before they are sent; a will, requests and replies are in memory only.
 
     Args:
         engine: its loop.
-        name: of the instance.
+        adapter: of the instance.
         journal: holds the messages. It is closed with the outbox.
-        sending: the outbox in memory, which sends what this one hands over.
-        max_messages, max_bytes: bounds of the messages on their way to the disk, and of those in memory behind it.
-
-    Attributes:
-        backlog: loads messages that are only on the disk; its ``restore`` is set before :meth:`start`.
-        journal: holds the messages.
     """
 
-    def __init__(
-        self, engine: Engine, name: str, journal: Journal, sending: Sending, max_messages: int, max_bytes: int
-    ) -> None:
-        self._engine = engine
+    intake: DiskIntake
+    journal: Journal
+
+    def __init__(self, engine: Engine, adapter: Adapter, journal: Journal) -> None:
+        settings, name = adapter.settings, adapter.name
+        max_messages, max_bytes = settings.outbox_size, settings.outbox_bytes
+        super().__init__(engine, adapter, settings.timeout, max_messages, max_bytes)
         self._name = name
         self.journal = journal
-        self._sending = sending
-        #: not that of the outbox in memory, whose messages have ids of their own numbers
-        self.id = secrets.token_hex(8)
-        self.generation = sending.generation
-        self.intake = Intake(engine, name, journal, self, self._keep, self.advance, max_messages, max_bytes)
-        self.refuse, self.abandon = self.intake.refuse, self.intake.abandon
+        self.intake = DiskIntake(engine, name, journal, self, self._keep, self.advance, max_messages, max_bytes)
+        self.retry = self._retry
         # --- the loop
         self._dead_letters = DeadLetters(engine, name, journal, self._release)
-        self.backlog = Backlog(engine, name, max_messages, max_bytes, self.advance)
+        self._backlog = Backlog(engine, name, self.intake, self.advance)
         self._queue: DurableQueue[StoredPublication | LoadedMessage] = DurableQueue(
             f"{name}: outbox",
             journal,
             CURSOR,
-            self.backlog.restored,
+            self._backlog.restored,
             max_messages=max_messages,
             max_bytes=max_bytes,
             on_recorded=lambda: engine.call(self.advance),
         )
-        self.backlog.queue = self._queue
+        self._backlog.queue = self._queue
         #: publications of messages that are only on disk, or were loaded and not taken
         self._spilled = Spilled()
         #: losses of the connection in a row over which the oldest message, at this offset, was not confirmed
@@ -149,25 +93,25 @@ class DurableOutbox:
         self._lost = -1
         self._is_started = False
         self._is_closed = False
-        #: messages that expired or were refused without being sent
-        self._failed = 0
+        #: messages that this instance could not publish
+        self._unsent = 0
         #: set when something is stored, or the position, for :meth:`drain`
         self._progress = asyncio.Event()
 
     # --- any thread
 
     @property
-    def behind(self) -> int:
-        """Return the number of accepted messages that are not handed over for sending."""
-        return self.intake.pending + self._queue.waiting
+    def pending(self) -> int:
+        """Return the number of messages that are accepted and not settled."""
+        return super().pending + self.intake.pending + self._queue.waiting
 
     @property
     def failed(self) -> int:
-        """Return the number of stored messages that expired, were dropped or refused without being sent."""
-        return self._failed + self._queue.lost
+        """Return the number of messages that failed, were dropped or refused."""
+        return super().failed + self._unsent + self._queue.lost
 
     def get_dto(self) -> DurableOutboxDTO:
-        """Return a snapshot."""
+        """See ``Outbox``."""
         journal, first = self.journal, self._queue.first
         end = max(first, journal.end)
         return DurableOutboxDTO(
@@ -176,7 +120,7 @@ class DurableOutbox:
             unstored=self.intake.pending,
             bytes=journal.bytes_from(first),
             oldest=journal.ages.age_of(first),
-            failed=self.failed,
+            failed=self._unsent + self._queue.lost,
             dead_letters=journal.dead_letter_count,
         )
 
@@ -196,12 +140,18 @@ class DurableOutbox:
     # --- the loop: sending
 
     def start(self) -> None:
-        """Send what an earlier instance has left, as soon as there is a connection."""
+        """Start sending: first the messages that an earlier instance has left."""
+        super().start()
         self._is_started = True
         left = self._queue.depth
         if left:
             logger.info("%s: the outbox %s holds %d messages of an earlier instance", self._name, self.journal.path,
                         left)  # fmt: skip
+        self.advance()
+
+    def connected(self) -> None:
+        """See ``Outbox``."""
+        super().connected()
         self.advance()
 
     def advance(self) -> None:
@@ -210,25 +160,25 @@ class DurableOutbox:
             return
         self._progress.set()
         queue = self._queue
-        if self._sending.is_connected:
+        if self.is_connected:
             batch = queue.take_before(queue.recorded + WINDOW)
-            if self.backlog.is_loading or self.backlog.loaded:
+            if self._backlog.is_loading or self._backlog.loaded:
                 batch = self._published(batch)
             if batch:
-                self._sending.send_stored(batch)  # type: ignore[arg-type]  # publications
+                self.admission.post_all(batch)  # type: ignore[arg-type]  # publications
         if queue.tail < queue.end:
-            self.backlog.read_ahead()
-        elif self._spilled and not self.backlog.loaded and not self.backlog.is_loading:
+            self._backlog.read_ahead()
+        elif self._spilled and not self._backlog.loaded and not self._backlog.is_loading:
             self._end_lost(queue.end)
-        if not self._sending.deadlines.is_watching and queue.end > queue.first:
-            self._sending.deadlines.start()
+        if not self.deadlines.is_watching and queue.end > queue.first:
+            self.deadlines.start()
 
     def _release(self, offset: int, size: int) -> None:
         """Note that a message needs not be sent any more, and has left the memory."""
         queue = self._queue
         queue.settle(offset, size)
         if queue.tail < queue.end:
-            self.backlog.read_ahead()
+            self._backlog.read_ahead()
 
     # --- from the disk
 
@@ -239,14 +189,14 @@ class DurableOutbox:
             if isinstance(each, StoredPublication):
                 found.append(each)
                 continue
-            self.backlog.loaded -= 1
+            self._backlog.loaded -= 1
             self._end_lost(each.offset)
             publication = self._spilled.pop(each.offset)
             if isinstance(each.plan, MessagingError):
                 if publication is not None:
                     publication.settled = True
                     publication.reject(each.plan)
-                self._failed += 1
+                self._unsent += 1
                 self._dead_letters.add(each.record, each.plan)
             elif publication is not None:
                 publication.payload = each.payload
@@ -263,13 +213,13 @@ class DurableOutbox:
 
     def _restored(self, record: Record, plan: PublishPlan) -> StoredPublication:
         """Return a publication for a record whose promise the application has dropped."""
-        publication = StoredPublication(self, self.intake, record.payload, plan, inf)
+        publication = StoredPublication(self.intake, record.payload, plan, inf)
         publication.own_id = record.message_id or self.intake.new_id()
         publication.offset = record.offset
         publication.is_stored = True
         publication.was_retrieved = True
-        if plan.options.time_to_live is not None:
-            publication.age(self.journal.ages.age_of(record.offset, record.timestamp))
+        if publication.may_expire:  # a clock that was set back makes it no younger
+            publication.expires -= max(0.0, self.journal.ages.age_of(record.offset, record.timestamp))
         return publication
 
     # --- the outbox of its publications: see ``Publications``
@@ -277,15 +227,14 @@ class DurableOutbox:
     def count_settled(self, entry: Publication) -> None:
         """A message is confirmed."""
         size = len(entry.payload)
-        self._sending.count_settled(entry)
-        self._release(_offset(entry), size)
+        self._count(entry)
+        if entry.is_stored:
+            self._release(_offset(entry), size)
 
-    def count_late(self, entry: Publication) -> None:
-        """See ``Publications``."""
-        self._sending.count_late(entry)
-
-    def retry(self, entry: Publication) -> bool:
+    def _retry(self, entry: Publication) -> bool:
         """See ``Publications``. Report a message over which a broker may have closed the connection again and again."""
+        if not entry.is_stored:
+            return self._sender.retry(entry)
         offset = _offset(entry)
         if offset == self._queue.first and entry.was_sent:
             self._losses = self._losses + 1 if offset == self._lost else 1
@@ -296,62 +245,77 @@ class DurableOutbox:
                     "refuses it, set max_message_size",
                     self._name, _MANY_LOSSES, entry.message_id, entry.plan.channel, len(entry.payload),
                 )  # fmt: skip
-        return self._sending.retry(entry)
+        return self._sender.retry(entry)
 
     def fail(self, entry: Publication, error: MessagingError) -> None:
         """Keep a message that the broker refused as a dead letter; one of a closed instance stays in the journal."""
-        if entry.settled:
+        if not isinstance(entry, StoredPublication) or entry.settled:
+            super().fail(entry, error)
             return
         if not entry.is_stored:  # its publisher was interrupted
-            self.intake.forget(entry)  # type: ignore[arg-type]
+            self.intake.forget(entry)
             entry.settled = True
             entry.reject(error)
             return
         if isinstance(error, (ClosedError, OutcomeUnknownError)):
-            self._sending.fail(entry, error)
+            super().fail(entry, error)
             return
         plan, payload = entry.plan, entry.payload
-        self._sending.fail(entry, error)
-        record = Record(_offset(entry), clock.wall(), plan.channel, payload, plan.record.properties, entry.message_id)
+        super().fail(entry, error)
+        record = Record(entry.offset, clock.wall(), plan.channel, payload, plan.record.properties, entry.message_id)
         self._dead_letters.add(record, error)
 
     def fail_expired(self, entry: Publication, error: MessagingError) -> None:
         """See ``Publications``. It is no dead letter."""
-        if not entry.settled:
-            size = len(entry.payload)
-            self._sending.fail(entry, error)
+        size = len(entry.payload)
+        super().fail(entry, error)
+        if entry.is_stored:
             logger.warning("%s: %s", self._name, error)
             self._release(_offset(entry), size)
 
     # --- deadlines and closing
 
-    def expire(self, now: float) -> float | None:
-        """Fail the promises of messages whose deadline has passed; return the seconds until the next one, about."""
-        earliest, is_empty = inf, True
+    def _expire(self, now: float) -> float | None:
+        """See ``Outbox``; of the messages that are not handed over, the promises fail."""
+        found = super()._expire(now)
+        times = [] if found is None else [found]
         for each in self._queue.ready:
             if isinstance(each, StoredPublication):
                 if each.deadline <= now:
                     each.pass_deadline()
-                earliest, is_empty = min(earliest, each.deadline), False
+                times.append(each.deadline - now)
         left = self._spilled.pass_deadlines(now)
-        if left is None:
-            return None if is_empty else earliest - now
-        return min(left, earliest - now)
+        if left is not None:
+            times.append(left)
+        return min(times, default=None)
+
+    def refuse(self) -> None:
+        """See ``Outbox``."""
+        super().refuse()
+        self.intake.refuse()
+
+    def abandon(self) -> None:
+        """See ``Outbox``."""
+        super().abandon()
+        self.intake.abandon()
 
     async def drain(self, deadline: float) -> None:
         """Wait until every message is settled; without a connection until every message is stored."""
         loop = self._engine.loop
         while (left := deadline - clock.time_of(loop)) > 0:
-            if not self.intake.pending and (not self._sending.is_connected or self._queue.first >= self._queue.end):
-                return
+            if not self.intake.pending and (not self.is_connected or self._queue.first >= self._queue.end):
+                break
             self._progress.clear()
             with contextlib.suppress(TimeoutError):
                 await clock.wait_for(self._progress.wait(), min(left, _LOOK))
+        if self.is_connected:
+            await super().drain(deadline)
 
     def close(self) -> None:
-        """End the promises of the messages that are left: they stay in the journal."""
+        """See ``Outbox``; the messages that are left stay in the journal, and their promises end."""
+        super().close()
         self._is_closed = True
-        self.backlog.is_closed = self._dead_letters.is_closed = True
+        self._backlog.is_closed = self._dead_letters.is_closed = True
         for each in (*self._queue.ready, *self._spilled.pop_before(self._queue.end)):
             if isinstance(each, StoredPublication):
                 self._end_promise(each)
@@ -391,12 +355,13 @@ def _offset(entry: Publication) -> int:
     return offset
 
 
-def open_durable(engine: Engine, name: str, sending: Sending, settings: Settings) -> DurableOutbox:
+def open_durable(engine: Engine, adapter: Adapter) -> DurableOutbox:
     """Open the durable outbox of an instance, whose settings have an ``outbox_path``.
 
     Raises:
         JournalError: the folder cannot be used, or another instance uses it.
     """
+    settings = adapter.settings
     journal = Journal.open(
         settings.outbox_path or "",
         fsync=settings.outbox_fsync,
@@ -407,7 +372,7 @@ def open_durable(engine: Engine, name: str, sending: Sending, settings: Settings
         option="outbox_path",
     )
     try:
-        return DurableOutbox(engine, name, journal, sending, settings.outbox_size, settings.outbox_bytes)
+        return DurableOutbox(engine, adapter, journal)
     except BaseException:
         journal.close()
         raise

@@ -20,8 +20,9 @@ from messaging.publishing.sending import Admission, Sender
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.execution import Engine
-    from messaging.publishing.durable import DurableOutbox
+    from messaging.journal import Journal
     from messaging.publishing.publication import Publication
+    from messaging.publishing.stored import DiskIntake, DurableOutboxDTO
 
 
 class Outbox:
@@ -37,8 +38,12 @@ class Outbox:
         id: distinguishes the outboxes of all processes: message ids must not repeat.
         generation: see :mod:`messaging.environment.forks`.
         deadlines: of all messages that are not settled.
-        durable: the messages on disk, with the setting ``outbox_path``.
+        intake, journal: take and hold the messages on disk, with the setting ``outbox_path``, see
+            :class:`~messaging.publishing.durable.DurableOutbox`.
     """
+
+    intake: DiskIntake | None = None
+    journal: Journal | None = None
 
     def __init__(self, engine: Engine, adapter: Adapter, timeout: float, max_messages: int, max_bytes: int) -> None:
         self.id = secrets.token_hex(8)
@@ -48,13 +53,12 @@ class Outbox:
         self.admission = admission = Admission(engine, adapter.name, max_messages, max_bytes, self._wake)
         self._sender = sender = Sender(engine, adapter, admission, self.deadlines)
         self._in_flight = sender.in_flight
-        self.durable: DurableOutbox | None = None
         self._failed = 0
         #: resolved when every accepted message is settled; ``None`` unless :meth:`drain` waits for that
         self._drained: asyncio.Future[None] | None = None
         # the methods of its parts are its own, without a call in between
         self.put, self.post = admission.put, admission.post
-        self.withdraw, self.send_stored = admission.withdraw, admission.post_all
+        self.withdraw = admission.withdraw
         self.disconnected = sender.disconnected
         self.retry, self.outstanding = sender.retry, sender.outstanding
 
@@ -66,18 +70,20 @@ class Outbox:
     @property
     def failed(self) -> int:
         """Return the number of messages that failed."""
-        return self._failed + (self.durable.failed if self.durable is not None else 0)
+        return self._failed
 
     @property
     def pending(self) -> int:
         """Return the number of messages that are accepted and not settled."""
-        return self.admission.pending + (self.durable.behind if self.durable is not None else 0)
+        return self.admission.pending
+
+    def get_dto(self) -> DurableOutboxDTO | None:
+        """Return a snapshot of the messages on disk; ``None`` without the setting ``outbox_path``."""
+        return None
 
     def start(self) -> None:
         """Start sending, as soon as there is a connection."""
         self._sender.start()
-        if self.durable is not None:
-            self.durable.start()
 
     @property
     def is_connected(self) -> bool:
@@ -87,14 +93,10 @@ class Outbox:
     def connected(self) -> None:
         """Send from now on, see :class:`~messaging.publishing.sending.Sender`."""
         self._sender.connected()
-        if self.durable is not None:
-            self.durable.advance()
 
     def refuse(self) -> None:
         """Accept no more messages."""
         self.admission.refuse()
-        if self.durable is not None:
-            self.durable.refuse()
 
     @property
     def is_accepting(self) -> bool:
@@ -107,7 +109,7 @@ class Outbox:
         else:
             self._sender.wake()
 
-    def count_settled(self, entry: Publication) -> None:
+    def _count(self, entry: Publication) -> None:
         """Count a settled message and make room for others; called once per message."""
         admission = self.admission
         size = len(entry.payload)
@@ -124,11 +126,14 @@ class Outbox:
         if self._drained is not None and not admission.pending and not self._drained.done():
             self._drained.set_result(None)
 
+    #: see ``Publications``
+    count_settled = _count
+
     def count_late(self, entry: Publication) -> None:
         """Count a message that failed before it was accepted, unless it is counted already."""
         if _is_uncounted(entry):
             self._failed += 1
-            self.count_settled(entry)
+            self._count(entry)
 
     def fail(self, entry: Publication, error: MessagingError) -> None:
         """Fail a message, unless it is settled; it is not sent afterwards, even if it is put later."""
@@ -137,7 +142,7 @@ class Outbox:
         entry.settled = True
         if entry.sequence:
             self._failed += 1
-            self.count_settled(entry)
+            self._count(entry)
         entry.reject(error)
 
     def fail_expired(self, entry: Publication, error: MessagingError) -> None:
@@ -154,11 +159,7 @@ class Outbox:
 
     async def drain(self, deadline: float) -> None:
         """Wait until every accepted message is settled, or until ``deadline`` (loop time)."""
-        if self.durable is not None:
-            await self.durable.drain(deadline)
         while self.admission.pending and (left := deadline - clock.time_of(self._engine.loop)) > 0:
-            if self.durable is not None and not self.is_connected:
-                break
             self._drained = self._engine.loop.create_future()
             await clock.wait([self._drained], timeout=left)
         self._drained = None
@@ -176,19 +177,13 @@ class Outbox:
             self.count_late(entry)
         self._sender.drop_settled()
         admission.purge()
-        if self.durable is not None:
-            self.durable.close()
 
     async def finish(self) -> None:
         """Wait until everything is on the disk that must be there; after :meth:`close`."""
-        if self.durable is not None:
-            await self.durable.finish()
 
     def abandon(self) -> None:
         """Refuse every message in a forked child; the promises of the parent's messages end by themselves."""
         self.admission.abandon()
-        if self.durable is not None:
-            self.durable.abandon()
         self._sender.is_stopped = True
 
     def _expire(self, now: float) -> float | None:
@@ -219,8 +214,6 @@ class Outbox:
         self._sender.drop_settled()
         if self.admission.blocked.flags:
             self.admission.offer_room()
-        if self.durable is not None and (left_on_disk := self.durable.expire(now)) is not None:
-            return min(earliest, left_on_disk)
         return earliest if self.admission.pending else None
 
 

@@ -150,35 +150,26 @@ class Publication(Promise[None]):
         self.outbox.fail(self, error)
 
 
-def has_time(entry: Publication, told: float, expires: float) -> bool:
-    """Set the time to live that is left of a message, see :meth:`Publication.prepare`.
+class SpecialPublication(Publication):
+    """A message with a time to live, which counts from the call of ``publish``, or with an id of its own.
 
-    Args:
-        entry: the message.
-        told: its time to live, seconds.
-        expires: when it ends, monotonic seconds.
-    """
-    plan, left = entry.plan, expires - clock.monotonic()
-    if left <= 0:
-        why = f"{entry.what}: its time to live ended in the outbox"
-        error = OutcomeUnknownError(f"{why}; it was sent before") if entry.was_sent else DeadlineError(why)
-        entry.outbox.fail_expired(entry, error)
-        return False
-    if entry.was_sent or told - left >= min(told * _PART, _INSTANT):
-        entry.plan = plan.replace(options=replace(plan.options, time_to_live=left))
-        entry.plan.record = plan.record
-    return True
-
-
-class IdentifiedPublication(Publication):
-    """A message with an id of its own, apart from its options, so that many messages can share the same ones.
-
-    The id travels where the id of every confirmed message does; ``plan.options.message_id`` travels everywhere.
+    The id is apart from the options, so that many messages can share the same ones. It travels where the id of every
+    confirmed message does; ``plan.options.message_id`` travels everywhere.
     """
 
-    __slots__ = ("own_id",)
+    __slots__ = ("expires", "may_expire", "own_id")
 
-    own_id: str | None
+    def __init__(self, outbox: Publications, payload: bytes, plan: PublishPlan, deadline: float) -> None:
+        super().__init__(outbox, payload, plan, deadline)
+        options = plan.options
+        self.own_id: str | None = options.message_id
+        time_to_live = options.time_to_live
+        if time_to_live is None:
+            self.may_expire = False
+        else:
+            self.may_expire = True
+            #: when its time to live is over, monotonic seconds
+            self.expires = clock.monotonic() + time_to_live
 
     @property
     def message_id(self) -> str:
@@ -186,19 +177,16 @@ class IdentifiedPublication(Publication):
         own = self.own_id
         return own if own is not None else f"{self.outbox.id}-{self.sequence:x}"
 
-
-class ExpiringPublication(IdentifiedPublication):
-    """A message with a time to live, which counts from the call of ``publish``."""
-
-    __slots__ = ("_expires", "_time_to_live")
-    may_expire = True
-
-    def __init__(self, outbox: Publications, payload: bytes, plan: PublishPlan, deadline: float) -> None:
-        super().__init__(outbox, payload, plan, deadline)
-        self.own_id = None
-        self._time_to_live = plan.options.time_to_live or 0.0
-        self._expires = clock.monotonic() + self._time_to_live
-
     def prepare(self) -> bool:
         """See ``Publication``."""
-        return has_time(self, self._time_to_live, self._expires)
+        plan, left = self.plan, self.expires - clock.monotonic()
+        if left <= 0:
+            why = f"{self.what}: its time to live ended in the outbox"
+            error = OutcomeUnknownError(f"{why}; it was sent before") if self.was_sent else DeadlineError(why)
+            self.outbox.fail_expired(self, error)
+            return False
+        told = plan.options.time_to_live or 0.0
+        if self.was_sent or told - left >= min(told * _PART, _INSTANT):
+            self.plan = plan.replace(options=replace(plan.options, time_to_live=left))
+            self.plan.record = plan.record
+        return True

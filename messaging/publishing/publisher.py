@@ -42,7 +42,7 @@ from messaging.model import (
     with_headers,
 )
 from messaging.model.context import ForwardedContext
-from messaging.publishing.publication import ExpiringPublication, IdentifiedPublication, Publication
+from messaging.publishing.publication import Publication, SpecialPublication
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
@@ -74,10 +74,9 @@ class MessagePublisher:
         self.outbox = outbox
         self._admission = outbox.admission
         #: holds the messages on disk, with the setting ``outbox_path``
-        durable = outbox.durable
-        self._intake = durable.intake if durable is not None else None
-        if durable is not None:
-            durable.backlog.restore = self.restore
+        self._intake = outbox.intake
+        if self._intake is not None:
+            self._intake.restore = self.restore
         self._timeout = adapter.settings.timeout
         self._plans: BoundedCache[tuple[Any, ...], PublishPlan] = BoundedCache(4096)
         #: marks the plans that this publisher compiled for the features that the adapter announces now
@@ -290,13 +289,11 @@ class MessagePublisher:
         """Return a publication with a deadline, a time to live or a message id of its own."""
         options = plan.options
         deadline = clock.monotonic() + (self._timeout if options.timeout is None else options.timeout)
-        if options.time_to_live is not None:
-            publication: IdentifiedPublication = ExpiringPublication(self.outbox, payload, plan, deadline)
-        elif message_id is not None:
-            publication = IdentifiedPublication(self.outbox, payload, plan, deadline)
-        else:
+        if options.time_to_live is None and message_id is None:
             return Publication(self.outbox, payload, plan, deadline)
-        publication.own_id = options.message_id if message_id is None else message_id
+        publication = SpecialPublication(self.outbox, payload, plan, deadline)
+        if message_id is not None:
+            publication.own_id = message_id
         return publication
 
     def check_payload(self, payload: Any) -> bytes:

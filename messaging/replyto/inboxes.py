@@ -18,7 +18,6 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Generator, Sequence
-from math import inf
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.connection import Subscribed
@@ -30,19 +29,17 @@ from messaging.errors import (
     ReplyError,
     RequestCancelledError,
 )
-from messaging.execution import Promise, clock
+from messaging.execution import Promise
 from messaging.model import AcknowledgeType, Features, Message, SubscriptionSpec, V, maker, subscribe_options
-from messaging.publishing import Publication
-from messaging.publishing.publication import has_time
+from messaging.publishing.publication import SpecialPublication
 from messaging.replyto import markers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from messaging.connection import Connection
-    from messaging.model import Incoming, PublishPlan
+    from messaging.model import Incoming
     from messaging.publishing import MessagePublisher
-    from messaging.publishing.publication import Publications
 
 _UNSUPPORTED: Final = AcknowledgeType.UNSUPPORTED
 _ACKNOWLEDGED: Final = AcknowledgeType.ACKNOWLEDGED
@@ -75,22 +72,12 @@ class RequestOwner(Protocol):
         """Count and drop a message that belongs to no open request."""
 
 
-class RequestPublication(Publication):
+class RequestPublication(SpecialPublication):
     """The message of a request: its requester is told if it fails. Its time to live counts from the request."""
 
-    __slots__ = ("_expires", "requester")
-    may_expire = True
+    __slots__ = ("requester",)
 
     requester: Requester
-
-    def __init__(self, outbox: Publications, payload: bytes, plan: PublishPlan, deadline: float) -> None:
-        super().__init__(outbox, payload, plan, deadline)
-        time_to_live = plan.options.time_to_live
-        self._expires = inf if time_to_live is None else clock.monotonic() + time_to_live
-
-    def prepare(self) -> bool:
-        """See ``Publication``."""
-        return self._expires == inf or has_time(self, self.plan.options.time_to_live or 0.0, self._expires)
 
     def reject(self, error: MessagingError, cause: BaseException | None = None) -> bool:
         """See ``Promise``."""

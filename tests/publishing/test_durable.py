@@ -415,7 +415,7 @@ def test_an_interrupted_publish_counts_once(connect: Connect, path: Path) -> Non
     def check() -> None:
         eventually(lambda: drained(m), "everything to be sent")
 
-    modules = ("publishing/intake.py", "publishing/sending.py", "journal/commit.py")
+    modules = ("publishing/stored.py", "publishing/sending.py", "journal/commit.py")
     assert interrupt_everywhere(run, check, *modules) > 10
 
 

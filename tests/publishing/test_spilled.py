@@ -8,7 +8,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messaging.publishing.spilled import Spilled
+from messaging.publishing.backlog import Spilled
 from messaging.publishing.stored import StoredPublication
 
 #: how much later than its deadline a promise may fail, seconds
@@ -67,11 +67,10 @@ def test_promises_are_found_until_they_are_dropped_popped_or_due(steps: list[tup
         else:
             now += number
             left = spilled.pass_deadlines(now)
-            for each in [*held.values()]:
-                assert each.is_passed or each.deadline > now - SLACK
-                assert not each.is_passed or each.deadline <= now
-                if each.is_passed:
-                    del held[each.offset]
+            assert all(each.is_passed or each.deadline > now - SLACK for each in held.values())
+            assert all(not each.is_passed or each.deadline <= now for each in held.values())
+            # no variable keeps a publication that a later step drops
+            held = {offset: each for offset, each in held.items() if not each.is_passed}
             earliest = min((each.deadline for each in held.values()), default=None)
             assert (left is None) == (earliest is None)
             assert left is None or earliest is None or left <= earliest - now + SLACK

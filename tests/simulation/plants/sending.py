@@ -91,8 +91,8 @@ REQUESTS = (
         (
             Edit(
                 "messaging/replyto/inboxes.py",
-                "    may_expire = True\n\n    requester: Requester",
-                "    may_expire = False\n\n    requester: Requester",
+                "    requester: Requester\n\n    def reject(",
+                "    requester: Requester\n\n    def prepare(self) -> bool:\n        return True\n\n    def reject(",
             ),
         ),
         "tests/publishing/test_both_outboxes.py::test_the_time_to_live_of_a_request_counts_from_the_call",
@@ -178,8 +178,8 @@ OUTBOX = (
         (
             Edit(
                 "messaging/publishing/durable.py",
-                "            publication.age(self.journal.ages.age_of(record.offset, record.timestamp))\n",
-                "            publication.age(0.0)\n",
+                "            publication.expires -= max(0.0, self.journal.ages.age_of(record.offset, record.timestamp))\n",
+                "            pass\n",
             ),
         ),
         "messaging/testing/conformance/test_durable_outbox.py"
@@ -248,9 +248,9 @@ OUTBOX = (
         "outbox",
         (
             Edit(
-                "messaging/publishing/durable.py",
-                "        self.id = secrets.token_hex(8)\n",
-                "        self.id = sending.id  # type: ignore[attr-defined]\n",
+                "messaging/publishing/stored.py",
+                "        self._id = secrets.token_hex(8)\n",
+                "        self._id = outbox.id\n",
             ),
         ),
         "tests/publishing/test_durable.py::test_stored_messages_and_requests_have_different_ids",
@@ -262,8 +262,8 @@ OUTBOX = (
         (
             Edit(
                 "messaging/publishing/durable.py",
-                "        if not self._sending.deadlines.is_watching and queue.end > queue.first:\n"
-                "            self._sending.deadlines.start()\n",
+                "        if not self.deadlines.is_watching and queue.end > queue.first:\n"
+                "            self.deadlines.start()\n",
                 "",
             ),
         ),
