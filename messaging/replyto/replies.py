@@ -328,7 +328,7 @@ class ReplyStreams:
 
     def __init__(self, connection: Connection, inboxes: ReplyInboxes) -> None:
         self._connection = connection
-        self._inboxes = inboxes
+        self.inboxes = inboxes
         #: written by the threads of the handlers
         self._open: dict[str, ReplyStream] = {}
         inboxes.on_cancel = self._cancel
@@ -350,7 +350,7 @@ class ReplyStreams:
         if stream.is_over:
             self._open.pop(correlation_id, None)
             return
-        inbox = self._inboxes.own_inbox()
+        inbox = self.inboxes.own_inbox()
         control = f"{inbox.reply_to}/{correlation_id}" if inbox.individual else inbox.reply_to
         if inbox.is_open:
             stream.tell_start(control)
@@ -365,10 +365,6 @@ class ReplyStreams:
         """Forget a stream that has ended. On the loop."""
         if self._open.get(stream.correlation_id or "") is stream:
             del self._open[stream.correlation_id or ""]
-
-    def prepare(self) -> None:
-        """Subscribe to the channel that takes cancellations, before there is a stream."""
-        self._inboxes.own_inbox()
 
     def _cancel(self, correlation_id: str) -> None:
         stream = self._open.get(correlation_id)

@@ -5,7 +5,9 @@ Everything runs on the engine's loop, unless it says otherwise.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors.text import SafeLog
 from messaging.execution import clock, workers
@@ -37,36 +39,36 @@ _CAUGHT_UP: Final = 1.0
 RETRY_FIRST: Final = 1.0
 
 
-class RequestChannels(Protocol):
-    """All request routes of a whiteboard."""
-
-    replies: Replies
-    #: by key, the routes that take requests now
-    routes: dict[tuple[str, str], RequestChannel]
-
-    def failed(self, route: RequestChannel, error: MessagingError) -> None:
-        """Learn that the broker ended the subscription of ``route``, or refused it."""
-
-
 class RequestChannel(HandlerConsumer[ServedRequest]):
     """A channel with request handlers: the consumer of its subscription.
 
     Args:
-        routes: all routes of the whiteboard.
+        replies: sends replies.
+        routes: by key, the routes of the whiteboard that take requests now.
+        failed: called when the broker has ended the subscription of a route, or refused it.
         key: the channel, and a text that tells the extensions of its subscription from others.
         queue: the extension of that name.
         retry_after: delay before the subscription is tried again if it fails, seconds.
     """
 
-    def __init__(self, routes: RequestChannels, key: tuple[str, str], queue: str | None, retry_after: float) -> None:
-        super().__init__(routes.replies.connection, key[0], queue)
+    def __init__(
+        self,
+        replies: Replies,
+        routes: Mapping[tuple[str, str], RequestChannel],
+        failed: Callable[[RequestChannel, MessagingError], object],
+        key: tuple[str, str],
+        queue: str | None,
+        retry_after: float,
+    ) -> None:
+        super().__init__(replies.connection, key[0], queue)
         self.key = key
         self.retry_after = retry_after
         #: the preferred first
         self.bindings: list[Binding] = []
-        self.overlap = Overlap(self, routes.replies.adapter)
+        self.overlap = Overlap(self, replies.adapter)
         self._routes = routes
-        self._replies = routes.replies
+        self._on_failed = failed
+        self._replies = replies
         self._has_failed = False
         #: whether the broker has confirmed the subscription, once
         self._was_confirmed = False
@@ -103,14 +105,14 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
         error = self.subscription.error
         if error is not None and not self._has_failed and not self.is_stopping:
             self._has_failed = True
-            self._routes.failed(self, error)
+            self._on_failed(self, error)
 
     def _is_served_here(self, message: Message) -> bool:
         """Return whether a request is to be handled here; settle it if it is a copy, or left to another program."""
         overlap = self.overlap
         if overlap.take_copy(message):
             return False
-        best = overlap.preferred(message, self._routes.routes.get(self.key))
+        best = overlap.preferred(message, self._routes.get(self.key))
         if best is None or not overlap.is_left_to_queue(best[0].queue):
             return True
         # the queue of the preferred handler has a copy as well: one of the programs that share it handles that
@@ -146,7 +148,7 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
             workers().submit(served.requeue)
             return
         is_closing = self.is_stopping and self._replies.connection.endings.is_closing
-        home = self._routes.routes.get(self.key)
+        home = self._routes.get(self.key)
         best = None if is_closing else self.overlap.preferred(served.request, home)
         if best is not None:
             best[1].submit(served)
@@ -177,7 +179,7 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
             served.shared_verdict.settle(_ACCEPT if verdict is HandlingVerdict.LEAVE else verdict)
 
     def settle_copy(self, request: Message, verdict: HandlingVerdict) -> None:
-        """Pass a verdict on a copy to the broker; see ``CopyReceiver``."""
+        """Pass a verdict on a copy to the broker; see ``SharedVerdict``."""
         if self._is_at_limit:
             self.overlap.expected.was_full()
         self.overlap.copies -= 1
@@ -272,13 +274,13 @@ class Overlap:
         if shared is None:
             return False
         self.copies += 1
-        shared.add(self._route, message)
+        shared.add(partial(self._route.settle_copy, message))
         return True
 
     def is_left_to_queue(self, queue: str | None) -> bool:
         """Return whether another program may have a request: the preferred handler consumes from ``queue``.
 
-        OpenRequests may also have been waiting here since before there was a subscription to ``queue``.
+        Requests may also have been waiting here since before there was a subscription to ``queue``.
         """
         return queue not in (None, self._route.queue) and not self._is_behind(queue)
 

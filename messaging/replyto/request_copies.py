@@ -15,8 +15,9 @@ Everything here runs on the engine's loop.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from messaging.execution import clock
 from messaging.receiving import HandlingVerdict
@@ -34,13 +35,6 @@ _PATIENCE: Final = 60.0
 _UNCERTAIN: Final = 1.0
 
 
-class CopyReceiver(Protocol):
-    """A subscription that a copy of a request arrived on."""
-
-    def settle_copy(self, request: Message, verdict: HandlingVerdict) -> None:
-        """Pass a verdict on a copy to the broker."""
-
-
 class SharedVerdict:
     """The verdict on a request, which its copies share.
 
@@ -50,28 +44,28 @@ class SharedVerdict:
 
     __slots__ = ("_copies", "origin", "verdict")
 
-    def __init__(self, origin: CopyReceiver | None = None) -> None:
+    def __init__(self, origin: object = None) -> None:
         self.origin = origin
         #: ``None`` while the request is being handled
         self.verdict: HandlingVerdict | None = None
-        self._copies: list[tuple[CopyReceiver, Message]] = []
+        self._copies: list[Callable[[HandlingVerdict], object]] = []
 
-    def add(self, receiver: CopyReceiver, copy: Message) -> None:
-        """Settle a copy with the verdict on the request, now or once there is one."""
+    def add(self, settle: Callable[[HandlingVerdict], object]) -> None:
+        """Have ``settle`` called with the verdict on the request, now or once there is one: it settles a copy."""
         if self.verdict is None:
-            self._copies.append((receiver, copy))
+            self._copies.append(settle)
         else:
-            receiver.settle_copy(copy, self.verdict)
+            settle(self.verdict)
 
     def settle(self, verdict: HandlingVerdict) -> None:
         """Settle the copies with the verdict on the request."""
         self.verdict = verdict
         copies, self._copies = self._copies, []
-        for receiver, copy in copies:
-            receiver.settle_copy(copy, verdict)
+        for settle in copies:
+            settle(verdict)
 
 
-class _Queues(Generic[T]):
+class _ByIdentity(Generic[T]):
     """Items by identity, first in, first out; of too many the oldest are dropped."""
 
     __slots__ = ("by_identity", "count")
@@ -105,9 +99,9 @@ class ExpectedCopies:
 
     def __init__(self) -> None:
         #: since when and for how many seconds each copy is expected, and the verdict that it shares
-        self._expected: _Queues[tuple[float, float, SharedVerdict]] = _Queues()
+        self._expected: _ByIdentity[tuple[float, float, SharedVerdict]] = _ByIdentity()
         #: arrival times of copies that were settled before their request was given to a handler
-        self._early: _Queues[float] = _Queues()
+        self._early: _ByIdentity[float] = _ByIdentity()
         #: when the subscription was full last, monotonic seconds
         self._full_at = -inf
 
@@ -147,7 +141,7 @@ class ExpectedCopies:
         """Note that the subscription was full until now: copies may have waited at the broker."""
         self._full_at = clock.monotonic()
 
-    def doubt(self, origin: CopyReceiver) -> None:
+    def doubt(self, origin: object) -> None:
         """Expect the copies of requests from ``origin`` only for a second more: ``origin`` ends, they may not come."""
         for waiting in self._expected.by_identity.values():
             for index, (since, patience, shared) in enumerate(waiting):

@@ -219,11 +219,6 @@ class RegisteredHandler:
         return -self.ranking, self.reference.id
 
     @property
-    def reply_channel(self) -> str | None:
-        """The reply channel that requests have to name; ``None`` for any."""
-        return self.terms.reply_channel
-
-    @property
     def queue(self) -> str | None:
         """The queue that the requests come from; ``None`` without one."""
         return self.terms.extensions.get(Features.EXTENSION_QUEUE)

@@ -153,7 +153,7 @@ class Bindings:
                 runner.pass_on(lambda _: True)
         if any(each.handler.kind == serving.MANY for each in wanted):
             # the channel of cancellations is subscribed to before the first request; it is not made on the loop
-            workers().submit(self.replies.streams.prepare)
+            workers().submit(self.replies.streams.inboxes.own_inbox)
 
     def _runner_of(self, wanted: RegisteredHandler) -> Runner:
         """Return the runner of a handler: the one it has, unless its concurrency or its service has changed."""
@@ -178,7 +178,7 @@ class Bindings:
 
     def _open(self, key: tuple[str, str], bindings: list[Binding], retry_after: float = RETRY_FIRST) -> None:
         wanted = bindings[0][0]
-        route = RequestChannel(self, key, wanted.queue, retry_after)
+        route = RequestChannel(self.replies, self.routes, self.failed, key, wanted.queue, retry_after)
         route.bindings = bindings
         try:
             subscription = self._subscriptions.open_requests(route.channel, wanted.terms.extensions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -112,10 +113,10 @@ def test_a_copy_is_expected_for_a_second_after_the_subscription_of_its_request_e
 def test_copies_share_the_verdict_whether_they_arrive_before_or_after_it(verdict: HandlingVerdict) -> None:
     shared, receiver = SharedVerdict(), Receiver()
     early, late = Message(b"1", MessageContext("a")), Message(b"1", MessageContext("a"))
-    shared.add(receiver, early)
+    shared.add(partial(receiver.settle_copy, early))
     assert receiver.verdicts == []
     shared.settle(verdict)
-    shared.add(receiver, late)
+    shared.add(partial(receiver.settle_copy, late))
     assert [(message is early, given) for message, given in receiver.verdicts] == [(True, verdict), (False, verdict)]
 
 
