@@ -20,7 +20,7 @@ from messaging.codecs.cache import BoundedCache
 from messaging.errors import ArgumentError, InvalidChannelError
 from messaging.errors.checks import check_procedure
 from messaging.execution import Promise, clock, engine, workers
-from messaging.model import Features, MessageContext, channels
+from messaging.model import NO_EXTENSIONS, Features, MessageContext, channels
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
@@ -154,7 +154,6 @@ class DeferredRequests:
 
 
 _HEADERS: Final = Features.EXTENSION_HEADERS
-NO_EXTENSIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Replies:

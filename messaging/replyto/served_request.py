@@ -27,6 +27,7 @@ from messaging.errors import (
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, workers
 from messaging.model import (
+    NO_EXTENSIONS,
     AcknowledgeType,
     Features,
     Incoming,
@@ -40,7 +41,6 @@ from messaging.publishing.publisher import extend, sent_as
 from messaging.receiving import HandlingVerdict, Work
 from messaging.replyto import markers
 from messaging.replyto.markers import Marker
-from messaging.replyto.replies import NO_EXTENSIONS
 
 if TYPE_CHECKING:
     from messaging.interception import OutboundMessage

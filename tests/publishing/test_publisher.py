@@ -280,3 +280,14 @@ def test_messages_of_one_checked_context_may_have_ids_of_their_own(broker: FakeB
         found.append(outgoing.message_id)
     assert found[:2] == ["one", "two"]
     assert found[2] not in found[:2]
+
+
+def test_objects_that_are_published_alike_share_one_plan_but_not_an_id(broker: FakeBroker, connect: Connect) -> None:
+    m = connect(broker)
+    first, second, text = (
+        went_out(broker, lambda each=each: m.publish("a", each)) for each in ({"n": 1}, {"n": 2}, "x")
+    )
+    assert first.plan is second.plan
+    assert (first.plan.content_type, text.plan.content_type) == ("application/json", "text/plain; charset=utf-8")
+    ids = [went_out(broker, lambda each=each: m.publish("a", [1], message_id=each)).message_id for each in ("1", "2")]
+    assert ids == ["1", "2"]
