@@ -13,8 +13,8 @@ from messaging.interception.processing import ProcessChain
 from messaging.interception.publishing import PublishChain
 
 if TYPE_CHECKING:
+    from messaging.adapter import Adapter
     from messaging.interception.interceptor import InboundOperation, InstanceInfo
-    from messaging.interception.publishing import Capable
     from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)
@@ -37,7 +37,7 @@ class Interceptors:
     """
 
     def __init__(
-        self, given: Iterable[Interceptor], services: ServiceRegistry, instance: InstanceInfo, adapter: Capable
+        self, given: Iterable[Interceptor], services: ServiceRegistry, instance: InstanceInfo, adapter: Adapter
     ) -> None:
         found = [*_checked(given), *_registered(services)]
         publishing = [each for each in found if _overrides(each, "intercept_publish")]

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from messaging.environment.signals import on_failure
 from messaging.errors import InterceptorError, MessagingError
@@ -24,8 +24,8 @@ from messaging.interception.interceptor import OutboundMessage, Outcome
 from messaging.model import Features, Message
 
 if TYPE_CHECKING:
+    from messaging.adapter import Adapter
     from messaging.interception.interceptor import InstanceInfo, Interceptor, OutboundOperation
-    from messaging.model import Capabilities
 
 logger = SafeLog(__name__)
 
@@ -38,12 +38,6 @@ Told = Callable[[Outcome], object]
 _MOST: Final = 4096
 _SOME: Final = 64
 _HEADERS: Final = Features.EXTENSION_HEADERS
-
-
-class Capable(Protocol):
-    """The adapter, which says whether headers can be sent."""
-
-    capabilities: Capabilities
 
 
 class _Inside(threading.local):
@@ -63,7 +57,7 @@ class PublishChain:
         adapter: says whether headers can be sent.
     """
 
-    def __init__(self, interceptors: Sequence[Interceptor], instance: InstanceInfo, adapter: Capable) -> None:
+    def __init__(self, interceptors: Sequence[Interceptor], instance: InstanceInfo, adapter: Adapter) -> None:
         self._interceptors = tuple(interceptors)
         self._instance = instance
         self._adapter = adapter
