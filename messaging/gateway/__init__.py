@@ -20,6 +20,7 @@
     subscriptions  subscriptions at sources, made again when they end
     intake         applies the pipeline to received messages, and stores them
     pipeline       filters, transforms, deadband, sampling, batches
+    patterns       channel patterns with captures, and channels made of captured values
     destinations   where messages go to, and with which context
     stored         a message on its way
     buffer         the messages of a route on disk

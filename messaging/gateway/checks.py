@@ -30,7 +30,8 @@ from messaging.gateway.extensions import (
     refusals,
 )
 from messaging.gateway.instances import UnconnectedInstance, check_folder, check_instances
-from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Pipeline
+from messaging.gateway.patterns import ChannelPattern, ChannelTemplate
+from messaging.gateway.pipeline import Pipeline
 from messaging.gateway.pipeline.steps import SPARKPLUG_NAMES, condition, template_names, transform
 from messaging.gateway.problems import Finding, KeyPath, Problem, Problems, error, warning
 from messaging.gateway.settings import GatewaySettings, listening_address

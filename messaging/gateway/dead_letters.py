@@ -104,7 +104,7 @@ def letters(journal: JournalView, selection: Selection) -> Iterator[Letter]:
             yield letter
 
 
-class Replayed(NamedTuple):
+class ReplayResult(NamedTuple):
     """The outcome of a replay: dead letters that were stored again, and that failed again, with the last reason."""
 
     replayed: int

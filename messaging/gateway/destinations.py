@@ -9,20 +9,21 @@ where the target carries headers, and drops messages that have its name there: t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import InvalidHeaderError, MessagingError
 from messaging.gateway.extensions import of_target
+from messaging.gateway.patterns import ChannelPattern, ChannelTemplate
 from messaging.journal import RecordTemplate
 from messaging.model import Features, MessageContext, stored_properties
 from messaging.model import headers as headers_
 
 if TYPE_CHECKING:
-    from messaging import MessagePublisher
-    from messaging.gateway.settings import TargetSettings
+    from messaging import Messaging
+    from messaging.gateway.settings import SourceSettings, TargetSettings
 
 #: the header with the names of the gateways that a message has passed, separated by commas
 PASSED_HEADER: Final = "messaging-gateways"
@@ -91,23 +92,43 @@ class Destinations:
     """Makes the destinations of one route. For one thread at a time.
 
     Args:
-        settings: of the target.
+        source: settings of the source of the messages.
+        target: settings of the target.
         gateway: name of the gateway.
-        publisher: of the target's instance; checks the contexts.
-        features: of the target's instance.
+        max_hops: gateways that a message may pass.
+        messaging: the instance of the target; its publisher checks the contexts.
+
+    Attributes:
+        template: the channel of the target.
     """
 
     def __init__(
-        self, settings: TargetSettings, gateway: str, publisher: MessagePublisher, features: frozenset[str]
+        self, source: SourceSettings, target: TargetSettings, gateway: str, max_hops: int, messaging: Messaging
     ) -> None:
-        self._settings = settings
+        self._settings = target
         self._gateway = gateway
-        self._publisher = publisher
-        self._features = features
+        self._max_hops = max_hops
+        self._publisher = messaging.publisher
+        self._features = features = messaging.features
+        self._pattern = ChannelPattern(source.channel)
+        self.template = ChannelTemplate(target.channel)
+        self._values: BoundedCache[str, Mapping[str, str]] = BoundedCache(_CACHED)
         self._carries_properties = Features.MESSAGE_PROPERTIES in features
         self._carries_headers = Features.EXTENSION_HEADERS in features
-        self._fixed: Mapping[str, Any] = of_target(settings, features)
+        self._fixed: Mapping[str, Any] = of_target(target, features)
         self._cache: BoundedCache[tuple[Any, ...], Destination] = BoundedCache(_CACHED)
+
+    def values(self, channel: str) -> Mapping[str, str]:
+        """Return the values for templates: the captures of a channel of the source, ``channel`` and ``gateway``."""
+        found = self._values.get(channel)
+        if found is None:
+            captured = self._pattern.match(channel) or {}
+            found = self._values[channel] = MappingProxyType({"channel": channel, "gateway": self._gateway, **captured})
+        return found
+
+    def is_loop(self, passed: Sequence[str]) -> bool:
+        """Return whether a message that has passed these gateways must not be passed on."""
+        return bool(passed) and (self._gateway in passed or len(passed) >= self._max_hops)
 
     def find(self, channel: str, traits: MessageTraits, values: Mapping[str, str]) -> Destination:
         """Return the destination of a message.

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from messaging.errors import ClosedError, MessagingError
 from messaging.errors.text import SafeLog
-from messaging.execution import Backoff, Flag, Serial, clock, engine, workers
+from messaging.execution import Flag, Serial, clock, engine, workers
 from messaging.gateway.destinations import Destinations, MessageTraits, passed_gateways
 from messaging.gateway.extensions import of_source, with_prefetch
-from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
+from messaging.gateway.patterns import ChannelPattern
 from messaging.gateway.pipeline.steps import filled
 from messaging.gateway.reports import DeviceStateDTO
+from messaging.gateway.subscriptions import Subscribing
 from messaging.model import Features, Message
 
 if TYPE_CHECKING:
@@ -45,9 +46,6 @@ _CLOSE_TIMEOUT: Final = 3.0
 _WAITING: Final = 10_000
 #: pause before states are published again that a connected target did not take, seconds
 _RETRY: Final = 5.0
-#: bounds of the pause before a subscription that failed is made again, seconds
-_SHORTEST_PAUSE: Final = 0.5
-_LONGEST_PAUSE: Final = 60.0
 
 
 class _Device(NamedTuple):
@@ -71,7 +69,7 @@ class DeviceStates:
 
     Attributes:
         name, settings, max_hops: see the arguments.
-        problem: why the source sends nothing; ``None``: it does, or is not connected.
+        subscribing: makes the subscription at the source.
     """
 
     def __init__(
@@ -84,21 +82,14 @@ class DeviceStates:
     ) -> None:
         self.name = name
         self.settings = settings
-        self._gateway = gateway
         self.max_hops = max_hops
-        self.problem: str | None = None
+        self.subscribing = Subscribing(f"devices '{name}'", self._subscribe)
         self._source = instances[settings.source.instance]
         self._target = target = instances[settings.target.instance]
-        self._pattern = ChannelPattern(settings.source.channel)
-        self._template = ChannelTemplate(settings.target.channel)
         is_retained = Features.EXTENSION_RETAIN in target.features
-        #: used on the worker that publishes
-        self._destinations = Destinations(
-            settings.target.model_copy(update={"retain": "always"}) if is_retained else settings.target,
-            gateway,
-            target.publisher,
-            target.features,
-        )
+        kept = settings.target.model_copy(update={"retain": "always"}) if is_retained else settings.target
+        #: finds destinations on the worker that publishes, and values on that of the subscription
+        self._destinations = Destinations(settings.source, kept, gateway, max_hops, target)
         self._lock = threading.Lock()  # guards the following five
         #: the devices by their channels at the target, the one that reported last at the end
         self._known: OrderedDict[str, _Device] = OrderedDict()
@@ -111,7 +102,6 @@ class DeviceStates:
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._registration: HandlerRegistration | None = None
-        self._delays = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)
         self._serial = Serial(self._publish_all, lambda: self._queue)
         #: the last promise, and whether everything is published that was to be before the end
         self._last: Promise[None] | None = None
@@ -119,44 +109,32 @@ class DeviceStates:
 
     def start(self) -> None:
         """Take states, from when the source is connected on."""
-        workers().submit(self._subscribe)
+        self.subscribing.start()
         engine().call(self._arm, self._source.connection_state.value.is_up)
 
     def _subscribe(self) -> None:
         source, features = self.settings.source, self._source.features
-        try:
-            registration = self._source.on(
-                self._pattern.pattern, self._note_device, **with_prefetch(of_source(source, features), source.prefetch)
-            )
-        except ClosedError:
-            return
-        except MessagingError as error:
-            self._subscribe_later(error)
-            return
-        self.problem, self._registration = None, registration
+        self._registration = registration = self._source.on(
+            ChannelPattern(source.channel).pattern,
+            self._note_device,
+            **with_prefetch(of_source(source, features), source.prefetch),
+        )
+        self.subscribing.note_success()
         registration.closed.add_done_callback(self._note_end)
         if self._is_closed:
             registration.close()
 
     def _note_end(self, closed: Promise[None]) -> None:
         error = closed.exception(0)
-        if error is not None and not isinstance(error, ClosedError):
-            self._subscribe_later(error)
-
-    def _subscribe_later(self, error: MessagingError) -> None:
-        """Subscribe again: the broker has refused or ended the subscription."""
-        if not self._is_closed:
-            self.problem, pause = str(error), next(self._delays)
-            logger.error("devices '%s': not subscribed: %s; subscribing again in %.3g s", self.name, error, pause)
-            running = engine()
-            running.call(clock.call_later, running.loop, pause, workers().submit, self._subscribe)
+        if error is not None:
+            self.subscribing.note_failure(error)
 
     # --- states of devices, on a worker thread, one at a time
 
     def _note_device(self, message: Message) -> None:
         context = message.context
         passed = passed_gateways(context.extensions)
-        if self._gateway in passed or len(passed) >= self.max_hops:
+        if self._destinations.is_loop(passed):
             if not self._has_looped:
                 logger.warning(
                     "devices '%s': dropped a state of %r that has passed the gateways %s: there is a loop",
@@ -165,9 +143,9 @@ class DeviceStates:
             self._has_looped = True
             return
         source = context.channel or ""
-        values = {"channel": source, "gateway": self._gateway, **(self._pattern.match(source) or {})}
+        values = self._destinations.values(source)
         try:
-            channel = self._template.render(values)
+            channel = self._destinations.template.render(values)
         except MessagingError as error:
             logger.error("devices '%s': a state of %r is dropped: %s", self.name, source, error)
             return
@@ -309,7 +287,7 @@ class DeviceStates:
         with self._lock:
             if self._is_closed:
                 return
-            self._is_closed = True
+            self._is_closed = self.subscribing.is_stopped = True
             if is_up and not self._is_offline:
                 self._queue.extend((channel, None) for channel in self._known)
             elif not is_up:

@@ -14,7 +14,7 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, ConfigurationError, MessagingError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, counted, did_you_mean, tolerant
-from messaging.execution import Flag, Waiters, clock, seconds
+from messaging.execution import Closeable, Flag, Waiters, clock, seconds
 from messaging.gateway.buffer import ROUTES_FOLDER
 from messaging.gateway.control import ControlServer
 from messaging.gateway.dead_letters import Selection
@@ -29,7 +29,6 @@ from messaging.services.reporting import register_reporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
 
     from messaging.connection import ConnectionState
     from messaging.gateway.control import Calls
@@ -41,7 +40,7 @@ logger = SafeLog(__name__)
 _LOOK: Final = 0.05
 
 
-class Gateway:
+class Gateway(Closeable):
     """Store-and-forward routes between messaging instances, as a configuration describes them. Thread safe.
 
     ::
@@ -181,11 +180,6 @@ class Gateway:
 
     def __enter__(self) -> Self:
         return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _note_state(self, name: str, state: ConnectionState) -> None:
         """Have routes publish when their target is connected. On a worker thread."""

@@ -25,9 +25,9 @@ from messaging.errors import ClosedError, JournalError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Serial, clock, engine
 from messaging.gateway.destinations import MessageTraits, passed_gateways
-from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate, Draft, is_redelivered
-from messaging.gateway.source_subscription import PACKET_ID, SourceSubscription
+from messaging.gateway.pipeline import Draft, is_redelivered
 from messaging.gateway.stored import StoredMessage
+from messaging.gateway.subscriptions import PACKET_ID, SourceSubscription
 from messaging.journal import Record
 from messaging.model import Features, MessageContext, stored_properties
 
@@ -83,36 +83,20 @@ class Rules:
     """How the messages of a route are handled: what a changed configuration replaces. For one thread at a time."""
 
     def __init__(
-        self, name: str, gateway: str, settings: RouteSettings, pipeline: Pipeline, destinations: Destinations,
-        max_hops: int,
+        self, name: str, settings: RouteSettings, pipeline: Pipeline, destinations: Destinations
     ) -> None:  # fmt: skip
         self.name = name
-        self.gateway = gateway
         self.settings = settings
         self.pipeline = pipeline
-        self.max_hops = max_hops
+        self.destinations = destinations
         #: whether messages are held for a time
         self.has_timers = self.holds_messages(settings)
-        self._destinations = destinations
-        self._pattern = ChannelPattern(settings.source.channel)
-        self._template = ChannelTemplate(settings.target.channel)
-        self._captures: BoundedCache[str, Mapping[str, str]] = BoundedCache(_CACHED)
         self._direct: BoundedCache[tuple[Any, ...], Destination] = BoundedCache(_CACHED)
 
     @staticmethod
     def holds_messages(settings: RouteSettings) -> bool:
         """Return whether the pipeline of a route holds messages for a time."""
         return settings.batch is not None or (settings.sample is not None and settings.sample.keep == "last")
-
-    def captures(self, channel: str) -> Mapping[str, str]:
-        """Return the values for templates: the captures, ``channel`` and ``gateway``."""
-        found = self._captures.get(channel)
-        if found is None:
-            captured = self._pattern.match(channel) or {}
-            found = self._captures[channel] = MappingProxyType(
-                {"channel": channel, "gateway": self.gateway, **captured}
-            )
-        return found
 
     def direct(self, context: MessageContext, extensions: Mapping[str, Any]) -> Destination:
         """Return the destination of a message that the pipeline leaves as it is."""
@@ -129,8 +113,10 @@ class Rules:
         is_plain = not user_headers and context.correlation_id is None
         found = self._direct.get(key) if is_plain else None
         if found is None:
-            values = self.captures(channel)
-            found = self._destinations.find(self._template.render(values), _traits(context, extensions), values)
+            values = self.destinations.values(channel)
+            found = self.destinations.find(
+                self.destinations.template.render(values), _traits(context, extensions), values
+            )
             if is_plain:
                 self._direct[key] = found
         return found
@@ -142,7 +128,7 @@ class Rules:
         made = Draft(
             channel,
             payload,
-            captures=self.captures(channel),
+            captures=self.destinations.values(channel),
             content_type=context.content_type,
             content_encoding=context.content_encoding,
             headers=dict(extensions.get(Features.EXTENSION_HEADERS) or {}),
@@ -174,8 +160,8 @@ class Rules:
 
     def of_draft(self, draft: Draft) -> Destination:
         """Return the destination of a message that has passed the pipeline."""
-        values = {**self.captures(draft.channel), **draft.captures}
-        channel = draft.target or self._template.render(values)
+        values = {**self.destinations.values(draft.channel), **draft.captures}
+        channel = draft.target or self.destinations.template.render(values)
         traits = MessageTraits(
             draft.content_type,
             draft.content_encoding,
@@ -183,7 +169,7 @@ class Rules:
             passed=passed_gateways({Features.EXTENSION_HEADERS: draft.headers}),
             retain=draft.retain,
         )
-        return self._destinations.find(channel, traits, values)
+        return self.destinations.find(channel, traits, values)
 
 
 class RingWatch:
@@ -261,7 +247,7 @@ class RouteIntake:
 
     def pause(self) -> None:
         """Take no more messages. Those that are not stored stay with their broker."""
-        self._is_stopped = self.subscription.is_stopped = True
+        self._is_stopped = self.subscription.subscribing.is_stopped = True
         if self._timer is not None:
             engine().call(self._timer.cancel)
         self._room.wake()
@@ -280,7 +266,7 @@ class RouteIntake:
         extensions = incoming.extensions
         try:
             passed = passed_gateways(extensions)
-            if passed and (rules.gateway in passed or len(passed) >= rules.max_hops):
+            if passed and rules.destinations.is_loop(passed):
                 self._refuse_looped(incoming, passed)
                 return
             if self._ring is not None and self._ring.note(incoming.channel, message.payload, clock.monotonic()):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from messaging.errors import InvalidUrlError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import counted
-from messaging.gateway.pipeline import ChannelPattern
+from messaging.gateway.patterns import ChannelPattern
 from messaging.gateway.settings import GatewaySettings
 from messaging.model import parse_url
 

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import threading
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from reactivex import operators
 
-from messaging.errors import ClosedError, MessagingError, ReplyError
+from messaging.errors import MessagingError, ReplyError
 from messaging.errors.text import SafeLog
-from messaging.execution import Backoff, Promise, clock, engine, workers
+from messaging.execution import Promise
 from messaging.gateway.destinations import Destinations, MessageTraits, passed_gateways
 from messaging.gateway.extensions import of_source, with_prefetch
-from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
+from messaging.gateway.patterns import ChannelPattern
 from messaging.gateway.reports import RequestRouteDTO
+from messaging.gateway.subscriptions import Subscribing
 from messaging.model import Features, Message
 
 if TYPE_CHECKING:
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
     from messaging.replyto import ReplyRegistration
 
 logger = SafeLog(__name__)
-
-#: bounds of the pause before a subscription that failed is made again, seconds
-_SHORTEST_PAUSE: Final = 0.5
-_LONGEST_PAUSE: Final = 60.0
 
 
 class RequestForwarder:
@@ -56,7 +53,7 @@ class RequestForwarder:
 
     Attributes:
         name, settings, max_hops: see the arguments.
-        problem: why the source sends nothing; ``None``: it does, or is not connected.
+        subscribing: registers the handler at the source.
     """
 
     def __init__(
@@ -65,23 +62,14 @@ class RequestForwarder:
         self.name = name
         self.settings = settings
         self.max_hops = max_hops
-        self.problem: str | None = None
-        self._gateway = gateway
+        self.subscribing = Subscribing(f"requests '{name}'", self._register)
         self._source = instances[settings.source.instance]
         self._target = target = instances[settings.target.instance]
-        self._pattern = ChannelPattern(settings.source.channel)
-        self._template = ChannelTemplate(settings.target.channel)
         self._lock = threading.Lock()  # guards the following four
         self._pending = self._answered = self._failed = 0
-        self._destinations = Destinations(settings.target, gateway, target.publisher, target.features)
+        self._destinations = Destinations(settings.source, settings.target, gateway, max_hops, target)
         self._expires = Features.EXTENSION_TIME_TO_LIVE in target.features and settings.target.time_to_live is None
         self._registration: ReplyRegistration | None = None
-        self._delays = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)
-        self._is_closed = False
-
-    def start(self) -> None:
-        """Take requests, from when the source is connected on."""
-        workers().submit(self._register)
 
     def _register(self) -> None:
         source, features = self.settings.source, self._source.features
@@ -90,26 +78,16 @@ class RequestForwarder:
             options = with_prefetch(options, source.prefetch)
         many = self.settings.many
         handler = self._answer_many if many else self._answer
-        try:
-            registration = self._source.reply(
-                self._pattern.pattern, handler, concurrency=self.settings.concurrency, many=many, **options
-            )
-        except ClosedError:
-            return
-        except MessagingError as error:
-            if not self._is_closed:
-                self.problem, pause = str(error), next(self._delays)
-                logger.error("requests '%s': not subscribed: %s; subscribing again in %.3g s", self.name, error, pause)
-                running = engine()
-                running.call(clock.call_later, running.loop, pause, workers().submit, self._register)
-            return
-        self.problem, self._registration = None, registration
-        if self._is_closed:
-            registration.unregister()
+        self._registration = self._source.reply(
+            ChannelPattern(source.channel).pattern, handler, concurrency=self.settings.concurrency, many=many, **options
+        )
+        self.subscribing.note_success()
+        if self.subscribing.is_stopped:
+            self._registration.unregister()
 
     def close(self) -> None:
         """Take no more requests. Those that were taken are answered as their replies come. Idempotent."""
-        self._is_closed = True
+        self.subscribing.is_stopped = True
         if self._registration is not None:
             self._registration.unregister()
 
@@ -124,10 +102,8 @@ class RequestForwarder:
         context = request.context
         extensions = context.extensions
         passed = passed_gateways(extensions)
-        if self._gateway in passed or len(passed) >= self.max_hops:
+        if self._destinations.is_loop(passed):
             raise MessagingError(f"the request has passed the gateways {', '.join(passed)}: there is a loop of routes")
-        channel = context.channel or ""
-        values = {"gateway": self._gateway, "channel": channel, **(self._pattern.match(channel) or {})}
         traits = MessageTraits(
             context.content_type,
             context.content_encoding,
@@ -136,7 +112,8 @@ class RequestForwarder:
             priority=extensions.get(Features.EXTENSION_PRIORITY),
         )
         with self._lock:
-            publishing = self._destinations.find(self._template.render(values), traits, values).publishing
+            values = self._destinations.values(context.channel or "")
+            publishing = self._destinations.find(self._destinations.template.render(values), traits, values).publishing
         timeout = self.settings.timeout
         found: dict[str, Any] = {**publishing.extensions, Features.EXTENSION_TIMEOUT: timeout}
         if self._expires:

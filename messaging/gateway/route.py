@@ -8,7 +8,7 @@ from messaging.errors import ArgumentError, ConfigurationError, DeadlineError, J
 from messaging.errors.text import SafeLog, counted
 from messaging.execution import Waiters, clock, seconds
 from messaging.gateway.buffer import Buffer
-from messaging.gateway.dead_letters import TARGET, Replayed, letters
+from messaging.gateway.dead_letters import TARGET, ReplayResult, letters
 from messaging.gateway.destinations import Destination, Destinations
 from messaging.gateway.drain import Drain
 from messaging.gateway.intake import IntakeCounts, RouteIntake, Rules
@@ -95,13 +95,11 @@ class Route:
             )
         return Rules(
             self.name,
-            self._gateway,
             settings,
             Pipeline.compile(
                 settings, gateway=self._gateway, name=self.name, request_rebirth=self._rebirth_requests(settings)
             ),
-            Destinations(settings.target, self._gateway, target.publisher, target.features),
-            self._max_hops,
+            Destinations(settings.source, settings.target, self._gateway, self._max_hops, target),
         )
 
     def _rebirth_requests(self, settings: RouteSettings) -> Callable[[str, bytes], None]:
@@ -140,7 +138,7 @@ class Route:
         if depth:
             logger.info("route '%s': publishing %s", self.name, counted(depth, "stored message"))
         self.drain.note_target_back()
-        self.intake.subscription.start()
+        self.intake.subscription.subscribing.start()
 
     @property
     def is_drained(self) -> bool:
@@ -184,16 +182,16 @@ class Route:
         waits = after.subscription.excludes(before.subscription)
         if settings.enabled and not waits:
             # the new subscription is made before the old one ends: a message may come twice, and none is missed
-            after.subscription.start()
+            after.subscription.subscribing.start()
         before.pause()
         # what is not acknowledged by then is given back, and would be stored twice
         self.buffer.wait_stored(STORE_TIMEOUT)
         ended = before.subscription.end()
         if settings.enabled and waits:
             if ended is None:
-                after.subscription.start()
+                after.subscription.subscribing.start()
             else:
-                ended.add_done_callback(lambda _: after.subscription.start())
+                ended.add_done_callback(lambda _: after.subscription.subscribing.start())
 
     def remove(self) -> None:
         """End the subscription of a route that is no longer configured; its buffer stays on the disk."""
@@ -222,7 +220,7 @@ class Route:
             logger.warning("route '%s': dropped the oldest of its dead letters", self.name)
         return True
 
-    def replay(self, selection: Selection, rate: float | None = None) -> Replayed:
+    def replay(self, selection: Selection, rate: float | None = None) -> ReplayResult:
         """Run the rest of the route again for dead letters, one after the other, by the present settings.
 
         From any thread; waits for the disk.
@@ -262,7 +260,7 @@ class Route:
                 )
             journal.remove_dead_letters([letter.id])
             done += 1
-        return Replayed(done, failed, reason)
+        return ReplayResult(done, failed, reason)
 
     def _store_again(self, rules: Rules, letter: Letter, token: _ReplayToken) -> None:
         context = restored_context(letter.channel, letter.properties)
@@ -320,6 +318,6 @@ class Route:
         if not self.settings.enabled:
             return []
         held = self.buffer.journal.disk.error
-        found = [self.buffer.problem, self.intake.subscription.problem]
+        found = [self.buffer.problem, self.intake.subscription.subscribing.problem]
         found += [] if held is None else [f"the source is held back: {held}"]
         return [f"route '{self.name}': {each}" for each in found if each is not None]

@@ -54,7 +54,7 @@ class GatewayServices:
         for name, request in settings.requests.items():
             if request.enabled and name not in self.requests:
                 self.requests[name] = RequestForwarder(name, request, self._name, settings.max_hops, instances)
-                self.requests[name].start()
+                self.requests[name].subscribing.start()
         for name, devices in settings.devices.items():
             if name not in self.devices:
                 self.devices[name] = DeviceStates(name, devices, self._name, settings.max_hops, instances)
@@ -133,8 +133,8 @@ class GatewayServices:
     def problems(self) -> list[str]:
         """Return what keeps requests and states of devices from working. From any thread."""
         return [
-            f"{kind} '{each.name}': {each.problem}"
+            f"{kind} '{each.name}': {each.subscribing.problem}"
             for kind, parts in (("requests", self.requests), ("devices", self.devices))
             for each in [*parts.values()]
-            if each.problem is not None
+            if each.subscribing.problem is not None
         ]

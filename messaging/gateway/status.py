@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.errors import MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Serial, clock, engine
-from messaging.gateway.pipeline import ChannelTemplate
+from messaging.gateway.patterns import ChannelTemplate
 from messaging.model import Features
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import messaging
 from messaging import Message
 from messaging.gateway import Gateway, GatewaySettings
 from messaging.gateway import devices as module
-from messaging.gateway.pipeline import ChannelTemplate
+from messaging.gateway.patterns import ChannelTemplate
 from messaging.testing.brokers import Mosquitto, RabbitMQ
 from messaging.testing.proxy import Proxy
 from messaging.testing.waiting import PATIENCE, Recorder, eventually

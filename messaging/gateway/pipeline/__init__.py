@@ -3,7 +3,6 @@
 ::
 
     pipeline     the steps of a route in order
-    patterns     channel patterns with captures, and channels made of captured values
     draft        a message on its way, and the parts that it became
     steps        filters and transforms, Sparkplug B payloads among them
     thinning     deadband and sampling
@@ -14,8 +13,6 @@
 
 from messaging.gateway.pipeline.draft import Draft as Draft
 from messaging.gateway.pipeline.draft import is_redelivered as is_redelivered
-from messaging.gateway.pipeline.patterns import ChannelPattern as ChannelPattern
-from messaging.gateway.pipeline.patterns import ChannelTemplate as ChannelTemplate
 from messaging.gateway.pipeline.pipeline import Passed as Passed
 from messaging.gateway.pipeline.pipeline import Pipeline as Pipeline
 from messaging.gateway.pipeline.pipeline import PipelineError as PipelineError

@@ -6,9 +6,9 @@ import itertools
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from messaging.errors import ConfigurationError, MessagingError
+from messaging.gateway.patterns import GIVEN_NAMES, ChannelPattern, ChannelTemplate
 from messaging.gateway.pipeline.batches import Batcher, compressed
 from messaging.gateway.pipeline.draft import Draft, divide
-from messaging.gateway.pipeline.patterns import GIVEN_NAMES, ChannelPattern, ChannelTemplate
 from messaging.gateway.pipeline.steps import (
     MAX_FAN_OUT,
     SPARKPLUG_NAMES,

@@ -1,4 +1,4 @@
-"""The subscription of a route at its source: made again when the broker refuses or ends it."""
+"""Subscriptions at sources: made again when the broker refuses or ends them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, clock, engine, workers
 from messaging.gateway.extensions import exclude_each_other, is_unacknowledged, of_route, with_prefetch
-from messaging.gateway.pipeline import ChannelPattern
+from messaging.gateway.patterns import ChannelPattern
 from messaging.model import MessageContext
 
 if TYPE_CHECKING:
@@ -26,6 +26,52 @@ _LONGEST_PAUSE: Final = 60.0
 PACKET_ID: Final = "packetId"
 
 
+class Subscribing:
+    """Subscribes on worker threads; again, after growing pauses, when the broker refuses or ends the subscription.
+
+    Thread safe.
+
+    Args:
+        what: the part of the gateway, for the log: "route 'plant'".
+        subscribe: makes the subscription, and calls :meth:`note_success` when it is there.
+
+    Attributes:
+        problem: why the source sends nothing; ``None``: it does, or is not connected.
+        is_stopped: whether no subscription is made any more.
+    """
+
+    def __init__(self, what: str, subscribe: Callable[[], object]) -> None:
+        self._what = what
+        self._subscribe = subscribe
+        self._delays = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)
+        self.problem: str | None = None
+        self.is_stopped = False
+
+    def start(self) -> None:
+        """Subscribe, on a worker thread: it waits for the broker."""
+        if not self.is_stopped:
+            workers().submit(self._attempt)
+
+    def _attempt(self) -> None:
+        try:
+            self._subscribe()
+        except MessagingError as error:
+            self.note_failure(error)
+
+    def note_success(self) -> None:
+        """Note that the subscription is there."""
+        self.problem = None
+        self._delays.reset()
+
+    def note_failure(self, error: Exception) -> None:
+        """Subscribe again later, unless the instance was closed."""
+        if not self.is_stopped and not isinstance(error, ClosedError):
+            self.problem, pause = str(error), next(self._delays)
+            logger.error("%s: not subscribed: %s; subscribing again in %.3g s", self._what, error, pause)
+            running = engine()
+            running.call(clock.call_later, running.loop, pause, self.start)
+
+
 class SourceSubscription:
     """Subscribes to the source of one route. Thread safe.
 
@@ -36,9 +82,8 @@ class SourceSubscription:
         take: gets each message, on a worker thread, one at a time.
 
     Attributes:
-        problem: why the source sends nothing; ``None``: it does.
+        subscribing: makes the subscription.
         is_confirmed: whether the broker has confirmed the subscription.
-        is_stopped: whether no subscription is made any more.
     """
 
     def __init__(self, route: str, settings: RouteSettings, source: Messaging, take: Callable[[Any], object]) -> None:
@@ -47,27 +92,16 @@ class SourceSubscription:
         self._source = source
         self._take = take
         self._pattern = ChannelPattern(settings.source.channel).pattern
-        self.problem: str | None = None
-        self.is_confirmed = self.is_stopped = False
+        self.subscribing = Subscribing(f"route '{route}'", self._subscribe)
+        self.is_confirmed = False
         self._stream: MessageStream[Any] | None = None
-        self._delays = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)
-
-    def start(self) -> None:
-        """Subscribe, on a worker thread: it waits for the broker."""
-        if not self.is_stopped:
-            workers().submit(self._subscribe)
 
     def _subscribe(self) -> None:
-        try:
-            self._stream = stream = self._open()
-            stream.ready.add_done_callback(self._note_ready)
-            stream.subscribe(self._take, self._ended, None)
-            if self.is_stopped:
-                stream.close()
-        except ClosedError:
-            return
-        except MessagingError as error:
-            self._ended(error)
+        self._stream = stream = self._open()
+        stream.ready.add_done_callback(self._note_ready)
+        stream.subscribe(self._take, self._ended, None)
+        if self.subscribing.is_stopped:
+            stream.close()
 
     def _extensions(self) -> dict[str, Any]:
         """Return the subscription options, by the present features of the source: the next broker may have others."""
@@ -95,19 +129,11 @@ class SourceSubscription:
     def _note_ready(self, ready: Promise[None]) -> None:
         if ready.exception(0) is None:
             self.is_confirmed = True
-            self.problem = None
-            self._delays.reset()
+            self.subscribing.note_success()
 
     def _ended(self, error: Exception) -> None:
-        """Subscribe again: the broker has refused or ended the subscription."""
-        if self.is_stopped:
-            return
         self.is_confirmed = False
-        pause = next(self._delays)
-        logger.error("route '%s': %s; subscribing again in %.3g s", self._route, error, pause)
-        self.problem = str(error)
-        running = engine()
-        running.call(clock.call_later, running.loop, pause, self.start)
+        self.subscribing.note_failure(error)
 
     def excludes(self, other: SourceSubscription) -> bool:
         """Return whether the source refuses a subscription while it has ``other``."""
@@ -119,5 +145,5 @@ class SourceSubscription:
 
     def end(self) -> Promise[None] | None:
         """End the subscription at the broker, and subscribe no more. Return the end of the stream if there is one."""
-        self.is_stopped = True
+        self.subscribing.is_stopped = True
         return None if self._stream is None else self._stream.close()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.errors import InvalidChannelError
-from messaging.gateway.pipeline import ChannelPattern, ChannelTemplate
+from messaging.gateway.patterns import ChannelPattern, ChannelTemplate
 from messaging.testing.tables import table
 
 
