@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import LargeBinary, and_, cast, delete, exists, func, inspect, or_, select, text, union_all, update
 
 from messaging.errors import ConfigurationError
-from messaging.execution import clock
+from messaging.execution import clock, jitter
 from messaging.outbox.sql.connections import database_now, refuse_autocommit
 from messaging.outbox.sql.tables import BUCKETS, DEAD, PENDING, SENT, OutboxTables, has_trigger, prepare, trigger_name
 
@@ -27,6 +27,39 @@ if TYPE_CHECKING:
 #: buckets of one claim: a second relay finds others to claim
 _AT_ONCE: Final = BUCKETS // 4
 _MAX_ERROR: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPolicy:
+    """How rows are claimed, published, tried again and kept.
+
+    Attributes:
+        confirm_timeout: seconds until the broker must have confirmed a message.
+        in_flight_per_key: unconfirmed messages of a key at a time.
+        max_attempts: refusals after which a row is dead.
+        shortest, longest: bounds of the pause of a key after a refusal, seconds.
+        lease, poll_interval, retention: as of the relay, seconds.
+        batch: most rows of a claim.
+        batch_bytes: most bytes of their payloads; a larger row is fetched alone.
+    """
+
+    confirm_timeout: float
+    in_flight_per_key: int
+    max_attempts: int
+    shortest: float
+    longest: float
+    lease: float
+    poll_interval: float
+    retention: float
+    batch: int
+    batch_bytes: int
+
+    def retry_in(self, attempts: int) -> float | None:
+        """Return the seconds until the next attempt after so many refusals, or ``None`` if there is none."""
+        if attempts >= self.max_attempts:
+            return None
+        longest = min(self.longest, self.shortest * 2.0 ** min(attempts - 1, 60))
+        return jitter(longest / 2, longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +113,13 @@ class Claims:
     Args:
         tables: the tables.
         owner: identifies the relay among all that share the tables.
-        lease: seconds.
-        batch: most rows of a claim.
-        batch_bytes: most bytes of their payloads; a larger row is fetched alone.
-        longest_pause: of a key after a refusal, seconds.
-        keep_sent: whether sent rows are marked rather than deleted.
+        policy: of the relay.
     """
 
-    def __init__(
-        self,
-        tables: OutboxTables,
-        owner: str,
-        *,
-        lease: float,
-        batch: int,
-        batch_bytes: int,
-        longest_pause: float,
-        keep_sent: bool,
-    ) -> None:
+    def __init__(self, tables: OutboxTables, owner: str, policy: RelayPolicy) -> None:
         self._tables = tables
         self._owner = owner
-        self._lease = lease
-        self._batch = batch
-        self._batch_bytes = batch_bytes
-        self._longest_pause = longest_pause
-        self._keep_sent = keep_sent
+        self.policy = policy
 
     def check(self, connection: Connection) -> None:
         """Refuse a database without the tables.
@@ -158,18 +173,18 @@ class Claims:
         claimed = connection.execute(
             update(lease)
             .where(lease.c.bucket.in_(candidates), is_free)  # SQLite locks no rows
-            .values(owner=self._owner, until=now + timedelta(seconds=self._lease))
+            .values(owner=self._owner, until=now + timedelta(seconds=self.policy.lease))
             .returning(lease.c.bucket)
         )
         buckets = sorted(claimed.scalars())
         rows = self._fetch(connection, buckets, now) if buckets else []
         if not rows:
             self.release(connection, buckets)
-        return Claim(buckets if rows else (), rows, began + self._lease, is_full=len(candidates) == _AT_ONCE)
+        return Claim(buckets if rows else (), rows, began + self.policy.lease, is_full=len(candidates) == _AT_ONCE)
 
     def _is_waiting(self, outbox: Any, now: datetime) -> ColumnElement[bool]:
         """Return whether a row waits for its retry; not for longer than a pause lasts: the clock was set back since."""
-        retry_at, latest = outbox.c.retry_at, now + timedelta(seconds=self._longest_pause)
+        retry_at, latest = outbox.c.retry_at, now + timedelta(seconds=self.policy.longest)
         return and_(retry_at.is_not(None), retry_at > now, retry_at <= latest)
 
     def _fetch(self, connection: Connection, buckets: Sequence[int], now: datetime) -> list[Row]:
@@ -182,7 +197,7 @@ class Claims:
         # mostly no key waits, and a look at each row is half the cost of the statement
         ready = [~waits] if connection.execute(select(any_waits)).scalar_one() else []
         # more than an even share, for buckets with few rows beside buckets with many
-        limit = min(self._batch, -(-4 * self._batch // len(buckets)))
+        limit = min(self.policy.batch, -(-4 * self.policy.batch // len(buckets)))
         # the first rows of each bucket are at the begin of a range of the index; sorting all pending rows is slow
         first = [
             select(
@@ -195,7 +210,7 @@ class Claims:
             for bucket in buckets
         ]
         merged = union_all(*first).subquery()
-        chosen = select(merged.c.id, merged.c.place).order_by(merged.c.place).limit(self._batch).subquery()
+        chosen = select(merged.c.id, merged.c.place).order_by(merged.c.place).limit(self.policy.batch).subquery()
         size: ColumnElement[int] = func.length(outbox.c.payload)
         # SQLite keeps text as text in a column of bytes: a row that another program wrote
         payload = cast(outbox.c.payload, LargeBinary).label("payload")
@@ -215,7 +230,7 @@ class Claims:
         )
         wanted = (
             select(*[sized.c[column.name] for column in columns])
-            .where((sized.c.total <= self._batch_bytes) | (sized.c.total == sized.c.size))
+            .where((sized.c.total <= self.policy.batch_bytes) | (sized.c.total == sized.c.size))
             .order_by(sized.c.place)
         )
         return [Row(each[0], each[1], each[2], each[3], bytes(each[4]), each[5], each[6])
@@ -227,7 +242,7 @@ class Claims:
         done = connection.execute(
             update(lease)
             .where(lease.c.bucket.in_(buckets), lease.c.owner == self._owner)
-            .values(until=database_now(connection) + timedelta(seconds=self._lease))
+            .values(until=database_now(connection) + timedelta(seconds=self.policy.lease))
         )
         return done.rowcount
 
@@ -237,7 +252,7 @@ class Claims:
         """Delete or mark the sent rows, note the refusals, and give the buckets back."""
         outbox = self._tables.outbox
         now = database_now(connection)
-        if sent and self._keep_sent:
+        if sent and self.policy.retention:
             connection.execute(
                 update(outbox).where(outbox.c.id.in_(sent)).values(state=SENT, settled_at=now, retry_at=None)
             )

@@ -27,7 +27,7 @@ from messaging.errors import (
     UnsupportedFeatureError,
 )
 from messaging.errors.text import SafeLog, printable
-from messaging.execution import Backoff, clock, jitter
+from messaging.execution import Backoff, clock
 from messaging.model import Features, Message, MessageContext, restored_context
 from messaging.outbox.sql.claims import Refusal, Row
 from messaging.outbox.sql.tables import bucket_of
@@ -35,7 +35,7 @@ from messaging.outbox.sql.tables import bucket_of
 if TYPE_CHECKING:
     from messaging.execution import Promise
     from messaging.instance import Messaging
-    from messaging.outbox.sql.claims import Claim, Claims
+    from messaging.outbox.sql.claims import Claim, Claims, RelayPolicy
     from messaging.outbox.sql.database import SqlDatabase
 
 logger = SafeLog(__name__)
@@ -81,35 +81,6 @@ class Delivered:
         taken = self.sent, self.refused
         self.sent, self.refused = [], []
         return taken
-
-
-@dataclass(frozen=True, slots=True)
-class RelayPolicy:
-    """How rows are claimed, published, tried again and kept.
-
-    Attributes:
-        confirm_timeout: seconds until the broker must have confirmed a message.
-        in_flight_per_key: unconfirmed messages of a key at a time.
-        max_attempts: refusals after which a row is dead.
-        shortest, longest: bounds of the pause of a key after a refusal, seconds.
-        lease, poll_interval, retention: as of the relay, seconds.
-    """
-
-    confirm_timeout: float
-    in_flight_per_key: int
-    max_attempts: int
-    shortest: float
-    longest: float
-    lease: float
-    poll_interval: float
-    retention: float
-
-    def retry_in(self, attempts: int) -> float | None:
-        """Return the seconds until the next attempt after so many refusals, or ``None`` if there is none."""
-        if attempts >= self.max_attempts:
-            return None
-        longest = min(self.longest, self.shortest * 2.0 ** min(attempts - 1, 60))
-        return jitter(longest / 2, longest)
 
 
 class RowDelivery:
@@ -283,17 +254,13 @@ class ClaimHandling:
         database: of the outbox.
         claims: the statements.
         delivery: publishes rows.
-        lease: seconds.
     """
 
-    def __init__(
-        self, state: RunState, database: SqlDatabase, claims: Claims, delivery: RowDelivery, lease: float
-    ) -> None:
+    def __init__(self, state: RunState, database: SqlDatabase, claims: Claims, delivery: RowDelivery) -> None:
         self._state = state
         self._database = database
         self._claims = claims
         self._delivery = delivery
-        self._lease = lease
         #: claims that wait for slow keys
         self._slow: set[asyncio.Task[None]] = set()
 
@@ -397,14 +364,14 @@ class ClaimHandling:
     async def _renew(self, claim: Claim) -> None:
         """Renew the lease of a claim in time; end the claim if another relay has taken a bucket over."""
         while True:
-            await clock.sleep(self._lease / 3)
+            await clock.sleep(self._claims.policy.lease / 3)
             began, buckets = clock.monotonic(), claim.buckets
             try:
                 kept = await self._database.run(partial(self._claims.renew, buckets=buckets))
             except DatabaseError:  # the lease runs out meanwhile
                 continue
             if kept >= len(buckets):
-                claim.until = began + self._lease
+                claim.until = began + self._claims.policy.lease
             elif claim.buckets is buckets:  # not given back meanwhile
                 claim.until = 0.0
                 logger.warning("outbox relay '%s': lost its lease; publishing no more of this claim", self._state.name)

@@ -17,9 +17,9 @@ from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Flag, clock, refuse_in_loop, seconds, start_thread
 from messaging.instance import Messaging
 from messaging.model import check_text
-from messaging.outbox.sql.claims import Claims
+from messaging.outbox.sql.claims import Claims, RelayPolicy
 from messaging.outbox.sql.database import SqlDatabase
-from messaging.outbox.sql.delivery import RelayPolicy, RunState
+from messaging.outbox.sql.delivery import RunState
 from messaging.outbox.sql.running import RelayRun
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables
 
@@ -132,14 +132,12 @@ class Relay:
         self._given = messaging
         if not 0 <= seconds(retention, "retention") < _MOST_SECONDS:
             raise ArgumentError("retention must be a number of seconds, 0 or more")
-        self._policy = policy = RelayPolicy(
+        policy = RelayPolicy(
             _duration("confirm_timeout", confirm_timeout), in_flight_per_key, max_attempts, shortest, longest,
-            _duration("lease", lease), _duration("poll_interval", poll_interval), seconds(retention),
+            _duration("lease", lease), _duration("poll_interval", poll_interval), seconds(retention), batch,
+            batch_bytes,
         )  # fmt: skip
-        self._claims = Claims(
-            tables, owner, lease=policy.lease, batch=batch, batch_bytes=batch_bytes, longest_pause=longest,
-            keep_sent=policy.retention > 0,
-        )  # fmt: skip
+        self._claims = Claims(tables, owner, policy)
         self._database = SqlDatabase(database, is_bounded=True)
         self._run: RelayRun | None = None
         self._thread_ended: Flag | None = None
@@ -233,7 +231,7 @@ class Relay:
     def _stop_thread(self, timeout: float | None) -> None:
         if (run := self._run) is None or self._thread_ended is None:
             return
-        patience = self._policy.confirm_timeout + _GRACE if timeout is None else seconds(timeout)
+        patience = self._claims.policy.confirm_timeout + _GRACE if timeout is None else seconds(timeout)
         run.call(run.stop)
         if not self._thread_ended.wait(patience):
             run.call(run.cancel)
@@ -289,7 +287,7 @@ class Relay:
             raise ClosedError(f"outbox relay '{self.name}': a relay starts once; make a new one")
         self._is_used = True
         state = RunState(self.name, self._count, until_idle=until_idle)
-        self._run = run = RelayRun(state, self._database, self._given, self._tables, self._claims, self._policy)
+        self._run = run = RelayRun(state, self._database, self._given, self._tables, self._claims)
         return run
 
     def _count(self, **more: int) -> None:
@@ -325,7 +323,7 @@ class Relay:
         if (task := self._task) is None:
             await asyncio.to_thread(self._stop_thread, timeout)
             return
-        patience = self._policy.confirm_timeout + _GRACE if timeout is None else seconds(timeout)
+        patience = self._claims.policy.confirm_timeout + _GRACE if timeout is None else seconds(timeout)
         run.stop()
         done, _ = await clock.wait((task,), timeout=patience)
         if not done:

@@ -16,7 +16,7 @@ from messaging.execution import Backoff, clock, on_worker
 from messaging.instance import Messaging, connect
 from messaging.outbox.sql.administration import delete_sent_rows
 from messaging.outbox.sql.database import describe
-from messaging.outbox.sql.delivery import ClaimHandling, RelayPolicy, RowDelivery, RunState, wait_until
+from messaging.outbox.sql.delivery import ClaimHandling, RowDelivery, RunState, wait_until
 
 if TYPE_CHECKING:
     from messaging.outbox.sql.claims import Claims
@@ -49,7 +49,6 @@ class RelayRun:
         messaging: URL of the broker, or an instance.
         tables: of the outbox.
         claims: the statements.
-        policy: of the relay.
     """
 
     def __init__(
@@ -59,14 +58,13 @@ class RelayRun:
         messaging: str | Messaging,
         tables: OutboxTables,
         claims: Claims,
-        policy: RelayPolicy,
     ) -> None:
         self._state = state
         self._database = database
         self._messaging = messaging
         self._tables = tables
         self._claims = claims
-        self._policy = policy
+        self._policy = claims.policy
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self.woken = asyncio.Event()
@@ -173,7 +171,7 @@ class RelayRun:
 
     async def _relay(self, instance: Messaging) -> None:
         delivery = RowDelivery(instance, self._policy)
-        handling = ClaimHandling(self._state, self._database, self._claims, delivery, self._policy.lease)
+        handling = ClaimHandling(self._state, self._database, self._claims, delivery)
         empty = 0
         try:
             while not self._state.is_stopping:
