@@ -6,11 +6,10 @@ aliases, checks sequence numbers, asks for rebirths, and marks metrics stale. Se
 ::
 
     datatypes     data types, and their values on the wire
-    model         payloads as values
+    model         payloads as values, and what a birth defines
     schema        the protobuf messages
     payloads      bytes to payloads, and back
     topics        topics of Sparkplug B
-    definitions   what a birth defines
     readings      metrics with their origin and quality
     decoder       the state of edge nodes
 

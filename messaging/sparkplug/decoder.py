@@ -20,8 +20,7 @@ from messaging.errors.checks import plain_function
 from messaging.errors.text import SafeLog
 from messaging.execution import clock, seconds
 from messaging.sparkplug.datatypes import DataType
-from messaging.sparkplug.definitions import Definitions
-from messaging.sparkplug.model import Metric, Payload, Template
+from messaging.sparkplug.model import Definitions, Metric, Payload, Template
 from messaging.sparkplug.payloads import decode, encode
 from messaging.sparkplug.readings import STALE, Reading, quality_of
 from messaging.sparkplug.topics import MessageType, Topic

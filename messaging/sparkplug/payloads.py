@@ -31,7 +31,7 @@ from messaging.sparkplug.model import DataSet, MetaData, Metric, Parameter, Payl
 from messaging.sparkplug.schema import PayloadMessage
 
 if TYPE_CHECKING:
-    from messaging.sparkplug.definitions import Definitions
+    from messaging.sparkplug.model import Definitions
 
 MAX_PAYLOAD: Final = 4 * 2**20
 MAX_VALUES: Final = 500_000
@@ -40,9 +40,6 @@ MAX_DEPTH: Final = 16
 _COMPRESSED: Final = "SPBV1.0_COMPRESSED"
 _COMPRESSIONS: Final = {"GZIP": "gzip", "DEFLATE": "zlib"}
 _PROPERTY: Final = BASIC | {DataType.PropertySet, DataType.PropertySetList}
-_METADATA: Final = (
-    "is_multi_part", "content_type", "size", "seq", "file_name", "file_type", "md5", "description",
-)  # fmt: skip
 #: a date that is null, as Eclipse Tahu writes it in data sets
 _NO_DATE: Final = -(2**63)
 _MAX_UINT64: Final = 2**64 - 1
@@ -66,7 +63,7 @@ def decode(payload: bytes, definitions: Definitions | None = None) -> Payload:
     message = _parse(payload)
     if message.HasField("uuid") and message.uuid == _COMPRESSED:
         message = _parse(_decompressed(message))
-    return _Reader().payload(message, definitions)
+    return _PayloadReader().payload(message, definitions)
 
 
 def _parse(payload: bytes) -> Any:
@@ -93,7 +90,7 @@ def _decompressed(message: Any) -> bytes:
     return decompress(body, Encodings(None, (_COMPRESSIONS[algorithm],)), MAX_PAYLOAD)
 
 
-class _Reader:
+class _PayloadReader:
     """Reads one payload, and counts its values."""
 
     def __init__(self) -> None:
@@ -241,7 +238,7 @@ def _check_depth(depth: int, kind: type[MessagingError]) -> None:
 
 
 def _read_metadata(message: Any) -> MetaData:
-    found = {name: getattr(message, name) for name in _METADATA if message.HasField(name)}
+    found = {name: getattr(message, name) for name in MetaData.__slots__ if message.HasField(name)}
     for each in found.values():
         if isinstance(each, bytes):
             read_text(each)
@@ -364,7 +361,7 @@ def _write_metadata(message: Any, metadata: Any) -> None:
     if not isinstance(metadata, MetaData):
         raise EncodeError(f"metadata must be a MetaData, not {type(metadata).__name__}")
     message.SetInParent()
-    for name in _METADATA:
+    for name in MetaData.__slots__:
         value = getattr(metadata, name)
         if value is None:
             continue
