@@ -30,7 +30,7 @@ from messaging.gateway.extensions import (
     refusals,
 )
 from messaging.gateway.instances import UnconnectedInstance, check_folder, check_instances
-from messaging.gateway.patterns import ChannelPattern, ChannelTemplate
+from messaging.gateway.patterns import GIVEN_NAMES, ChannelPattern, ChannelTemplate
 from messaging.gateway.pipeline import Pipeline
 from messaging.gateway.pipeline.steps import SPARKPLUG_NAMES, condition, template_names, transform
 from messaging.gateway.problems import Finding, KeyPath, Problem, Problems, error, warning
@@ -41,10 +41,6 @@ from messaging.observability.monitor.publisher import checked_channel, checked_i
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
-
-
-#: names that templates have beside the captures
-_GIVEN: Final = frozenset({"channel", "gateway"})
 
 
 def check(settings: GatewaySettings) -> list[Problem]:
@@ -191,12 +187,12 @@ class _Section:
         if self.pattern is None:
             return
         captures = self.pattern.names
-        names = captures | _GIVEN
+        names = captures | GIVEN_NAMES
         if any(each.sparkplug for each in getattr(self.settings, "transform", ())):
             names |= SPARKPLUG_NAMES
         for name in sorted(set(wanted) - names):
             hint = did_you_mean(name, names) or "the pattern of the source has " + (
-                ", ".join(f"{{{each}}}" for each in sorted(names - _GIVEN)) or "no captures"
+                ", ".join(f"{{{each}}}" for each in sorted(names - GIVEN_NAMES)) or "no captures"
             )
             yield error(path, f"there is no capture {{{name}}}; {hint}")
 
@@ -209,20 +205,16 @@ def _instances(part: _Section) -> Iterator[Finding]:
     yield from part.checked.unknown_instance(part.settings.target.instance, "to")
 
 
-def _source_channel(part: _Section) -> Iterator[Finding]:
-    try:
-        ChannelPattern(part.settings.source.channel)
-    except ArgumentError as wrong:
-        yield error(("from", "channel"), str(wrong))
-
-
-def _target_channel(part: _Section) -> Iterator[Finding]:
-    try:
-        template = ChannelTemplate(part.settings.target.channel)
-    except ArgumentError as wrong:
-        yield error(("to", "channel"), str(wrong))
-    else:
-        yield from part.unknown_names(template.names, "to", "channel")
+def _both_channels(part: _Section) -> Iterator[Finding]:
+    for where, side, kind in (
+        ("from", part.settings.source, ChannelPattern), ("to", part.settings.target, ChannelTemplate)
+    ):  # fmt: skip
+        try:
+            kind(side.channel)
+        except ArgumentError as wrong:
+            yield error((where, "channel"), str(wrong))
+    if part.template is not None:
+        yield from part.unknown_names(part.template.names, "to", "channel")
 
 
 def _headers(part: _Section) -> Iterator[Finding]:
@@ -553,7 +545,7 @@ _SectionRule = Callable[[_Section], Iterator[Finding]]
 
 #: of every source and target
 PART_RULES: Final[tuple[_SectionRule, ...]] = (
-    _instances, _source_channel, _target_channel, _headers, _features, _content_type, _extensions, _options,
+    _instances, _both_channels, _headers, _features, _content_type, _extensions, _options,
 )  # fmt: skip
 ROUTE_RULES: Final[tuple[_SectionRule, ...]] = (
     _key, _compress, _steps, _retain, _unconfirmed_target, _unconfirmed_source, _buffer,
