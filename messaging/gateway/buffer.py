@@ -66,14 +66,14 @@ class Buffer:
     def __init__(self, name: str, path: Path, settings: BufferSettings, wake: Callable[[], object]) -> None:
         self._name = name
         self._wake = wake
-        self.is_dropping_newest = settings.full == "drop_newest"
-        self.max_dead_letters = settings.max_dead_letters
+        self._is_dropping_newest = settings.full == "drop_newest"
+        self._max_dead_letters = settings.max_dead_letters
         self.journal = Journal.open(
             path,
             fsync=settings.fsync,
             max_bytes=settings.max_bytes,
             max_age=settings.max_age,
-            full="reject" if self.is_dropping_newest else settings.full,  # type: ignore[arg-type]
+            full="reject" if self._is_dropping_newest else settings.full,  # type: ignore[arg-type]
             full_disk="block",
             lock_timeout=5.0,
             option="data",
@@ -130,7 +130,7 @@ class Buffer:
             self._wake()
         elif isinstance(error, ClosedError) or self._is_closed:  # its broker delivers it again
             self._end(stored)
-        elif self.is_dropping_newest and isinstance(error, JournalFullError):
+        elif self._is_dropping_newest and isinstance(error, JournalFullError):
             self._end(stored, dropped=1)
         else:
             if self.problem is None:
@@ -233,6 +233,14 @@ class Buffer:
         stored = StoredMessage(record.payload, destination, record.message_id or "", offset=record.offset)
         stored.timestamp = record.timestamp
         return stored
+
+    # --- dead letters
+
+    def add_dead_letter(self, record: Record, reason: MessagingError) -> None:
+        """Keep a message that cannot be handled, and drop the oldest one beyond the bound. Raises ``JournalError``."""
+        text = f"{type(reason).__name__}: {reason}"
+        if self.journal.add_dead_letter(record, text, most=self._max_dead_letters):
+            logger.warning("route '%s': dropped the oldest of its dead letters", self._name)
 
     # --- the end
 

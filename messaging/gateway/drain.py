@@ -221,7 +221,7 @@ class Drain:
         priority: int,
         in_flight: int,
         rate: RateSettings | None,
-        dead_letter: Callable[[StoredMessage, str], bool],
+        dead_letter: Callable[[StoredMessage, MessagingError], bool],
     ) -> None:
         self.name = name
         self.priority = priority
@@ -267,11 +267,6 @@ class Drain:
         """Publish nothing more. Messages in flight are settled as their outcomes arrive."""
         self._is_stopped = True
         self.wake()  # it must not wait for places any more: routes of lower priority would wait for it
-
-    def resume(self) -> None:
-        """Publish again, after :meth:`stop`."""
-        self._is_stopped = False
-        self.wake()
 
     @property
     def is_idle(self) -> bool:
@@ -368,7 +363,7 @@ class Drain:
             if isinstance(error, PublishRefusedError):
                 stored.attempts += 1
             is_dead = isinstance(error, _PERMANENT) or stored.attempts >= ATTEMPTS
-            if is_dead and self._dead_letter(stored, f"{type(error).__name__}: {error}"):
+            if is_dead and self._dead_letter(stored, error):
                 self._queue.settle(stored.offset, len(stored.payload))
                 continue
             again.append(stored)

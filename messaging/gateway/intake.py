@@ -359,12 +359,7 @@ class RouteIntake:
         is_reported = False
         while not self._is_stopped:
             try:
-                buffer = self._buffer
-                dropped = buffer.journal.add_dead_letter(
-                    record, f"{type(error).__name__}: {error}", most=buffer.max_dead_letters
-                )
-                if dropped:
-                    logger.warning("route '%s': dropped the oldest of its dead letters", self.rules.name)
+                self._buffer.add_dead_letter(record, error)
                 context.settle(True)
                 return
             except JournalError as failure:

@@ -201,7 +201,7 @@ class Route:
 
     # --- dead letters
 
-    def _keep_dead_letter(self, stored: StoredMessage, reason: str) -> bool:
+    def _keep_dead_letter(self, stored: StoredMessage, reason: MessagingError) -> bool:
         """Keep a message that cannot be published; return whether it is kept. On the worker of the drain."""
         destination = stored.destination
         record = Record(
@@ -209,15 +209,13 @@ class Route:
             destination.properties, stored.message_id,
         )  # fmt: skip
         try:
-            dropped = self.buffer.journal.add_dead_letter(record, reason, most=self.buffer.max_dead_letters)
+            self.buffer.add_dead_letter(record, reason)
         except MessagingError as error:
             logger.error("route '%s': a dead letter is not kept: %s; trying again", self.name, error)
             return False
         self._counts.failed += 1
-        logger.error("route '%s': message %s to %r is a dead letter: %s", self.name, stored.message_id,
-                     destination.channel, reason)  # fmt: skip
-        if dropped:
-            logger.warning("route '%s': dropped the oldest of its dead letters", self.name)
+        logger.error("route '%s': message %s to %r is a dead letter: %s: %s", self.name, stored.message_id,
+                     destination.channel, type(reason).__name__, reason)  # fmt: skip
         return True
 
     def replay(self, selection: Selection, rate: float | None = None) -> ReplayResult:
