@@ -4,7 +4,7 @@ This module has the only fork handler of the project. In the child it releases t
 :data:`generation`, and calls the resets in the order in which they were added. The late resets follow: they may run
 code of the application.
 
-Imports nothing of this project.
+May import: ``environment.signals``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final, Protocol, TypeVar, cast
 from weakref import WeakSet
+
+from messaging.environment.signals import attempt
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -115,10 +117,9 @@ def per_process(make: Callable[[], T]) -> PerProcess[T]:
 
 
 def _attempt(reset: Callable[[], object]) -> None:
-    try:
-        reset()
-    except BaseException:  # the other resets have to be called all the same
-        logging.getLogger(__name__).exception("%r failed in a forked child", reset)
+    error = attempt(reset)
+    if error is not None:  # the other resets have to be called all the same
+        logging.getLogger(__name__).error("%r failed in a forked child", reset, exc_info=error)
 
 
 def _after_fork() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from messaging.environment.signals import on_failure
 from messaging.execution.clock import clock
 
 if TYPE_CHECKING:
@@ -63,13 +64,10 @@ class Deadlines:
         :meth:`watch` or :meth:`start` watches it, at the interval of the usual timeout.
         """
         if timeout < self._shortest or not self.is_watching:
-            try:
+            with on_failure(setattr, self, "is_watching", False):  # the next entry starts the timer
                 self._shortest = min(timeout, self._shortest)
                 self.is_watching = True
                 self._engine.call(self.start)
-            except BaseException:  # an interrupt: the next entry starts the timer
-                self.is_watching = False
-                raise
 
     def start(self) -> None:
         """Start the timer, or bring it forward if a shorter timeout was announced. On the loop."""

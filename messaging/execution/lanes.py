@@ -25,11 +25,10 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from inspect import CORO_CREATED, getcoroutinestate
-from itertools import repeat
-from operator import methodcaller
 from typing import Any, Final, Protocol, cast
 
 from messaging.environment.forks import LiveObjects
+from messaging.environment.signals import attempt, taking
 from messaging.errors.text import SafeLog
 from messaging.execution.mailboxes import after_cancelled, mailbox
 from messaging.execution.waiting import Waiters, may_block
@@ -132,10 +131,9 @@ class _Barrier:
             reached = self._once.pop()
         except IndexError:
             return
-        try:
-            reached()
-        except BaseException:
-            logger.exception("the callback after an event raised")
+        error = attempt(reached)
+        if error is not None:
+            logger.error("the callback after an event raised", exc_info=error)
 
 
 class _Room(Waiters):
@@ -255,26 +253,19 @@ class Lane(abc.ABC):
         return len(self._items) < self._room.limit or self._room.wait()
 
     def put(self, item: Any) -> None:
-        """Enqueue ``item`` for the receiver, in FIFO order. Takes no lock unless the lane was idle."""
-        try:
-            self._items.append(item)
-            if not self.is_scheduled:
-                self._wake()
-        except BaseException:  # an interrupt, perhaps before the lane was scheduled: the item is delivered all the same
-            if self._items and not self.is_scheduled:
-                self._wake()
-            raise
+        """Enqueue ``item`` for the receiver, in FIFO order. Takes no lock unless the lane was idle.
+
+        If an interrupt ends this call, the item is delivered at the latest with the next one.
+        """
+        self._items.append(item)
+        if not self.is_scheduled:
+            self._wake()
 
     def put_all(self, items: list[Any]) -> None:
         """Enqueue several items; no item of another thread comes between them."""
-        try:
-            self._items.extend(items)  # in one step, with the interpreter's lock
-            if not self.is_scheduled:
-                self._wake()
-        except BaseException:  # as in put()
-            if self._items and not self.is_scheduled:
-                self._wake()
-            raise
+        self._items.extend(items)  # in one step, with the interpreter's lock
+        if not self.is_scheduled:
+            self._wake()
 
     def put_newest(self, item: Any) -> None:
         """Enqueue an item without waiting; a full lane drops its oldest item. Not from several threads at once."""
@@ -572,14 +563,13 @@ class LaneTask:
         self._task.add_done_callback(self._ended)
 
     async def _run(self) -> None:
-        # takes and assigns an item in one step, so that no interrupt of the loop's thread comes between
-        taking = map(methodcaller("popleft"), repeat(self._lane._items))
+        items = taking(self._lane._items)
         receive, progress, room = self._receive, self.progress, self._lane._room
         count = 0
         while True:
             if self._taken is _NO_ITEM:
                 try:
-                    for self._taken in taking:
+                    for self._taken in items:
                         break
                 except IndexError:
                     return

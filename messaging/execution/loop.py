@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 
 from messaging.environment import forks
 from messaging.environment.forks import per_process
+from messaging.environment.signals import attempt
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution.clock import clock
@@ -135,7 +136,7 @@ class Engine:
             except asyncio.CancelledError:
                 promise.reject(MessagingError(f"{what} was cancelled"))
                 raise
-            except BaseException as error:
+            except Exception as error:
                 promise.reject(MessagingError(f"{what} failed: {type(error).__name__}"), error)
                 raise
 
@@ -199,9 +200,8 @@ def on_worker(function: Callable[[], T]) -> asyncio.Future[T]:
 
     def work() -> None:
         finished: concurrent.futures.Future[T] = concurrent.futures.Future()
-        try:
-            finished.set_result(function())
-        except BaseException as error:  # noqa: BLE001  # for the caller
+        error = attempt(lambda: finished.set_result(function()))
+        if error is not None:
             finished.set_exception(error)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, finished)

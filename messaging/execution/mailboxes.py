@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from messaging.environment.forks import in_child
+from messaging.environment.signals import WakeUp
 from messaging.execution.clock import clock
 
 #: number of pending callbacks, less one, after which a mailbox wakes its loop again: a power of two, less one
@@ -27,13 +28,13 @@ class Mailbox:
     ``call_soon_threadsafe`` costs microseconds and a system call, an append to a deque neither.
     """
 
-    __slots__ = ("_loop", "_pending", "_retried", "_scheduled")
+    __slots__ = ("_loop", "_pending", "_retried", "_wake_up")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         # weak: the mailbox must not keep the loop, by which it is found, alive
         self._loop = weakref.ref(loop)
         self._pending: deque[Callable[[], object]] = deque()
-        self._scheduled = False
+        self._wake_up = WakeUp(self._wake)
         #: the callback whose first call was interrupted, and that is called a second time
         self._retried: Callable[[], object] | None = None
 
@@ -44,28 +45,26 @@ class Mailbox:
         """
         self._pending.append(callback)
         # again after many callbacks: asyncio may lose one if an interrupt comes in its own code
-        if not self._scheduled or not len(self._pending) & _LOST:
+        if not self._wake_up.is_pending or not len(self._pending) & _LOST:
             self._schedule()
 
     def _schedule(self) -> None:
         try:
-            self._scheduled = True
-            loop = self._loop()
-            if loop is None:
-                raise RuntimeError("the loop is gone")
-            loop.call_soon_threadsafe(self._drain)
-        except RuntimeError:
+            self._wake_up.request()
+        except RuntimeError:  # the loop is closed, or gone
             self._pending.clear()
-            self._scheduled = False
-        except BaseException:  # an interrupt: the next callback schedules the loop again
-            self._scheduled = False
-            raise
+
+    def _wake(self) -> None:
+        loop = self._loop()
+        if loop is None:
+            raise RuntimeError("the loop is gone")
+        loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
         pending = self._pending
         try:
             # cleared before draining: a thread that appends after this line schedules the loop again
-            self._scheduled = False
+            self._wake_up.is_pending = False
             for _ in range(len(pending)):
                 pending[0]()
                 pending.popleft()

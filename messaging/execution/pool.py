@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from messaging.environment.forks import LiveObjects
+from messaging.environment.signals import attempt, on_failure
 from messaging.errors.text import SafeLog
 from messaging.execution.clock import clock
 from messaging.execution.lanes import DeliveryThread, LoopLane, ThreadLane, here
@@ -136,7 +137,7 @@ class Pool:
                 self._start(thread)
             else:
                 self._supervisor.start()
-        except BaseException:
+        except BaseException:  # not on_failure: each event of an idle lane comes here
             self._recover()
             raise
 
@@ -223,10 +224,10 @@ class Pool:
             self._supervisor.start()
             lane = self._take(thread)
             while lane is not None:
-                try:
-                    lane.run(thread)
-                except BaseException:  # receivers guard themselves: this is a defect
-                    logger.exception("the receiver of %s raised", lane.name)
+                error = attempt(lane.run, thread)
+                if error is not None:  # receivers guard themselves: this is a defect
+                    logger.error("the receiver of %s raised", lane.name, exc_info=error)
+                    del error
                 thread.lane = None  # it cannot be late from now on; set before the lock is asked whether it was
                 if thread.is_abandoned and self.has_abandoned(thread):
                     return
@@ -285,25 +286,23 @@ class _Supervisor:
         if self.is_running:
             return
         current = object()
-        try:
+        # the next call tries again; a thread that was started sees that it is not the current one
+        with contextlib.suppress(RuntimeError), on_failure(self._give_up, current):
             with self._pool._lock:
                 if self._current is not None:  # started by another thread, just now
                     return
                 self._current = current
             # no worker: the last one that can be had has to deliver
             start_thread(lambda: self._run(current), "messaging-supervisor")
-        except RuntimeError:
-            self._current = None  # the next call tries again
-        except BaseException:  # an interrupt: a thread that was started sees that it is not the current one
-            if self._current is current:
-                self._current = None
-            raise
+
+    def _give_up(self, current: object) -> None:
+        if self._current is current:
+            self._current = None
 
     def _run(self, current: object) -> None:
-        try:
-            self._watch(current)
-        except BaseException:
-            logger.exception("%s: the supervisor of the delivery threads failed", self._pool.name)
+        error = attempt(self._watch, current)
+        if error is not None:
+            logger.error("%s: the supervisor of the delivery threads failed", self._pool.name, exc_info=error)
             self._current = None
 
     def _watch(self, current: object) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, Generic, Self, TypeVar
 
 from messaging.environment import forks
+from messaging.environment.signals import attempt
 from messaging.errors import ClosedError, DeadlineError, MessagingError, UnsupportedFeatureError
 from messaging.errors.checks import check_procedure, check_result
 from messaging.errors.text import SafeLog, printable, tolerant
@@ -98,13 +99,10 @@ class Promise(Generic[T]):
         if timeout != 0 and not may_block():
             refuse_in_loop(f"the outcome of {self.what}", "`await` the promise")
         arrived = Flag()
-        try:
-            self.listen(arrived.set)
-            if not arrived.wait(timeout):
-                raise DeadlineError(f"no outcome of {self.what} within {timeout:g} s")
-        except BaseException:  # an interrupt, too
+        self.listen(arrived.set)
+        if not arrived.wait(timeout):
             self._take_back(arrived.set)
-            raise
+            raise DeadlineError(f"no outcome of {self.what} within {timeout:g} s")
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._value is PENDING:
@@ -118,10 +116,10 @@ class Promise(Generic[T]):
             def listener() -> None:
                 box.post(arrived)
 
+            self.listen(listener)
             try:
-                self.listen(listener)
                 yield from future
-            except BaseException:
+            except asyncio.CancelledError:
                 self._take_back(listener)
                 raise
         return self.result()
@@ -153,10 +151,9 @@ class Promise(Generic[T]):
         self.was_retrieved = True
 
         def run() -> None:
-            try:
-                check_result(callback(self), "a done callback")
-            except BaseException:  # it must not reach the worker
-                logger.exception("callback of %s raised", self.what)
+            error = attempt(lambda: check_result(callback(self), "a done callback"))
+            if error is not None:
+                logger.error("callback of %s raised", self.what, exc_info=error)
 
         self.listen(lambda: call_back(run))
 

@@ -41,6 +41,7 @@ from typing import Final
 from weakref import WeakSet
 
 from messaging.environment.forks import per_process
+from messaging.environment.signals import attempt, on_failure
 from messaging.errors.text import SafeLog
 from messaging.execution.clock import clock
 
@@ -48,6 +49,9 @@ logger = SafeLog(__name__)
 
 #: time after which an idle thread ends, seconds
 IDLE_SECONDS: Final = 1.0
+
+#: a job contains the exceptions of its user code, so one that raises has a defect
+_DEFECT: Final = "worker job failed"
 
 
 def start_thread(target: Callable[[], object], name: str) -> threading.Thread:
@@ -155,8 +159,10 @@ class Workers:
                     job = self._jobs.popleft()
                 except IndexError:  # another thread took the job
                     break
-                self._run(job)
-                del job  # an idle thread must not keep it alive
+                error = attempt(job)
+                if error is not None:
+                    logger.error(_DEFECT, exc_info=error)
+                del job, error  # an idle thread must not keep them alive
             self._idle.append(worker)
             if self._jobs:  # submitted just now, by a thread that found no idle worker, or was interrupted
                 with contextlib.suppress(IndexError):
@@ -170,13 +176,6 @@ class Workers:
                 else:
                     if not self._jobs and (not self._holders or self._idle):
                         return
-
-    @staticmethod
-    def _run(job: Callable[[], object]) -> None:
-        try:
-            job()
-        except BaseException:  # a job contains the exceptions of its user code: this is a defect
-            logger.exception("worker job failed")
 
 
 def _nothing() -> None:
@@ -199,17 +198,17 @@ class Lanes:
         If an interrupt ends this call, the job runs at the latest with the next one.
         """
         lane = object()
-        try:
+        with on_failure(self._end, lane):  # it may be running, or never start
             with self._lock:
                 self._jobs.append(job)
                 if len(self._active) >= self._limit:
                     return
                 self._active.add(lane)
             workers().submit(partial(self._drain, lane))
-        except BaseException:  # the lane may be running, or never start
-            with self._lock:
-                self._active.discard(lane)
-            raise
+
+    def _end(self, lane: object) -> None:
+        with self._lock:
+            self._active.discard(lane)
 
     def _drain(self, lane: object) -> None:
         while True:
@@ -219,10 +218,10 @@ class Lanes:
                     return
                 self._active.add(lane)
                 job = self._jobs.popleft()
-            try:
-                job()
-            except BaseException:  # a job contains the exceptions of its user code: this is a defect
-                logger.exception("worker job failed")
+            error = attempt(job)
+            if error is not None:
+                logger.error(_DEFECT, exc_info=error)
+            del job, error
 
 
 #: maximum number of threads for callbacks of promises
