@@ -31,6 +31,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from pydantic import SecretStr
 
+from messaging.environment.signals import attempt
 from messaging.errors import ArgumentError, CredentialsError
 from messaging.execution import Flag, clock, handlers_loop, on_worker
 from messaging.model.credentials import Credentials, Provider
@@ -229,11 +230,12 @@ def _on_loop(ask: Callable[[], Awaitable[Any]], provider: Provider) -> concurren
 
 def _on_worker(engine: Engine, function: Callable[[], Any]) -> asyncio.Future[Credentials]:
     def work() -> Credentials:
-        failure: CredentialsError
-        try:
-            return as_credentials(function())
-        except BaseException as error:  # noqa: BLE001  # it is the application's, and may hold a secret
-            failure = _failure(error)
+        answer: list[Credentials] = []
+        error = attempt(lambda: answer.append(as_credentials(function())))
+        if error is None:
+            return answer[0]
+        failure = _failure(error)
+        del error  # it is the application's, and may hold a secret
         raise failure
 
     try:

@@ -7,6 +7,7 @@ import ipaddress
 import socket
 
 from messaging.environment.forks import per_process
+from messaging.environment.signals import on_failure
 from messaging.execution import on_worker, shielded
 
 
@@ -52,13 +53,10 @@ async def reach(host: str, port: int) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
         try:
-            await loop.sock_connect(sock, address)
+            with on_failure(sock.close):
+                await loop.sock_connect(sock, address)
         except OSError as error:
-            sock.close()
             failure = error
-        except BaseException:
-            sock.close()
-            raise
         else:
             return sock
     raise failure or OSError("its name has no address")

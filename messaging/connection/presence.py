@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from messaging.adapter import TakesLastWill
+from messaging.environment.signals import on_failure
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import clock, of_library
@@ -127,11 +128,8 @@ class PendingWill:
     def set(self, will: Outgoing) -> None:
         """Have the adapter register ``will``, now or once connected. From any thread."""
         self._outbox.put(will, queue=False)
-        try:
+        with on_failure(self._engine.call, self._outbox.withdraw, will):  # the caller gets no promise
             self._engine.call(self._register, will)
-        except BaseException:  # an interrupt: the caller gets no promise
-            self._engine.call(self._outbox.withdraw, will)
-            raise
 
     def _register(self, will: Outgoing) -> None:
         self._outbox.adopt(will)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from reactivex import Observable
 from reactivex import abc as rx
 
+from messaging.environment.signals import attempt
 from messaging.errors.checks import check_result
 from messaging.errors.text import SafeLog
 from messaging.execution import Serial, ValueObserver, callbacks_of, clock
@@ -172,19 +173,18 @@ class _StateWatcher(rx.DisposableBase):
 
     def _drain(self) -> None:
         while self._has_work():
-            self._call(self._backlog.popleft())
+            error = attempt(self._call, self._backlog.popleft())
+            if error is not None:
+                self.is_over = True
+                logger.error("connection states: an observer raised; it is not called again", exc_info=error)
 
     def _call(self, state: ConnectionState) -> None:
-        try:
-            if self._on_next is not None:
-                check_result(self._on_next(state), "an observer")
-            if state.name == "closed":
-                self.is_over = True
-                if self._on_completed is not None:
-                    self._on_completed()
-        except BaseException:  # it must not reach the worker
+        if self._on_next is not None:
+            check_result(self._on_next(state), "an observer")
+        if state.name == "closed":
             self.is_over = True
-            logger.exception("connection states: an observer raised; it is not called again")
+            if self._on_completed is not None:
+                self._on_completed()
 
     def dispose(self) -> None:
         """Begin no further call. Thread safe."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import abc
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from messaging.adapter import FlowControl, KeepsSession
+from messaging.environment.signals import WakeUp
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, of_library
 
@@ -130,28 +132,22 @@ class Verdicts:
     """
 
     def __init__(self, engine: Engine, adapter: Adapter, states: ConnectionStates) -> None:
-        self._engine = engine
         self._adapter = adapter
         self._states = states
         #: subscriptions with verdicts that are not flushed yet
         self._pending: deque[Subscribed] = deque()
-        self._signalled = False
+        self._flushing = WakeUp(partial(engine.call, self.flush))
 
     def request_flush(self, subscription: Subscribed) -> None:
         """Call ``subscription.flush`` on the loop soon. Thread safe."""
         self._pending.append(subscription)
-        if not self._signalled:
-            try:
-                self._signalled = True
-                self._engine.call(self.flush)
-            except BaseException:  # an interrupt: the next request signals again
-                self._signalled = False
-                raise
+        if not self._flushing.is_pending:
+            self._flushing.request()
 
     def flush(self) -> None:
         """Flush the subscriptions that requested it. On the engine loop."""
-        # cleared before the queue is read: a thread that appends after this line signals again
-        self._signalled = False
+        # cleared before the queue is read: a thread that appends after this line requests again
+        self._flushing.is_pending = False
         pending = self._pending
         if self._states.is_closed:
             pending.clear()  # the adapter is closed too

@@ -26,6 +26,7 @@ from threading import Lock
 from typing import Any, Final, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 from messaging.environment.forks import hold_over_fork
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.errors.checks import check_procedure, plain_function
 from messaging.errors.text import tolerant
@@ -123,11 +124,8 @@ class ServiceRegistration:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with on_failure(self.unregister):  # no later call would unregister it
             self.unregister()
-        except BaseException:  # an interrupt: no later call would unregister it
-            self.unregister()
-            raise
 
     @tolerant
     def __repr__(self) -> str:
@@ -230,7 +228,8 @@ class ServiceRegistry:
         registration = ServiceRegistration(self, service, scope, names, next(self._ids), lease)
         reference = registration._reference
         reference.properties = registration._complete(properties)
-        try:
+
+        def add() -> ServiceRegistration:
             with self._lock:
                 self._has_leases = self._has_leases or lease is not None
                 self._change(registration, ServiceEventKind.REGISTERED, None, reference.properties)
@@ -238,9 +237,8 @@ class ServiceRegistry:
             if lease is not None:
                 lease.when_ended(lambda _end: registration.unregister())
             return registration
-        except BaseException:  # an interrupt: the caller has no registration to unregister
-            self._unregister(registration)
-            raise
+
+        return on_failure(self._unregister, registration).call(add)
 
     def _update(self, registration: ServiceRegistration, properties: Mapping[str, Any] | None) -> None:
         reference = registration._reference
@@ -253,16 +251,13 @@ class ServiceRegistry:
 
     def _unregister(self, registration: ServiceRegistration) -> bool:
         reference = registration._reference
-        try:
+        with on_failure(self._deliver, registration):  # no later change would deliver this one
             with self._lock:
                 if reference not in self._services:
                     return False
                 self._change(registration, ServiceEventKind.UNREGISTERING, reference.properties, None)
             self._deliver(registration)
-            return True
-        except BaseException:  # an interrupt: no later change would deliver this one
-            self._deliver(registration)
-            raise
+        return True
 
     def _change(
         self,
@@ -282,7 +277,14 @@ class ServiceRegistry:
         reference, changes = registration._reference, registration._changes
         queued = len(changes)
         was, will = _order_with(registration, before), _order_with(registration, after)
-        try:
+
+        def undo() -> None:
+            self._reindex(reference, will or was, was)  # it may be at either place, or at none
+            self._put(registration, before)
+            while len(changes) > queued:
+                changes.pop()
+
+        with on_failure(undo):
             if before is None:
                 self._put(registration, after)  # first: a service that is found can be got
             if was != will:
@@ -291,12 +293,6 @@ class ServiceRegistry:
             if self._listeners:
                 modified = before if kind is ServiceEventKind.MODIFIED else None
                 changes.append(Change(kind, reference, reference.properties, self._listeners, modified))
-        except BaseException:
-            self._reindex(reference, will or was, was)  # it may be at either place, or at none
-            self._put(registration, before)
-            while len(changes) > queued:
-                changes.pop()
-            raise
 
     def _put(self, registration: ServiceRegistration, properties: ServiceProperties | None) -> None:
         reference = registration._reference
@@ -335,7 +331,13 @@ class ServiceRegistry:
         """Deliver the queued changes of a service, unless another call does that already."""
         changes = registration._changes
         me = object()
-        try:
+
+        def release() -> None:
+            with self._lock:
+                if registration._deliverer is me:
+                    registration._deliverer = None
+
+        with on_failure(release):  # the next call continues here
             with self._lock:
                 if registration._deliverer is not None or not changes:
                     return
@@ -348,11 +350,6 @@ class ServiceRegistry:
                         registration._deliverer = None
                         return
                 changes[0].deliver()
-        except BaseException:  # an interrupt: the next call continues here
-            with self._lock:
-                if registration._deliverer is me:
-                    registration._deliverer = None
-            raise
 
     # --- finding services
 
