@@ -62,8 +62,8 @@ FAULTS = (
         "messaging/receiving/settlement.py",
         "                if incoming.state is not _RECEIVED:\n"
         "                    return False\n"
-        "                incoming.state = state",
-        "                incoming.state = state",
+        "                verdicts.append(incoming)",
+        "                verdicts.append(incoming)",
         "tests/receiving",
     ),
     Fault(

@@ -46,19 +46,18 @@ class Mailbox:
         self._pending.append(callback)
         # again after many callbacks: asyncio may lose one if an interrupt comes in its own code
         if not self._wake_up.is_pending or not len(self._pending) & _LOST:
-            self._schedule()
-
-    def _schedule(self) -> None:
-        try:
             self._wake_up.request()
-        except RuntimeError:  # the loop is closed, or gone
-            self._pending.clear()
 
     def _wake(self) -> None:
         loop = self._loop()
-        if loop is None:
-            raise RuntimeError("the loop is gone")
-        loop.call_soon_threadsafe(self._drain)
+        try:
+            if loop is not None:
+                loop.call_soon_threadsafe(self._drain)
+                return
+        except RuntimeError:  # it is closed
+            pass
+        self._pending.clear()
+        self._wake_up.is_pending = False
 
     def _drain(self) -> None:
         pending = self._pending
@@ -73,7 +72,7 @@ class Mailbox:
             if pending and pending[0] is self._retried:
                 pending.popleft()
             self._retried = pending[0] if pending else None
-            self._schedule()
+            self._wake_up.request()
             raise
 
 

@@ -16,9 +16,11 @@ import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from messaging.connection import Subscribed
+from messaging.environment.signals import WakeUp
 from messaging.errors import StreamOverflowError
 from messaging.errors.text import SafeLog
 from messaging.execution import clock
@@ -156,7 +158,7 @@ class MessageBuffer:
         expects_stale: a connection was lost: ``messages`` may have arrived on it.
         is_redelivered: the broker redelivers the unsettled messages of that connection, which may be lost before the
             loop knows.
-        is_admitting: the consumer has called :meth:`request_more`, and the loop has not followed yet.
+        admitting: has withheld messages move up. By the consumer, when there is room.
     """
 
     def __init__(self, owner: ReceivingSubscription) -> None:
@@ -167,7 +169,8 @@ class MessageBuffer:
         self._auto = owner.spec.options.auto_acknowledge
         self.messages: deque[Incoming] = deque()
         self.withheld: deque[Incoming] = deque()
-        self.expects_stale = self.is_admitting = False
+        self.expects_stale = False
+        self.admitting = WakeUp(partial(owner.connection.engine.call, self._admit_withheld))
         self.is_redelivered = self._outlives_connection()
 
     def __len__(self) -> int:
@@ -220,17 +223,8 @@ class MessageBuffer:
             self._counters.acknowledged += len(done)
             self._adapter.acknowledge(done)
 
-    def request_more(self) -> None:
-        """Move withheld messages up soon: there is room. By the consumer."""
-        try:
-            self.is_admitting = True
-            self._owner.connection.engine.call(self._admit_withheld)
-        except BaseException:  # an interrupt: the next call requests again
-            self.is_admitting = False
-            raise
-
     def _admit_withheld(self) -> None:
-        self.is_admitting = False
+        self.admitting.is_pending = False
         if not self._owner.ended:
             self._admit(())
             self._owner.proceed()

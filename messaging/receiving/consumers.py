@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from reactivex import abc as rx
 
+from messaging.environment.signals import attempt, on_failure
 from messaging.errors import CodecError, DeadlineError, DecodeError, MessagingError, StreamConsumedError
 from messaging.errors.checks import check_result
 from messaging.errors.text import SafeLog
@@ -107,27 +108,17 @@ class Push(rx.DisposableBase):
         fetch = hand_out.fetch
         accept = ignore if subscription.manual else settlement.accept
         while not subscription.ended:
+            message = None
             try:
                 message = fetch()
                 hand_out.fetched = None
-            except CodecError as error:
-                self._finish(error, notify=True)
-                return
-            except BaseException as error:  # noqa: BLE001  # of a direct acknowledgement callback
-                hand_out.reject_unfinished()
-                self._observer_raised(error)
-                return
-            if message is None:
-                return
-            try:
+                if message is None:
+                    return
                 found = on_next(message)
                 if found is not None:
                     check_result(found, "an observer")
             except BaseException as error:  # noqa: BLE001  # an observer that raises ends this stream only
-                settlement.stop_accepting()
-                if not subscription.manual:
-                    settlement.refuse(message, is_invalid=isinstance(error, DecodeError))
-                self._observer_raised(error)
+                self._failed(message, error)
                 return
             if self._stopping:
                 if self._reported is not None and not subscription.manual:
@@ -142,14 +133,21 @@ class Push(rx.DisposableBase):
         """Call ``on_next`` inside interceptors."""
         scope = chain.open(_inbound(chain, self.subscription, message, is_pulled=False))
         try:
-            found = scope.run(on_next, message)
-        except BaseException as error:
-            scope.leave(error)
-            raise
-        scope.leave(self._reported)
-        return found
+            return scope.run(on_next, message)
+        finally:
+            scope.leave(sys.exception() or self._reported)
 
-    def _observer_raised(self, error: BaseException) -> None:
+    def _failed(self, message: Message | None, error: BaseException) -> None:
+        """Reject the message whose observer raised, and end; without one, a check before the observer raised."""
+        if message is not None:
+            self.subscription.settlement.stop_accepting()
+            if not self.subscription.manual:
+                self.subscription.settlement.refuse(message, is_invalid=isinstance(error, DecodeError))
+        elif isinstance(error, CodecError):
+            self._finish(error, notify=True)
+            return
+        else:  # of a direct acknowledgement callback
+            self.subscription.hand_out.reject_unfinished()
         if not isinstance(error, Exception):
             wrapped = MessagingError(f"the observer of {self._channel!r} raised {type(error).__name__}")
             wrapped.__cause__ = error
@@ -161,20 +159,21 @@ class Push(rx.DisposableBase):
     def _finish(self, error: Exception | None, *, notify: bool) -> None:
         """Call ``on_completed`` or ``on_error``, then unsubscribe. On the worker thread."""
         self._over = self.subscription.dismissed = True
-        if notify:
-            try:
-                if error is None:
-                    if self._on_completed is not None:
-                        self._on_completed()
-                elif self._on_error is not None:
-                    self._on_error(error)
-                elif isinstance(error, MessagingError):
-                    logger.error("stream of %r ended: %s", self._channel, error)
-            except BaseException:  # it must not reach the worker
-                logger.exception("observer of %r raised from on_error or on_completed", self._channel)
+        raised = attempt(self._notify, error) if notify else None
+        if raised is not None:
+            logger.error("observer of %r raised from on_error or on_completed", self._channel, exc_info=raised)
         connection = self.subscription.connection
         connection.engine.call(self.quiet.resolve, None)
         remove(connection, self._channel, self.subscription).listen(lambda: self.gone.resolve(None))
+
+    def _notify(self, error: Exception | None) -> None:
+        if error is None:
+            if self._on_completed is not None:
+                self._on_completed()
+        elif self._on_error is not None:
+            self._on_error(error)
+        elif isinstance(error, MessagingError):
+            logger.error("stream of %r ended: %s", self._channel, error)
 
     def stop(self) -> Promise[None]:
         """Complete after the message in progress; the promise resolves when that is done. From any thread."""
@@ -412,11 +411,8 @@ class AsyncBlock:
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
-        try:
+        with on_failure(self.end_block, False):
             await self.ready
-        except BaseException:
-            self.end_block(False)
-            raise
         return self
 
     async def __aexit__(
@@ -437,25 +433,23 @@ class Block(AsyncBlock):
     _connection: Connection
 
     def __enter__(self) -> Self:
-        try:
-            if may_block():
-                wait_for(self.ready, self._connection.settings.timeout, f"subscribing to {self._channel!r}")
-            elif not self.ready.done():
+        if may_block():
+            return on_failure(self.end_block, False).call(self._confirmed)
+        if not self.ready.done():
+            with on_failure(self.end_block, False):
                 warn_in_loop("the broker has confirmed the subscription", "use `async with`")
-            return self
-        except BaseException:
-            self.end_block(False)
-            raise
+        return self
+
+    def _confirmed(self) -> Self:
+        wait_for(self.ready, self._connection.settings.timeout, f"subscribing to {self._channel!r}")
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         failed = kind is not None and not issubclass(kind, GeneratorExit)
-        try:
+        with on_failure(self.end_block, failed):  # nothing else would end it
             closing = self.end_block(failed)
-        except BaseException:  # an interrupt: nothing else would end it
-            self.end_block(failed)
-            raise
         if closing is not None and may_block() and not in_observer():
             timeout = self._connection.settings.close_timeout * 2
             wait_for(closing, timeout, f"closing the {self._noun} of {self._channel!r}")

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.environment.forks import LiveObjects
+from messaging.environment.signals import WakeUp
 from messaging.errors import ArgumentError, JournalUnreadableError, MessagingError
 from messaging.execution import clock, workers
 from messaging.model import Features
@@ -305,7 +306,7 @@ class Deduplicator:
         #: deliveries of settled messages, to be acknowledged
         self._duplicates: deque[Incoming] = deque()
         #: the loop will call ``_proceed``
-        self._is_requested = False
+        self._proceeding = WakeUp(partial(self._engine.call, self._proceed))
         # --- the loop
         #: acknowledgements that wait for their ids to be stored, and the messages that the consumer has acknowledged
         self._tokens: list[Any] = []
@@ -360,13 +361,8 @@ class Deduplicator:
 
     def _request(self) -> None:
         """Have the loop acknowledge duplicates, and have ids stored."""
-        if not self._is_requested:
-            try:
-                self._is_requested = True
-                self._engine.call(self._proceed)
-            except BaseException:  # an interrupt: the next call requests again
-                self._is_requested = False
-                raise
+        if not self._proceeding.is_pending:
+            self._proceeding.request()
 
     def finish(self, incoming: Incoming, *, acknowledged: bool) -> None:
         """Note the verdict on a message. From any thread."""
@@ -387,7 +383,7 @@ class Deduplicator:
     # --- the loop
 
     def _proceed(self) -> None:
-        self._is_requested = False
+        self._proceeding.is_pending = False
         tokens = []
         for _ in range(len(self._duplicates)):
             incoming = self._duplicates.popleft()

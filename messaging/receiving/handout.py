@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.environment.signals import on_failure, taking
 from messaging.errors import CodecError
 from messaging.errors.text import SafeLog
 from messaging.model import (
@@ -72,9 +71,8 @@ class HandOut:
         #: all enter it, and wait for the verdict of the consumer if they have a token
         self._deduplicator = deduplicator = settlement.deduplicator
         self._is_plain = not (self._is_checked or self._auto or deduplicator is not None)
-        #: takes messages off the buffer: the interpreter assigns the item of a `for` loop, and the values of a tuple,
-        #: without looking for signals in between, so an interrupt comes before or after, and the next call goes on
-        self._moving = map(deque.popleft, repeat(buffer.messages))
+        #: takes messages off the buffer
+        self._moving = taking(buffer.messages)
         #: off the buffer, not a message yet
         self._moved: Incoming | None = None
         #: counted as handed out before it has entered the stream
@@ -108,22 +106,21 @@ class HandOut:
         """
         if self.fetched is not None and not self._is_fetched_void():
             return None if self._owner.paused else self.fetched
-        buffer, credit, throttle, counters = self._buffer, self._credit, self._throttle, self._counters
-        moving = self._moving
+        buffer, credit = self._buffer, self._credit
         while True:
             if self._moved is None:
                 if self._owner.paused or credit.handed_out - credit.settled >= self._prefetch:
                     break
                 try:
-                    for self._moved in moving:
+                    for self._moved in self._moving:  # noqa: B020  # it assigns an attribute
                         break
                 except IndexError:
                     break
             incoming: Incoming = self._moved  # type: ignore[assignment]  # the loop above has set it
-            if throttle.is_throttled and len(buffer.messages) <= throttle.low:
+            if self._throttle.is_throttled and len(buffer.messages) <= self._throttle.low:
                 self._resume_reading()
-            if buffer.withheld and not buffer.is_admitting:
-                buffer.request_more()
+            if buffer.withheld and not buffer.admitting.is_pending:
+                buffer.admitting.request()
             if buffer.expects_stale and buffer.is_superseded(incoming):
                 self._moved = None
             elif self._is_plain:
@@ -131,20 +128,21 @@ class HandOut:
                 takes_verdict = incoming.token is not None
                 incoming.state = _RECEIVED if takes_verdict else _UNSUPPORTED
                 message = self._make(incoming.payload, incoming, None)
-                self.fetched, self._moved, credit.handed_out, counters.delivered = (
-                    message, None, credit.handed_out + takes_verdict, counters.delivered + 1
+                # in one step: Python assigns the values of a tuple without looking for signals
+                self.fetched, self._moved, credit.handed_out, self._counters.delivered = (
+                    message, None, credit.handed_out + takes_verdict, self._counters.delivered + 1
                 )  # fmt: skip
                 return message
             elif self._begins(incoming):
                 message = self._make(incoming.payload, incoming, self._model)
                 if not self._is_checked or self._enters(message, incoming):
-                    self.fetched, self._moved, self._counted, counters.delivered = (
-                        message, None, None, counters.delivered + 1
+                    self.fetched, self._moved, self._counted, self._counters.delivered = (
+                        message, None, None, self._counters.delivered + 1
                     )  # fmt: skip
                     return message
         settlement = self._settlement
-        if not settlement.flush_requested and settlement.has_verdicts():
-            settlement.request_flush()
+        if not settlement.flushing.is_pending and settlement.has_verdicts():
+            settlement.flushing.request()
         if self.on_empty is not None:
             self.on_empty()
         return None
@@ -181,12 +179,9 @@ class HandOut:
 
     def _resume_reading(self) -> None:
         throttle = self._throttle
-        try:
+        with on_failure(setattr, throttle, "is_throttled", True):  # the next call resumes
             throttle.is_throttled = False
             self._owner.connection.engine.call(throttle.release)
-        except BaseException:  # an interrupt: the next call resumes
-            throttle.is_throttled = True
-            raise
 
     def _enters(self, message: Message, incoming: Incoming) -> bool:
         """Validate a message and acknowledge it directly; return whether it enters the stream."""

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.environment.signals import attempt
 from messaging.execution import (
     GROW_AFTER,
     Mailbox,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 _LOOK: Final = 0.25
 
 _FINAL: Final = ResultForm.FINAL
+#: in the place of a result: the handler was not called yet
+_NOT_STARTED: Final = object()
 
 
 def runner_of(
@@ -216,9 +219,8 @@ def _look_elsewhere(work: Work, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _settle(handler: Handler, work: Work, promise: Promise[Any]) -> None:
-    try:
-        handler.send(work, promise.result())
-    except BaseException as error:  # noqa: BLE001
+    error = attempt(lambda: handler.send(work, promise.result()))
+    if error is not None:
         work.failed(error)
 
 
@@ -277,7 +279,7 @@ class LoopRunner(Runner):
                 return
             if self._is_void(work):
                 continue
-            task = self._loop.create_task(_run(self.handler, work))
+            task = self._loop.create_task(_go_on(self.handler, work))
             self._running[task] = work
             task.add_done_callback(self._ended)
 
@@ -304,22 +306,15 @@ class LoopRunner(Runner):
         engine().call(self.pass_on, lambda each: self.is_retired or each.origin.is_stopping)
 
 
-async def _run(handler: Handler, work: Work) -> None:
-    try:
-        found = handler.start(work)
-    except BaseException as error:  # noqa: BLE001  # whatever a handler raises, its requester is told
-        await handler.fail_async(work, error)
-    else:
-        await _go_on(handler, work, found)
-
-
-async def _go_on(handler: Handler, work: Work, found: Any) -> None:
-    """Await the result of a handler, and send it.
+async def _go_on(handler: Handler, work: Work, found: Any = _NOT_STARTED) -> None:
+    """Await the result of a handler, which is called here unless it was, and send it.
 
     Raises:
         HandlerExhaustedError: the handler takes no more requests.
     """
     try:
+        if found is _NOT_STARTED:
+            found = handler.start(work)
         while is_awaitable(found):
             found = await found
         await handler.send_async(work, found)
@@ -330,5 +325,5 @@ async def _go_on(handler: Handler, work: Work, found: Any) -> None:
         await handler.fail_async(work, error)  # of something that the handler awaited
     except HandlerExhaustedError:
         raise
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001  # whatever a handler raises, its requester is told
         await handler.fail_async(work, error)

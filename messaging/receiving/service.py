@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from messaging.codecs import check_model
+from messaging.environment.signals import on_failure
 from messaging.errors import (
     ArgumentError,
     ClosedError,
@@ -127,13 +128,14 @@ class MessageSubscription:
             subscription = self._subscription(spec, consumption, replaced)
             if observed is not None and observed.source == subscription.source:
                 observed.heir = subscription
-            try:
-                self._connection.engine.call(self._connection.subscriptions.start, subscription)
-                return subscription
-            except BaseException:  # an interrupt: there is no stream to close
-                self._connection.engine.call(self._connection.subscriptions.end, subscription)
-                raise
 
+            def start() -> Subscription:
+                call(subscriptions.start, subscription)
+                return subscription
+
+            return on_failure(call, subscriptions.end, subscription).call(start)
+
+        call, subscriptions = self._connection.engine.call, self._connection.subscriptions
         return MessageStream(self._connection, open_subscription, self._interceptors)
 
     def _consumed(
@@ -190,13 +192,13 @@ class MessageSubscription:
         consumer = MessageConsumer(self._connection, subscription, handler, concurrency, on_invalid, self._interceptors)
         registration = HandlerRegistration(self._connection, consumer, handler)
         registration.closed.listen(lambda: self._handlers.pop(registration, None))
-        try:
+
+        def start() -> HandlerRegistration:
             self._handlers[registration] = None
             self._connection.engine.call(self._connection.subscriptions.start, subscription)
             return registration
-        except BaseException:  # an interrupt: no caller has the registration
-            registration.close()
-            raise
+
+        return on_failure(registration.close).call(start)
 
     def _subscription(
         self, spec: SubscriptionSpec, consumption: Consumption, replaced: Subscription | None = None

@@ -13,8 +13,10 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.environment.signals import WakeUp, on_failure
 from messaging.errors.checks import check_result
 from messaging.errors.text import SafeLog
 from messaging.execution import clock
@@ -218,7 +220,7 @@ class Settlement:
         deduplicator: recognises messages that were settled before, with ``deduplicate``.
 
     Attributes:
-        flush_requested: the loop will call ``flush``.
+        flushing: has the loop call ``flush`` of the subscription.
         is_gathering: the loop looks for verdicts by itself: no flush needs to be requested.
         is_released: the unsettled messages were released: verdicts on them reach no broker.
         on_flushed: called after each flush, on the loop.
@@ -249,13 +251,14 @@ class Settlement:
         self._direct = direct
         self._auto = owner.spec.options.auto_acknowledge
         #: messages with verdicts that are not flushed: acknowledged, rejected, and void (the broker redelivers them by
-        #: itself). An interrupt may record a message twice: see :meth:`_collect`.
+        #: itself). After an interrupt one may be there twice: see :meth:`_collect`.
         self._acknowledged: deque[Incoming] = deque()
         self._rejected: deque[Incoming] = deque()
         self._void: deque[Incoming] = deque()
         #: rejected after the subscription released them, or their connection was lost; no consumer will receive them
         self._rejected_late: deque[Incoming] = deque()
-        self.flush_requested = self.is_gathering = False
+        self.flushing = WakeUp(partial(owner.connection.verdicts.request_flush, owner))
+        self.is_gathering = False
         self._gather_timer: asyncio.TimerHandle | None = None
         self.is_released = False
         self.on_flushed: Callable[[], object] | None = None
@@ -277,14 +280,12 @@ class Settlement:
             with state_lock:
                 if incoming.state is not _RECEIVED:
                     return False
+                verdicts.append(incoming)  # first: an interrupt in between has it recorded twice, at worst
                 incoming.state = state
-                verdicts.append(incoming)
-            if not (self.flush_requested or self.is_gathering):
-                self.request_flush()
-        except BaseException:  # an interrupt: the verdict is recorded, twice at worst
-            if incoming.state is state:
-                verdicts.append(incoming)
-            self.request_flush()
+            if not (self.flushing.is_pending or self.is_gathering):
+                self.flushing.request()
+        except BaseException:  # an interrupt: there need not be a further call
+            self.flushing.request()
             raise
         if state is AcknowledgeType.UNKNOWN:
             if self.deduplicator is not None:  # the broker redelivers it, but its consumer is done with it
@@ -304,19 +305,14 @@ class Settlement:
     def accept(self, message: Message) -> None:
         """Acknowledge a message unless it is settled: the fast form of :meth:`settle`."""
         incoming: Incoming = context_of(message)
-        try:
-            with state_lock:
-                if incoming.state is not _RECEIVED:
-                    return
+        with state_lock:
+            if incoming.state is _RECEIVED:
+                self._acknowledged.append(incoming)  # first, as in settle()
                 incoming.state = _ACKNOWLEDGED
-                self._acknowledged.append(incoming)
-            if not (self.flush_requested or self.is_gathering):
-                self.request_flush()
-        except BaseException:  # an interrupt, as in settle()
-            if incoming.state is _ACKNOWLEDGED and not self._auto:
-                self._acknowledged.append(incoming)
-            self.request_flush()
-            raise
+            elif not self._acknowledged:  # otherwise the consumer may repeat an interrupted call
+                return
+        if not (self.flushing.is_pending or self.is_gathering):
+            self.flushing.request()
 
     def refuse(self, message: Message, *, is_invalid: bool = False) -> None:
         """Reject a message unless it is settled; with ``is_invalid``, as one whose content its consumer cannot read."""
@@ -354,11 +350,9 @@ class Settlement:
             if incoming.state is not _RECEIVED:
                 return False
             incoming.state = AcknowledgeType.REJECTED
-        try:
-            self._connection.engine.call(self._dead_letter_invalid, incoming)
-        except BaseException:  # an interrupt: it is dead-lettered once
-            self._connection.engine.call(self._dead_letter_invalid, incoming)
-            raise
+        call = self._connection.engine.call
+        with on_failure(call, self._dead_letter_invalid, incoming):  # called twice, it is dead-lettered once
+            call(self._dead_letter_invalid, incoming)
         if self._direct is not None:
             self._direct.settled(incoming)
         return True
@@ -372,17 +366,6 @@ class Settlement:
         """Stop accepting messages, so that a rejected message is not redelivered to a consumer that is about to end."""
         self._owner.leaving = True
         self._connection.engine.call(self._pause)
-
-    def request_flush(self) -> None:
-        """Have the loop call ``flush`` of the subscription."""
-        try:
-            self.flush_requested = True
-            self._connection.verdicts.request_flush(self._owner)
-        except BaseException:
-            # an interrupt, and whether it was requested is not known: it is, at the latest with the next verdict
-            self.flush_requested = False
-            self._connection.verdicts.request_flush(self._owner)
-            raise
 
     def has_verdicts(self) -> bool:
         """Return whether verdicts wait to be flushed."""
@@ -404,7 +387,7 @@ class Settlement:
         else:
             self.is_gathering = False
             if self.has_verdicts():  # settled between the two lines above, without a request
-                self.request_flush()
+                self.flushing.request()
 
     def stop_gathering(self) -> None:
         """Look for no more verdicts: the subscription has ended."""
@@ -416,7 +399,7 @@ class Settlement:
         """Pass the verdicts collected so far to the adapter."""
         credit, redelivery = self.credit, self._redelivery
         # cleared before the queues are read: a thread that appends after this line requests again
-        self.flush_requested = False
+        self.flushing.is_pending = False
         if self._acknowledged:
             accepted = self._collect(self._acknowledged)
             self._counters.acknowledged += len(accepted)
@@ -431,7 +414,9 @@ class Settlement:
         if self._rejected:
             if self._owner.leaving:
                 self._pause()  # this may be here before the call of stop_accepting()
-            for incoming in self._collect(self._rejected):
+            with state_lock:  # no verdict is being recorded: a message that is handed out again must not get it late
+                rejected = self._collect(self._rejected)
+            for incoming in rejected:
                 requeued = self._return_credit if credit.forget(incoming) else self._owner.proceed
                 is_dead = redelivery.reject(incoming, requeued, is_leaving=self._owner.leaving)
                 if self.deduplicator is not None and not is_dead:  # a dead letter is settled when it is published
@@ -439,7 +424,9 @@ class Settlement:
         if self._void:
             credit.settled += sum(map(credit.forget, self._collect(self._void)))
         if self._rejected_late:
-            for incoming in self._collect(self._rejected_late):
+            with state_lock:
+                rejected = self._collect(self._rejected_late)
+            for incoming in rejected:
                 if self.is_released:
                     redelivery.reject(incoming, _nothing, is_leaving=True)
                 else:

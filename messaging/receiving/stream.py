@@ -32,6 +32,7 @@ from reactivex import Observable
 from reactivex import abc as rx
 from reactivex.scheduler import CurrentThreadScheduler
 
+from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, DeadlineError
 from messaging.errors.text import tolerant
 from messaging.execution import callbacks_of, clock, may_block, refuse_in_loop
@@ -96,15 +97,15 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
         self._pull: Pull | None = None
         self._closed = False
         self._paused = False
-        try:
+        with on_failure(self._undo_opening):
             self._first = self._primary = open_subscription()
             self._channel = self._primary.spec.channel
             self.ready: Promise[None] = self._primary.ready
             _watch_over(self, self._primary)
-        except BaseException:  # an interrupt: no stream is returned that could be closed
-            if self._first is not None:
-                remove(connection, self._first.spec.channel, self._first)
-            raise
+
+    def _undo_opening(self) -> None:
+        if self._first is not None:
+            remove(self._connection, self._first.spec.channel, self._first)
 
     # --- Observable
 
@@ -131,30 +132,36 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
             ClosedError: the stream is closed.
         """
         next_, on_error, on_completed = callbacks_of(on_next, on_error, on_completed)
-        push: Push | None = None
-        try:
+        made: list[Push] = []
+
+        def observe() -> Push:
             with self._guard:
-                subscription = self._claim()
-                push = Push(subscription, next_ or ignore, on_error, on_completed, self._interceptors)
+                push = Push(self._claim(), next_ or ignore, on_error, on_completed, self._interceptors)
+                made.append(push)
                 self._pushes[push] = None
                 self._first = None
                 if self._closed:  # by a finalizer, just now
                     push.stop()
             push.gone.listen(partial(self._pushes.pop, push, None))
-            if may_block():
-                with contextlib.suppress(DeadlineError):
-                    subscription.ready.exception(self._connection.settings.timeout)
-            # nothing is emitted before the operators above have the disposable: one that fails ends the stream with it
-            trampoline = CurrentThreadScheduler.singleton()
-            start = push.start
-            if not trampoline.schedule_required():  # a caller that blocks in there must not wait for ever
-                self._connection.engine.call(clock.call_later, self._connection.engine.loop, _ASSEMBLY_SECONDS, start)
-            trampoline.schedule(lambda *_: start())
+            self._start(push)
             return push
-        except BaseException:  # an interrupt: no disposable is returned
-            if push is not None:
+
+        def undo() -> None:
+            for push in made:
                 push.dispose()
-            raise
+
+        return on_failure(undo).call(observe)
+
+    def _start(self, push: Push) -> None:
+        """Start an observer; wait for the broker's confirmation first, where the calling thread may."""
+        if may_block():
+            with contextlib.suppress(DeadlineError):
+                push.subscription.ready.exception(self._connection.settings.timeout)
+        # nothing is emitted before the operators above have the disposable: one that fails ends the stream with it
+        trampoline = CurrentThreadScheduler.singleton()
+        if not trampoline.schedule_required():  # a caller that blocks in there must not wait for ever
+            self._connection.engine.call(clock.call_later, self._connection.engine.loop, _ASSEMBLY_SECONDS, push.start)
+        trampoline.schedule(lambda *_: push.start())
 
     def _subscribe_core(
         self, observer: rx.ObserverBase[ReceivedMessage[V]], scheduler: rx.SchedulerBase | None = None
