@@ -25,7 +25,7 @@ from messaging.connection.subscribed import Subscribed
 from messaging.connection.subscriptions import ConnectionSubscriptions
 from messaging.execution import clock
 from messaging.receiving import Subscription
-from messaging.receiving.joint_intake import JointIntake
+from messaging.receiving.joined_channels import JointIntake
 from messaging.replyto.inboxes import ReplyInbox
 from messaging.replyto.reply_stream import ReplySubscription
 

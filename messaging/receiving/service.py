@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from messaging.model import MessageContextProvider
     from messaging.receiving.calling import MessageHandler
     from messaging.receiving.handler import HandlerOnInvalid
-    from messaging.receiving.joint_intake import Take
+    from messaging.receiving.joined_channels import Take
     from messaging.receiving.redelivery import Publish
     from messaging.services import ServiceRegistry
 
