@@ -25,12 +25,13 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from inspect import CORO_CREATED, getcoroutinestate
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from messaging.environment.forks import LiveObjects
 from messaging.environment.signals import attempt, taking
 from messaging.errors.text import SafeLog
 from messaging.execution.mailboxes import after_cancelled, mailbox
+from messaging.execution.pool import DeliveryThread, Pool, ReceiverProgress, here
 from messaging.execution.waiting import Waiters, may_block
 
 logger = SafeLog(__name__)
@@ -49,72 +50,6 @@ _NOTHING: Final[deque[Any]] = deque(maxlen=0)
 
 #: no item: an item may be ``None``
 _NO_ITEM: Final = object()
-
-#: of threads that run receivers: ``pool``
-here: Final = threading.local()
-
-
-class LaneHost(Protocol):
-    """The interface that lanes use of the :class:`~messaging.execution.pool.Pool` that they run on. Thread safe."""
-
-    def schedule(self, lane: Any) -> None:
-        """Have a thread run a lane, unless one does."""
-
-    def withdraw(self, lane: Any) -> None:
-        """Take back :meth:`schedule`, unless a thread runs the lane already."""
-
-    def resume(self, lane: Any) -> bool:
-        """Clear ``lane.is_stalled``; return whether it was set."""
-
-    def adopt(self, lane: Any) -> bool:
-        """Supervise a lane that is about to run on its loop; return whether it was not supervised before."""
-
-    def disown(self, lane: Any) -> None:
-        """Supervise a lane no more."""
-
-
-class Progress:
-    """Progress of a thread or task that runs receivers, for the supervisor."""
-
-    __slots__ = ("begun", "is_reported", "seen", "spent")
-
-    def __init__(self) -> None:
-        #: items begun so far
-        self.begun = 0
-        # --- the supervisor's: ``begun`` at its last look, the seconds that count since, whether a stall was reported
-        self.seen = -1
-        self.spent = 0.0
-        self.is_reported = False
-
-    def is_late(self, timeout: float, step: float) -> bool:
-        """Return whether the item in progress is over its time limit after ``step`` more seconds; once per item."""
-        if self.seen != self.begun:
-            self.seen, self.spent, self.is_reported = self.begun, 0.0, False
-            return False
-        self.spent += step
-        if self.is_reported or not timeout or self.spent <= timeout:
-            return False
-        self.is_reported = True
-        return True
-
-
-class DeliveryThread(Progress):
-    """State of one delivery thread of a pool, shared with the supervisor."""
-
-    __slots__ = ("has_begun", "is_abandoned", "lane")
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: the thread runs
-        self.has_begun = False
-        #: the lane it runs
-        self.lane: ThreadLane | None = None
-        #: its receiver did not return in time, so the thread no longer belongs to the pool. Final only under its lock
-        self.is_abandoned = False
-
-    def is_still_at(self, lane: ThreadLane) -> bool:
-        """Return whether it has not moved since the supervisor looked."""
-        return self.lane is lane and self.begun == self.seen
 
 
 class _Barrier:
@@ -210,7 +145,7 @@ class Lane(abc.ABC):
 
     def __init__(
         self,
-        pool: LaneHost,
+        pool: Pool,
         name: str,
         *,
         timeout: float,
@@ -395,7 +330,7 @@ class ThreadLane(Lane):
         pool, name, timeout, stalled, limit, is_held: see :class:`Lane`.
     """
 
-    def __init__(self, receive: Callable[[Any], object], pool: LaneHost, name: str, **options: Any) -> None:
+    def __init__(self, receive: Callable[[Any], object], pool: Pool, name: str, **options: Any) -> None:
         super().__init__(pool, name, **options)
         self._receive = receive
 
@@ -450,7 +385,7 @@ class LoopLane(Lane):
         self,
         receive: Callable[[Any], Awaitable[object]],
         loop: asyncio.AbstractEventLoop,
-        pool: LaneHost,
+        pool: Pool,
         name: str,
         **options: Any,
     ) -> None:
@@ -497,7 +432,7 @@ class LaneTask:
     def __init__(
         self, lane: LoopLane, receive: Callable[[Any], Awaitable[object]], loop: asyncio.AbstractEventLoop
     ) -> None:
-        self.progress = Progress()
+        self.progress = ReceiverProgress()
         self.is_busy = False
         self._lane = lane
         self._receive = receive

@@ -14,13 +14,12 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from messaging.environment.forks import LiveObjects
 from messaging.environment.signals import attempt, on_failure
 from messaging.errors.text import SafeLog
 from messaging.execution.clock import clock
-from messaging.execution.lanes import DeliveryThread, LoopLane, ThreadLane, here
 from messaging.execution.mailboxes import Mailbox, mailbox
 from messaging.execution.threads import start_thread, workers
 
@@ -35,6 +34,58 @@ GROW_AFTER: Final = 0.005
 _LOOK: Final = 0.1
 #: how long the supervisor stays when there is nothing to supervise, seconds
 _STAY: Final = 1.0
+
+
+#: a ``ThreadLane`` and a ``LoopLane``: their module imports this one
+_ThreadLane: TypeAlias = Any
+_LoopLane: TypeAlias = Any
+
+#: of threads that run receivers: ``pool``
+here: Final = threading.local()
+
+
+class ReceiverProgress:
+    """Progress of a thread or task that runs receivers, for the supervisor."""
+
+    __slots__ = ("begun", "is_reported", "seen", "spent")
+
+    def __init__(self) -> None:
+        #: items begun so far
+        self.begun = 0
+        # --- the supervisor's: ``begun`` at its last look, the seconds that count since, whether a stall was reported
+        self.seen = -1
+        self.spent = 0.0
+        self.is_reported = False
+
+    def is_late(self, timeout: float, step: float) -> bool:
+        """Return whether the item in progress is over its time limit after ``step`` more seconds; once per item."""
+        if self.seen != self.begun:
+            self.seen, self.spent, self.is_reported = self.begun, 0.0, False
+            return False
+        self.spent += step
+        if self.is_reported or not timeout or self.spent <= timeout:
+            return False
+        self.is_reported = True
+        return True
+
+
+class DeliveryThread(ReceiverProgress):
+    """State of one delivery thread of a pool, shared with the supervisor."""
+
+    __slots__ = ("has_begun", "is_abandoned", "lane")
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: the thread runs
+        self.has_begun = False
+        #: the lane it runs
+        self.lane: _ThreadLane | None = None
+        #: its receiver did not return in time, so the thread no longer belongs to the pool. Final only under its lock
+        self.is_abandoned = False
+
+    def is_still_at(self, lane: object) -> bool:
+        """Return whether it has not moved since the supervisor looked."""
+        return self.lane is lane and self.begun == self.seen
 
 
 class _Heartbeat:
@@ -90,9 +141,9 @@ class Pool:
         self._lock = threading.RLock()  # guards the following, and which lanes are scheduled
         self._threads = {}
         #: the lanes that wait for a thread, as a queue; each once
-        self._ready: OrderedDict[ThreadLane, None] = OrderedDict()
+        self._ready: OrderedDict[_ThreadLane, None] = OrderedDict()
         #: the lanes that run on their loops
-        self._adopted: dict[LoopLane, None] = {}
+        self._adopted: dict[_LoopLane, None] = {}
         #: how many lanes threads have taken so far
         self._taken = 0
         #: no thread could be started
@@ -120,7 +171,7 @@ class Pool:
 
     # --- lanes
 
-    def schedule(self, lane: ThreadLane) -> None:
+    def schedule(self, lane: _ThreadLane) -> None:
         """Have a thread run a lane, unless one does."""
         thread = None
         try:
@@ -153,20 +204,20 @@ class Pool:
             self._start(another)
         self._supervisor.start()
 
-    def withdraw(self, lane: ThreadLane) -> None:
+    def withdraw(self, lane: _ThreadLane) -> None:
         """Take back :meth:`schedule`, unless a thread runs the lane already."""
         with self._lock:
             if lane in self._ready:
                 del self._ready[lane]
                 lane.is_scheduled = False
 
-    def resume(self, lane: ThreadLane) -> bool:
+    def resume(self, lane: _ThreadLane) -> bool:
         """Clear ``lane.is_stalled``; return whether it was set."""
         with self._lock:
-            was_stalled, lane.is_stalled = lane.is_stalled, False
+            was_stalled, lane.is_stalled = bool(lane.is_stalled), False
         return was_stalled
 
-    def adopt(self, lane: LoopLane) -> bool:
+    def adopt(self, lane: _LoopLane) -> bool:
         """Supervise a lane that is about to run on its loop; return whether it was not supervised before."""
         with self._lock:
             if lane.is_scheduled:
@@ -176,7 +227,7 @@ class Pool:
         self._supervisor.start()
         return True
 
-    def disown(self, lane: LoopLane) -> None:
+    def disown(self, lane: _LoopLane) -> None:
         """Supervise a lane no more."""
         with self._lock:
             self._adopted.pop(lane, None)
@@ -239,7 +290,7 @@ class Pool:
         finally:
             here.pool = None
 
-    def _take(self, thread: DeliveryThread, unfinished: ThreadLane | None = None) -> ThreadLane | None:
+    def _take(self, thread: DeliveryThread, unfinished: _ThreadLane | None = None) -> _ThreadLane | None:
         with self._lock:
             if unfinished is not None:
                 self._ready[unfinished] = None
@@ -382,7 +433,7 @@ class _Supervisor:
                 found.append(each.report_stall)
         return found
 
-    def _is_late(self, lane: LoopLane, step: float, heard: dict[asyncio.AbstractEventLoop, bool]) -> bool:
+    def _is_late(self, lane: _LoopLane, step: float, heard: dict[asyncio.AbstractEventLoop, bool]) -> bool:
         loop = lane.loop
         if loop not in heard:
             heartbeat = self._heartbeats.get(loop)
@@ -391,7 +442,8 @@ class _Supervisor:
             heard[loop] = heartbeat.ask()
         # only the time counts in which the task could run, or kept the other tasks from running
         task = lane.task
-        return task.progress.is_late(lane.timeout, step if heard[loop] or task.has_the_turn else 0.0)
+        progress: ReceiverProgress = task.progress
+        return progress.is_late(lane.timeout, step if heard[loop] or task.has_the_turn else 0.0)
 
 
 _pools: Final = LiveObjects[Pool]()
