@@ -6,11 +6,11 @@ May import: ``connection``, ``adapter`` (the contract), ``model``, ``execution``
 
 from messaging.receiving.buffer import OnInvalid as OnInvalid
 from messaging.receiving.buffer import StreamCounters as StreamCounters
-from messaging.receiving.calling import Handler as Handler
 from messaging.receiving.calling import HandlerExhaustedError as HandlerExhaustedError
 from messaging.receiving.calling import HandlingVerdict as HandlingVerdict
 from messaging.receiving.calling import MessageHandler as MessageHandler
 from messaging.receiving.calling import ResultForm as ResultForm
+from messaging.receiving.calling import RunnableHandler as RunnableHandler
 from messaging.receiving.calling import TypedFunction as TypedFunction
 from messaging.receiving.calling import Work as Work
 from messaging.receiving.calling import evaluated as evaluated

@@ -1,7 +1,7 @@
 """Handlers: what they take, what calls them, the interceptors around them, and the work that they are given.
 
 What a handler is (a plain function, a coroutine function, a generator function; the type of its argument) is found out
-once, when it is registered. :meth:`Handler.start` is what calls it.
+once, when it is registered. :meth:`RunnableHandler.start` is what calls it.
 """
 
 from __future__ import annotations
@@ -299,11 +299,11 @@ class ResultForm(enum.Enum):
     PROMISED = "promised"
     #: on an event loop, where it is awaited or iterated
     AWAITED = "awaited"
-    #: as it emits: sending goes on after ``Handler.send`` has returned
+    #: as it emits: sending goes on after ``RunnableHandler.send`` has returned
     FORWARDED = "forwarded"
 
 
-class Handler(abc.ABC):
+class RunnableHandler(abc.ABC):
     """A handler as runners call it, and how its results are handled.
 
     Attributes:
@@ -346,7 +346,7 @@ class Handler(abc.ABC):
         work.fault(error)
 
 
-class MessageHandler(Handler):
+class MessageHandler(RunnableHandler):
     """A handler of messages (``m.on``): its result is dropped.
 
     Args:
@@ -363,7 +363,7 @@ class MessageHandler(Handler):
         super().__init__(running_loop(), is_async=self.typed.is_async)
 
     def start(self, work: Work) -> Any:
-        """See ``Handler.start``; :func:`in_observer` returns true in the function.
+        """See ``RunnableHandler.start``; :func:`in_observer` returns true in the function.
 
         Raises:
             InvalidPayloadError: the payload does not fit.
@@ -390,18 +390,18 @@ class MessageHandler(Handler):
         return await _await_inside(self.typed.function(*arguments))
 
 
-class InterceptedHandler(Handler):
+class InterceptedHandler(RunnableHandler):
     """Wraps a handler in interceptors: they are exited when its result was sent, or as soon as it has raised."""
 
     __slots__ = ("_chain", "_handler")
 
-    def __init__(self, handler: Handler, chain: ProcessChain) -> None:
+    def __init__(self, handler: RunnableHandler, chain: ProcessChain) -> None:
         super().__init__(handler.loop, is_async=handler.is_async)
         self._handler = handler
         self._chain = chain
 
     def start(self, work: Work) -> Any:
-        """See ``Handler.start``."""
+        """See ``RunnableHandler.start``."""
         work.leave_scope(asyncio.CancelledError("the handler was stopped"))  # it was begun before, by another handler
         origin = work.origin
         scope = work.scope = self._chain.open(self._chain.inbound(work.request, origin.channel, origin.queue))
@@ -409,11 +409,11 @@ class InterceptedHandler(Handler):
         return _awaited(work, scope, found) if is_awaitable(found) and not isinstance(found, Promise) else found
 
     def form_of(self, found: Any) -> ResultForm:
-        """See ``Handler.form_of``."""
+        """See ``RunnableHandler.form_of``."""
         return self._handler.form_of(found)
 
     def send(self, work: Work, found: Any) -> None:
-        """See ``Handler.send``."""
+        """See ``RunnableHandler.send``."""
         handler, scope = self._handler, work.scope
         if scope is None or not handler.replies:  # the work exits the interceptors when it is over
             handler.send(work, found)
@@ -432,7 +432,7 @@ class InterceptedHandler(Handler):
             work.leave_scope(None)
 
     async def send_async(self, work: Work, found: Any) -> None:
-        """See ``Handler.send_async``."""
+        """See ``RunnableHandler.send_async``."""
         if work.scope is None or not self._handler.replies:
             await self._handler.send_async(work, found)
         else:
@@ -440,7 +440,7 @@ class InterceptedHandler(Handler):
             work.leave_scope(None)
 
     async def fail_async(self, work: Work, error: BaseException) -> None:
-        """See ``Handler.fail_async``."""
+        """See ``RunnableHandler.fail_async``."""
         try:
             await self._handler.fail_async(work, error)
         finally:

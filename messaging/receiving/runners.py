@@ -41,7 +41,7 @@ from messaging.receiving.calling import (
 
 if TYPE_CHECKING:
     from messaging.interception import ProcessChain
-    from messaging.receiving.calling import Handler, Work
+    from messaging.receiving.calling import RunnableHandler, Work
 
 #: interval at which the event loop of a handler with unfinished tasks is checked, seconds
 _LOOK: Final = 0.25
@@ -52,7 +52,7 @@ _NOT_STARTED: Final = object()
 
 
 def runner_of(
-    handler: Handler,
+    handler: RunnableHandler,
     concurrency: int,
     orphaned: Callable[[LoopRunner, list[Any]], object],
     chain: ProcessChain | None = None,
@@ -76,7 +76,7 @@ class Runner(abc.ABC):
         concurrency: how many requests at a time.
     """
 
-    def __init__(self, handler: Handler, concurrency: int) -> None:
+    def __init__(self, handler: RunnableHandler, concurrency: int) -> None:
         self.handler = handler
         self.concurrency = concurrency
         #: its handler is gone, or has another runner: nothing is begun any more
@@ -114,7 +114,7 @@ class Runner(abc.ABC):
 class ThreadRunner(Runner):
     """Runs a function on worker threads."""
 
-    def __init__(self, handler: Handler, concurrency: int) -> None:
+    def __init__(self, handler: RunnableHandler, concurrency: int) -> None:
         super().__init__(handler, concurrency)
         self._lock = threading.Lock()  # guards _active against the emptiness of _waiting
         self._active = 0
@@ -190,14 +190,14 @@ class ThreadRunner(Runner):
 _tasks: set[asyncio.Task[None]] = set()
 
 
-def _go_on_elsewhere(handler: Handler, work: Work, found: Any) -> None:
+def _go_on_elsewhere(handler: RunnableHandler, work: Work, found: Any) -> None:
     """Await what a function returned, on the loop of its handler."""
     loop = handler.loop or handlers_loop()
     engine().call(_look_elsewhere, work, loop)
     loop.call_soon_threadsafe(_spawn, handler, work, found)
 
 
-def _spawn(handler: Handler, work: Work, found: Any) -> None:
+def _spawn(handler: RunnableHandler, work: Work, found: Any) -> None:
     def ended(task: asyncio.Task[None]) -> None:
         _tasks.discard(task)
         if task.cancelled() or task.exception() is not None:
@@ -218,7 +218,7 @@ def _look_elsewhere(work: Work, loop: asyncio.AbstractEventLoop) -> None:
         clock.call_later(engine().loop, _LOOK, _look_elsewhere, work, loop)
 
 
-def _settle(handler: Handler, work: Work, promise: Promise[Any]) -> None:
+def _settle(handler: RunnableHandler, work: Work, promise: Promise[Any]) -> None:
     error = attempt(lambda: handler.send(work, promise.result()))
     if error is not None:
         work.failed(error)
@@ -238,7 +238,9 @@ class LoopRunner(Runner):
         orphaned: called on the engine's loop with the unsettled tasks, once the loop is closed.
     """
 
-    def __init__(self, handler: Handler, concurrency: int, orphaned: Callable[[LoopRunner, list[Any]], object]) -> None:
+    def __init__(
+        self, handler: RunnableHandler, concurrency: int, orphaned: Callable[[LoopRunner, list[Any]], object]
+    ) -> None:
         super().__init__(handler, concurrency)
         loop = handler.loop
         self._loop = loop if loop is not None else handlers_loop()
@@ -306,7 +308,7 @@ class LoopRunner(Runner):
         engine().call(self.pass_on, lambda each: self.is_retired or each.origin.is_stopping)
 
 
-async def _go_on(handler: Handler, work: Work, found: Any = _NOT_STARTED) -> None:
+async def _go_on(handler: RunnableHandler, work: Work, found: Any = _NOT_STARTED) -> None:
     """Await the result of a handler, which is called here unless it was, and send it.
 
     Raises:

@@ -15,7 +15,7 @@ from messaging.codecs import encode
 from messaging.errors import ArgumentError
 from messaging.errors.checks import is_coroutine
 from messaging.model import Features, Message, MessageContextBuilder, channels
-from messaging.receiving import Handler, ResultForm, TypedFunction, evaluated, is_awaitable
+from messaging.receiving import ResultForm, RunnableHandler, TypedFunction, evaluated, is_awaitable
 from messaging.replyto import handlers, streaming
 from messaging.replyto.replies import DeferredReply
 from messaging.replyto.served_request import ReplyContent, checked
@@ -32,7 +32,7 @@ MANY: Final = "many"
 CONCURRENCY: Final = {False: 8, True: 64}
 
 
-class RequestHandler(Handler):
+class RequestHandler(RunnableHandler):
     """A handler service of one of the three interfaces.
 
     Args:
@@ -61,14 +61,14 @@ class RequestHandler(Handler):
         self.takes_builder = kind != PLAIN and not getattr(service, "makes_content", False)
 
     def start(self, task: ServedRequest) -> Any:
-        """See ``Handler.start``."""
+        """See ``RunnableHandler.start``."""
         task.expected = self.expected
         if self.takes_builder:
             return self.call(task.request, _builder(task))
         return self.call(task.request)
 
     def form_of(self, found: Any) -> ResultForm:
-        """See ``Handler.form_of``."""
+        """See ``RunnableHandler.form_of``."""
         if self.kind == SINGLE and isinstance(found, (Message, ReplyContent)):  # nearly always
             return ResultForm.FINAL
         if self.kind == MANY and isinstance(found, Observable):
@@ -78,7 +78,7 @@ class RequestHandler(Handler):
         return super().form_of(found)
 
     def send(self, task: ServedRequest, found: Any) -> None:
-        """Send the replies of a function. See ``Handler.send``."""
+        """Send the replies of a function. See ``RunnableHandler.send``."""
         if self.kind == PLAIN:
             task.done()
         elif self.kind == MANY:
@@ -89,7 +89,7 @@ class RequestHandler(Handler):
             task.reply(checked(found))
 
     async def send_async(self, task: ServedRequest, found: Any) -> None:
-        """Send the replies of a coroutine function. See ``Handler.send_async``."""
+        """Send the replies of a coroutine function. See ``RunnableHandler.send_async``."""
         if self.kind == PLAIN:
             task.done()
         elif self.kind == MANY:
@@ -101,7 +101,7 @@ class RequestHandler(Handler):
             await streaming.with_room(lambda: task.reply(reply))
 
     async def fail_async(self, task: ServedRequest, error: BaseException) -> None:
-        """Report the exception of a handler to the requester. See ``Handler.fail_async``."""
+        """Report the exception of a handler to the requester. See ``RunnableHandler.fail_async``."""
         task.log(error)
         await streaming.with_room(lambda: task.fault(error))
 
