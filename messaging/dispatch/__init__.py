@@ -4,8 +4,7 @@ All event services stand on this room. Applications do not import from it: the e
 applications need.
 
 ======================  ================================================================================================
-``grammar``             the contract of a grammar: topics, topic filters, and the index that finds values by topic
-``topics``              the grammars of OSGi Typed Event and of Event Admin, and their index: a trie of tokens
+``topics``              the contract of a grammar; the grammars of OSGi Typed Event and Event Admin, and their index
 ``distributed_topics``  the grammar of RFC 214 Distributed Eventing, and its index by prefix
 ``permission``          permissions of principals to publish and to subscribe
 ``handler``             one handler: its terms, its failures, whether it is blocked; with a lane of its own
@@ -32,9 +31,6 @@ from messaging.dispatch.distributed_topics import PrefixFilter as PrefixFilter
 from messaging.dispatch.distributed_topics import PrefixIndex as PrefixIndex
 from messaging.dispatch.distributed_topics import is_private_topic as is_private_topic
 from messaging.dispatch.event_service import EventService as EventService
-from messaging.dispatch.grammar import AbstractTopicFilter as AbstractTopicFilter
-from messaging.dispatch.grammar import TopicGrammar as TopicGrammar
-from messaging.dispatch.grammar import TopicIndex as TopicIndex
 from messaging.dispatch.handler import DispatchHandler as DispatchHandler
 from messaging.dispatch.handler import FunctionHandler as FunctionHandler
 from messaging.dispatch.handler import HandlerDTO as HandlerDTO
@@ -54,7 +50,10 @@ from messaging.dispatch.permission import check_principal as check_principal
 from messaging.dispatch.topics import EVENT_ADMIN as EVENT_ADMIN
 from messaging.dispatch.topics import MULTI_LEVEL as MULTI_LEVEL
 from messaging.dispatch.topics import TYPED_EVENTS as TYPED_EVENTS
+from messaging.dispatch.topics import AbstractTopicFilter as AbstractTopicFilter
 from messaging.dispatch.topics import TopicFilter as TopicFilter
+from messaging.dispatch.topics import TopicGrammar as TopicGrammar
+from messaging.dispatch.topics import TopicIndex as TopicIndex
 from messaging.dispatch.topics import TopicTrie as TopicTrie
 from messaging.dispatch.topics import check_topic as check_topic
 from messaging.dispatch.topics import is_topic as is_topic

@@ -20,7 +20,7 @@ import re
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from messaging.dispatch.grammar import AbstractTopicFilter, TopicGrammar, TopicIndex, exact_text
+from messaging.dispatch.topics import AbstractTopicFilter, TopicGrammar, TopicIndex, exact_text
 from messaging.errors import InvalidTopicError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class PrefixFilter(AbstractTopicFilter):
 
 
 class PrefixIndex(TopicIndex[PrefixFilter, T]):
-    """Values by topic filter, found by topic; see :class:`~messaging.dispatch.grammar.TopicIndex`.
+    """Values by topic filter, found by topic; see :class:`~messaging.dispatch.topics.TopicIndex`.
 
     Exact topics and prefixes are keys of dicts. A search looks up the beginnings of the topic that are as long as a
     prefix of some filter: at most one look-up for each character of the topic, whatever the number of filters.

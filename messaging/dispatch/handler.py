@@ -22,12 +22,14 @@ from messaging.services import LdapFilter
 from messaging.services.reporting import counter, gauge, identity, label
 
 if TYPE_CHECKING:
-    from messaging.dispatch.grammar import AbstractTopicFilter, TopicGrammar
     from messaging.dispatch.permission import Principal
+    from messaging.dispatch.topics import AbstractTopicFilter, TopicGrammar
     from messaging.execution import Pool
     from messaging.services import ServiceReference
 
 logger = SafeLog(__name__)
+
+E = TypeVar("E")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,6 @@ def read_timeout(value: Any, name: str) -> float | None:
     """Return a number of seconds, or ``None``. Raise ``ArgumentError`` for a value that is no number of at least 0."""
     return None if value is None else _check_seconds(name, value)
 
-
-E = TypeVar("E")
 
 #: called with a handler, its lane and the reason why it has to be blocked; see ``Dispatcher.block``
 Block = Callable[[Any, Lane, str], object]

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-from messaging.dispatch.grammar import AbstractTopicFilter, TopicGrammar
-from messaging.dispatch.topics import TYPED_EVENTS
+from messaging.dispatch.topics import TYPED_EVENTS, AbstractTopicFilter, TopicGrammar
 from messaging.errors import ArgumentError, PermissionDeniedError
 from messaging.errors.checks import check_instance, check_mapping, plain_function
 from messaging.errors.text import SafeLog, exact, tolerant

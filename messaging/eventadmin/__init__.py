@@ -4,8 +4,7 @@ The room stands on ``messaging.dispatch``, ``messaging.services`` and, for the b
 
 =================  =====================================================================================================
 ``admin``          EventAdmin: posting, sending, and finding handlers
-``admin_handler``  one handler: its terms, its function, and the context of its deliveries
-``posting``        posted events on their way to it
+``admin_handler``  one handler: its terms, its function, its posted events, and the context of its deliveries
 ``event``          Event, its conventional names, and the interface of handlers
 ``sources``        service, log, configuration and connection events
 ``bridge``         events of an EventAdmin on a typed event bus, and back

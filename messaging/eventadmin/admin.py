@@ -39,19 +39,19 @@ from messaging.eventadmin.admin_handler import (
     AdminHandler,
     AdminTerms,
     DeliveryContext,
+    PostedQueue,
     is_inside,
     is_quiet,
     read_terms,
 )
 from messaging.eventadmin.event import Event, EventHandler
 from messaging.eventadmin.event import EventConstants as Names
-from messaging.eventadmin.posting import PostedQueue
 from messaging.execution import Flag, Promise, clock, running_loop, workers
 from messaging.services.reporting import PartReporter, Reporter, gauge, part
 
 if TYPE_CHECKING:
     from messaging.dispatch import Principal
-    from messaging.eventadmin.posting import PostedItem
+    from messaging.eventadmin.admin_handler import PostedItem
     from messaging.execution import Lane
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
 

@@ -10,8 +10,8 @@
 ``history``           the events that are kept of each topic, in memory
 ``durable``           the history on the disk: its options, and its files beside the records
 ``store``             the records of that history: writes and reads them
-``bus_connection``    BusConnection: the connection to an event network, and the queue of events that are sent
-``connected_bus``     takes in the events of other processes
+``bus_connection``    BusConnection: the connection to an event network, both ways
+``outbound``          the queue of the events that it sends
 ``connection_terms``  which events cross a connection
 ``past``              answers other processes that ask for past events
 ``late``              asks other processes for past events, and publishes them before live ones

@@ -39,8 +39,7 @@ from messaging.execution import LoopLane, clock, running_loop
 from messaging.journal import JournalReporter
 from messaging.services import ServiceRegistration, ServiceRegistry, Version
 from messaging.services.reporting import PartReporter, Reporter, counter, gauge, part
-from messaging.typedevent.bus_connection import BusConnection
-from messaging.typedevent.connected_bus import ConnectedBus
+from messaging.typedevent.bus_connection import BusConnection, ConnectedBus
 from messaging.typedevent.connection_terms import LIMIT, ConnectionTerms
 from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO
 from messaging.typedevent.event import PublishedEvent, copy_of, topic_of_event
@@ -286,8 +285,8 @@ class TypedEventBus(EventService):
         try:
             if not self.is_open:  # checked after add(): from there on, close() waits for this thread
                 self.refuse_closed()
-            for connection in route.connections:
-                connection.offer(published)
+            for offer in route.outlets:
+                offer(published)
             if route.is_recorded:
                 self._record(route, published)
             else:
@@ -330,12 +329,12 @@ class TypedEventBus(EventService):
 
     def _make_route(self, topic: str, handlers: list[tuple[EventReceiver, EventTerms]]) -> BusRoute:
         taps = [each for each in self.monitor.taps if each.may_see(topic)]
-        connections = tuple(each for each in self._network.connections if each.sends(topic))
+        outlets = tuple(each.offer for each in self._network.connections if each.sends(topic))
         with self.dispatcher.lock:
             policy = self._history.effective(topic)
             store = self._store
             stored = store if store is not None and store.stores(topic, policy) else None
-            return BusRoute(handlers, policy, taps, connections, stored)
+            return BusRoute(handlers, policy, taps, outlets, stored)
 
     def _guaranteed(self) -> Iterator[PublishedEvent]:
         """Yield the events of the durable history that minima guarantee, the newest first."""

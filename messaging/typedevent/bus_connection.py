@@ -5,31 +5,59 @@ publishing thread, which never waits. A worker thread encodes it and puts it int
 If the queue is full, the ``overflow`` policy drops an event and counts it. A topic that no other member wants costs a
 publisher nothing.
 
-**Inbound.** See :mod:`messaging.typedevent.connected_bus`.
+**Inbound.** The bus announces the topic filters of its handlers, monitors and history, as far as they are connected,
+and publishes what arrives: handlers receive it as events of this process, converted to their types. Publication time
+and origin are kept.
+
+**Loop guard.** An event keeps its id and the members it passed, see :mod:`messaging.dispatch.eventnetwork.hops`. A bus
+takes an event once, over however many connections and bridges it comes.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Final, Self
+from uuid import UUID
 
-from messaging.dispatch import TYPED_EVENTS, TopicPermission, parse_filter
-from messaging.dispatch.eventdata import WireEvent
-from messaging.dispatch.eventnetwork import EventNetwork, EventNode, MemberProfile, NodeDTO, framework_uuid, last_hop
+from messaging.codecs.cache import BoundedCache
+from messaging.dispatch import TYPED_EVENTS, EventService, TopicPermission, parse_filter
+from messaging.dispatch.eventdata import WireEvent, checked_copy
+from messaging.dispatch.eventnetwork import (
+    MAX_PAST,
+    TYPED,
+    EventNetwork,
+    EventNode,
+    MemberProfile,
+    NodeDTO,
+    NodeService,
+    SeenEvents,
+    TopicInterest,
+    framework_uuid,
+    last_hop,
+)
 from messaging.environment.signals import on_failure
-from messaging.errors import ArgumentError, ClosedError, InvalidEventError, MessagingError
+from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Closeable, Promise, Serial, Waiters, clock, engine, may_block, seconds, workers
+from messaging.execution import Closeable, Promise, clock, engine, may_block, seconds, workers
 from messaging.services.reporting import PartReporter, counter, gauge, register_reporter
-from messaging.typedevent.connected_bus import InboundEvents
 from messaging.typedevent.connection_terms import filters_of
-from messaging.typedevent.late import PAST_LIMIT, PAST_TIMEOUT, ask_past
+from messaging.typedevent.event import PublishedEvent
+from messaging.typedevent.late import (
+    PAST_LIMIT,
+    PAST_TIMEOUT,
+    LateJoin,
+    PastDelivery,
+    ask_past,
+    past_request,
+    read_past,
+)
+from messaging.typedevent.outbound import OutboundQueue
 from messaging.typedevent.past import PastSender
 
 if TYPE_CHECKING:
@@ -37,11 +65,14 @@ if TYPE_CHECKING:
 
     from reactivex import Observable
 
+    from messaging.dispatch import Principal, TopicFilter, TopicPolicy
+    from messaging.dispatch.eventnetwork import Announcement, ArrivedEvent
+    from messaging.execution import Lane
     from messaging.instance import Messaging
-    from messaging.typedevent.connected_bus import ConnectedBus
-    from messaging.typedevent.connection_terms import ConnectionTerms, RelayOverflow
-    from messaging.typedevent.event import PublishedEvent
-    from messaging.typedevent.monitor import MonitorEvent
+    from messaging.typedevent.connection_terms import ConnectionTerms
+    from messaging.typedevent.monitor import MonitorEvent, TypedEventMonitor
+    from messaging.typedevent.past import OwnPast
+    from messaging.typedevent.receivers import BusRoute
 
 logger = SafeLog(__name__)
 
@@ -101,6 +132,8 @@ class BusConnection(Closeable):
         if past is not None:
             past.start(self._node)
         self.ready: Promise[None] = self._node.ready
+        #: announces what the bus wants now; from any thread, without waiting
+        self.refresh = self._node.refresh
         if reach is None or late is None:
             self.caught_up: Promise[None] = Promise(f"receiving the past events for {bus.title}")
             engine().call(self.caught_up.resolve, None)
@@ -192,10 +225,6 @@ class BusConnection(Closeable):
             self._bus.title, self._node, filters, history, limit, seconds(timeout), self._terms.inbound_policy
         )
 
-    def refresh(self) -> None:
-        """Announce what the bus wants now. From any thread."""
-        self._node.refresh()
-
     # --- state
 
     def announced(self, timeout: float = 30.0) -> Promise[None]:
@@ -278,99 +307,242 @@ class BusConnection(Closeable):
         return f"<BusConnection of {self._bus.title}{', closed' if self._closing is not None else ''}>"
 
 
-#: interval of the log for events that are not sent, seconds
-_LOG_INTERVAL: Final = 1.0
+#: origin of a remote event whose sender gave none
+_UNKNOWN_FRAMEWORK: Final = UUID(int=0)
+#: most keys of past events that are remembered until the events come live
+_PAST_ONLY: Final = 100_000
+_ABSENT: Final = object()
 
 
-class OutboundQueue:
-    """The queue of outbound events, and the worker thread that sends them. Thread safe.
+class ConnectedBus:
+    """The side of a typed event bus that its connections use. Thread safe.
 
     Args:
-        title: of the bus, for the log.
-        limit: bound of the queue, events.
-        overflow: policy of the full queue.
-        send: sends one event.
+        bus: the service.
+        publish: its method ``publish``.
+        monitor: the history and the observers of the bus.
+        past: the recorded events of the bus.
+        record: publishes an event by a route, to the lanes that a function returns for it, and records it.
     """
 
     def __init__(
-        self, title: str, limit: int, overflow: RelayOverflow, send: Callable[[PublishedEvent], object]
+        self,
+        bus: EventService,
+        publish: Callable[..., None],
+        monitor: TypedEventMonitor,
+        past: OwnPast,
+        record: Callable[[BusRoute, PublishedEvent, Callable[[PublishedEvent], list[Lane]]], object],
     ) -> None:
-        self._title = title
-        self._limit = limit
-        self._drops_oldest = overflow == "drop_oldest"
-        self._send = send
-        self._events: deque[PublishedEvent] = deque()
-        self._serial = Serial(self._drain, lambda: self._events)
-        self._is_sending = False
-        self._is_dropping = False
-        self._idle = Waiters()
-        self._next_log = 0.0
-        self.dropped = self.unfit = self.failed = 0
+        self.bus = bus
+        self.title = bus.title
+        self.dispatcher = bus.dispatcher
+        self.past = past
+        self.publish = publish
+        self._monitor = monitor
+        self._record = record
+        self.seen = SeenEvents()
+        #: keys of events that came as past ones: handlers without a history get those that come live, too
+        self.past_only: BoundedCache[str, None] = BoundedCache(_PAST_ONLY)
+        self._lock = threading.Lock()  # guards the following, which is replaced as a whole
+        self.connections: tuple[BusConnection, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self._events) + self._is_sending
+    def add(self, connection: BusConnection) -> None:
+        """Add a connection."""
+        with self._lock:
+            self.connections = (*self.connections, connection)
+        self.dispatcher.forget()
 
-    def put(self, event: PublishedEvent) -> None:
-        """Queue an event; a full queue drops one. Never waits."""
-        events = self._events
-        if len(events) >= self._limit:
-            self.dropped += 1
-            if not self._is_dropping:
-                self._is_dropping = True
-                workers().submit(self._log_dropping)  # not here: log handlers may take any lock
-            if not self._drops_oldest:
-                return
-            try:
-                events.popleft()
-            except IndexError:  # the worker took all of them just now
-                self.dropped -= 1
-        events.append(event)
-        self._serial.wake()
+    def remove(self, connection: BusConnection) -> None:
+        """Remove a connection; idempotent."""
+        with self._lock:
+            self.connections = tuple(each for each in self.connections if each is not connection)
+        self.dispatcher.forget()
 
-    def _log_dropping(self) -> None:
-        logger.error(
-            "%s: %d events wait to be sent to other processes: dropping the %s until half of them are sent",
-            self._title, self._limit, "oldest ones" if self._drops_oldest else "new ones",
-        )  # fmt: skip
+    def refresh(self) -> None:
+        """Note that the handlers changed. From any thread; does not wait."""
+        for each in self.connections:
+            each.refresh()
 
-    def _drain(self) -> None:
-        events = self._events
-        self._is_sending = True
+    def close(self) -> None:
+        """Close all connections."""
+        for each in self.connections:
+            each.close()
+
+    def publish_copy(self, event: PublishedEvent, principal: Principal) -> None:
+        """Publish an event of another process that is recorded as a past event already."""
+        dispatcher = self.dispatcher
+        dispatcher.check(principal, TopicPermission.PUBLISH, event.topic)
+        route = dispatcher.route(event.topic)
+        thread = get_ident()
+        self.bus.publishing.add(thread)
         try:
-            while events:
-                event = events.popleft()
-                try:
-                    self._send(event)
-                except InvalidEventError as error:
-                    self.unfit += 1
-                    self._log(event.topic, error)
-                except ClosedError:
-                    self.failed += 1
-                except MessagingError as error:
-                    self.failed += 1
-                    self._log(event.topic, error)
-                except Exception:
-                    self.unfit += 1
-                    logger.exception("%s: cannot send an event on %r; it is dropped", self._title, event.topic)
-                if self._is_dropping and len(events) <= self._limit // 2:
-                    self._is_dropping = False
+            self.bus.refuse_closed()
+            for offer in route.outlets:
+                offer(event)
+            for lane in route.lanes_for_copy(event):
+                if lane.has_room():
+                    lane.put(event)
         finally:
-            self._is_sending = False
-            self._idle.wake()
+            self.bus.publishing.discard(thread)
 
-    def _log(self, topic: str, error: Exception) -> None:
-        now = clock.monotonic()
-        if now >= self._next_log:
-            self._next_log = now + _LOG_INTERVAL
-            logger.error("%s: an event on %r is not sent to other processes: %s", self._title, topic, error)
+    def publish_past(self, events: list[PublishedEvent], principal: Principal) -> None:
+        """Record past events of other processes, and deliver them to handlers that want past events."""
+        dispatcher = self.dispatcher
+        delivery = PastDelivery(dispatcher, events)
+        thread = get_ident()
+        for number, event in enumerate(events):
+            if not dispatcher.may(principal, TopicPermission.PUBLISH, event.topic):
+                continue
+            self.bus.publishing.add(thread)
+            try:
+                self.bus.refuse_closed()
+                self._record(dispatcher.route(event.topic), event, partial(delivery.lanes_for, number))
+            finally:
+                self.bus.publishing.discard(thread)
 
-    def wait(self, timeout: float) -> bool:
-        """Wait until every event is sent; return whether that is so after ``timeout`` seconds."""
-        return self._idle.wait_for(lambda: not len(self), timeout)
+    def wanted(self) -> Iterable[tuple[str, str | None]]:
+        """Return the topic filters of handlers, monitors and history, each with its LDAP filter."""
+        found = {
+            (topics.text, None if each.terms.filter is None else str(each.terms.filter)): None
+            for _, each in self.dispatcher.handlers()
+            if each.blocked is None
+            for topics in each.topics
+        }
+        policies = self._monitor.get_configured_history_storage()
+        found |= {(text, None): None for text, policy in policies.items() if policy.maximum}
+        if self._monitor.taps:
+            found["*", None] = None
+        return found
 
-    def clear(self) -> int:
-        """Drop the events that wait; return how many."""
-        lost = len(self._events)
-        self._events.clear()
-        self.dropped += lost
-        return lost
+
+class InboundEvents(NodeService):
+    """The events of other processes that one connection takes in. Its methods run on worker threads.
+
+    Args:
+        bus: the bus.
+        topics: filters of the topics that are connected inbound.
+        policy: who may publish to which of them; ``None``: all.
+        principal: publishes the events on the bus.
+        past: answers the requests of other members; ``None`` if the history is not shared.
+    """
+
+    def __init__(
+        self,
+        bus: ConnectedBus,
+        topics: tuple[TopicFilter, ...],
+        policy: TopicPolicy | None,
+        principal: Principal,
+        past: PastSender | None,
+    ) -> None:
+        self._bus = bus
+        self.topics = topics
+        self.policy = policy
+        self._principal = principal
+        self._past = past
+        #: number of events that had arrived before
+        self.duplicates = 0
+        #: the past events of other processes; until they are there, live ones are held
+        self.late: LateJoin | None = None
+
+    def begin_with_past(self) -> LateJoin:
+        """Hold live events until there are past ones. Called before any arrive."""
+        late = self.late = LateJoin(
+            self._bus.title,
+            past_event=self._past_event,
+            publish_past=lambda events: self._bus.publish_past(events, self._principal),
+            publish=self._publish,
+        )
+        return late
+
+    def wanted(self) -> tuple[Iterable[TopicInterest], Iterable[str]]:
+        """See ``NodeService``: what handlers, monitors and history of the bus want, as far as it is connected."""
+        found: dict[TopicInterest, None] = {}
+        for text, ldap in self._bus.wanted():
+            for mine in self.topics:
+                common = mine.intersection(parse_filter(text))
+                if common is not None:
+                    found[TopicInterest(common, ldap, grammar=TYPED)] = None
+        return found, ()
+
+    def interest_changed(self) -> None:
+        """See ``NodeService``: have routes made anew."""
+        self._bus.dispatcher.forget()
+
+    def member_lost(self, member: str) -> None:
+        """See ``NodeService``: a typed event bus has no sessions."""
+
+    def replay_asked(self, request: Announcement) -> None:
+        """See ``NodeService``."""
+        if self._past is not None:
+            self._past.ask(request)
+
+    def receive(self, arrival: ArrivedEvent) -> None:
+        """See ``NodeService``: publish an event, or hold it."""
+        wire = arrival.event
+        topic = wire.topic
+        if wire.kind != "data" or not any(each.matches(topic) for each in self.topics):
+            if arrival.notified is not None:
+                arrival.notified()  # no handler of the bus wants it
+            return
+        if self.policy is not None:
+            self.policy.check(wire.principal, TopicPermission(topic, TopicPermission.PUBLISH))
+        late = self.late
+        if late is None or not late.hold(arrival):
+            self._publish(arrival)
+
+    def _publish(self, arrival: ArrivedEvent) -> None:
+        """Publish an event that passed the checks, unless it arrived before. Its sender is answered in any case."""
+        wire, hop = arrival.event, arrival.hop
+        bus = self._bus
+        is_copy = False
+        try:
+            if (key := hop.key) is not None and not bus.seen.is_new(key):
+                if bus.past_only.pop(key, _ABSENT) is _ABSENT:
+                    self.duplicates += 1
+                    return
+                is_copy = True
+            data = wire.value()
+            if type(data) is not dict:
+                raise DecodeError(f"its data is a {type(data).__name__}: the events of a typed event bus are maps")
+            origin = hop.framework or _UNKNOWN_FRAMEWORK
+            time = 0.0 if hop.time is None else hop.time / _MICROSECONDS
+            if is_copy:
+                event = PublishedEvent(wire.topic, checked_copy(data))
+                event.passed, event.origin, event.time = (hop,), origin, time
+                bus.publish_copy(event, self._principal)
+            else:
+                bus.publish(wire.topic, data, self._principal, True, False, (hop,), origin, time)
+        finally:
+            if arrival.notified is not None:  # when the handlers have processed the events published so far
+                bus.bus.flush().listen(arrival.notified)
+
+    def catch_up(self, node: EventNode, late: LateJoin, since: Callable[[], datetime] | None, limit: int) -> None:
+        """Ask for the past events, once the connection is there or has failed."""
+        error = node.ready.exception()
+        if error is None:
+            bus = self._bus
+            start = None if since is None else since()
+            try:
+                for each in bus.past.newest(self.topics, start, MAX_PAST):
+                    if bus.seen.is_new(key := bus.past.key_of(each)):  # others may have recorded it, too
+                        bus.past_only[key] = None
+                node.replays.ask(past_request(bus.title, self.topics, start, limit, PAST_TIMEOUT, late.done))
+                return
+            except MessagingError as raised:
+                error = raised
+        late.done([], error)
+
+    def _past_event(self, arrival: ArrivedEvent) -> PublishedEvent | None:
+        """Return the past event that arrived, ``None`` if the bus has it."""
+        hop = arrival.hop
+        read = read_past(arrival, self.policy)
+        if (key := hop.key) is not None:
+            if not self._bus.seen.is_new(key):
+                self.duplicates += 1
+                return None
+            self._bus.past_only[key] = None
+        event = PublishedEvent(read.topic, checked_copy(read.event_data))
+        event.passed = (hop,)
+        event.origin = read.origin or _UNKNOWN_FRAMEWORK
+        event.time = 0.0 if hop.time is None else hop.time / _MICROSECONDS
+        return event

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import (
     LaneHandler,
@@ -285,22 +285,6 @@ class TypedReceiver(EventReceiver):
         return self.function(event.topic, data)
 
 
-class EventOutlet(Protocol):
-    """A connection to a network, which sends the events of the bus to other processes."""
-
-    def sends(self, topic: str) -> bool:
-        """Return whether events of a topic may have to be sent. From any thread."""
-
-    def offer(self, event: PublishedEvent) -> None:
-        """Queue an event for the other processes. Never waits."""
-
-    def refresh(self) -> object:
-        """Announce what the bus wants now. From any thread; does not wait."""
-
-    def close(self) -> None:
-        """End the connection."""
-
-
 class BusRoute:
     """Cached routing of one topic: receivers, history policy, observers. Immutable.
 
@@ -308,16 +292,16 @@ class BusRoute:
         handlers: receivers that match the topic, with the terms by which they do, those for unhandled events included.
         policy: the history policy of the topic.
         taps: subscriptions to the monitor that may see the topic.
-        connections: connections to networks that may have to send its events.
+        outlets: called with each event: connections to networks that may have to send it. They never wait.
         store: the durable history, if the events of the topic are stored there.
     """
 
     __slots__ = (
-        "connections",
         "filtered",
         "is_fixed",
         "is_recorded",
         "lanes",
+        "outlets",
         "policy",
         "regular",
         "relays",
@@ -331,7 +315,7 @@ class BusRoute:
         handlers: list[tuple[EventReceiver, EventTerms]],
         policy: RangePolicy,
         taps: list[Tap],
-        connections: tuple[EventOutlet, ...] = (),
+        outlets: tuple[Callable[[PublishedEvent], object], ...] = (),
         store: EventStore | None = None,
     ) -> None:
         self.regular = regular = [each for each in handlers if each[0].kind != UNHANDLED and not each[0].is_relay]
@@ -342,7 +326,7 @@ class BusRoute:
         self.relays = [each for each in handlers if each[0].is_relay]
         self.policy = policy
         self.taps = taps
-        self.connections = connections
+        self.outlets = outlets
         self.store = store
         self.is_recorded = bool(taps) or policy.maximum > 0 or store is not None
         #: whether all events go to the same lanes

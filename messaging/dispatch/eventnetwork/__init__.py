@@ -3,24 +3,23 @@
 The distributed event admin (RFC 214) and the connection of a typed event bus stand on this room. It knows topics as a
 grammar, and events as their layout. Applications do not import from it.
 
-===================  ===================================================================================================
-``node``             EventNode: one member of a network
-``own_member``       this member: its settings (EventNetwork), its event service (NodeService), what its parts share
-``other_members``    the other members: what each announced, and which of them want an event
-``membership``       who lives: acts on announcements and on silence, and passes the changes on
-``announcements``    the layout of announcements
-``announcer``        the announcements of this member, published in order
-``own_interests``    the subscriptions of this member, in step with its announcements
-``channels``         the channels of events and announcements, and the contexts of their messages
-``sending``          events that are sent
-``intake``           events and announcements that arrive
-``hops``             the way of an event through networks, and the ids that were seen
-``asking``           asks other members for past events, and whether they have read announcements
-``notifications``    promises that resolve when every consumer was notified
-``signing``          EventSigning: the envelope of signed messages
-``signing_keys``     the keys that sign it
-``seals``            refuses replays, and members and principals of other keys
-===================  ===================================================================================================
+=====================  =================================================================================================
+``node``               EventNode: one member of a network
+``own_member``         this member: its settings (EventNetwork), its event service (NodeService), what its parts share
+``other_members``      the other members: what each announced, and which of them want an event
+``membership``         who lives: acts on announcements and on silence, and passes the changes on
+``announcements``      the layout of announcements
+``own_announcements``  what this member announces, in step with its subscriptions, and published in order
+``channels``           the channels of events and announcements, and the contexts of their messages
+``sending``            events that are sent
+``intake``             events and announcements that arrive
+``hops``               the way of an event through networks, and the ids that were seen
+``asking``             asks other members for past events, and whether they have read announcements
+``notifications``      promises that resolve when every consumer was notified
+``signing``            EventSigning: the envelope of signed messages
+``signing_keys``       the keys that sign it
+``seals``              refuses replays, and members and principals of other keys
+=====================  =================================================================================================
 """
 
 from messaging.dispatch.eventnetwork.announcements import DISTRIBUTED as DISTRIBUTED

@@ -25,9 +25,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from messaging.dispatch.eventnetwork.announcements import MAX_ENTRIES, Announcement, TopicInterest
-from messaging.dispatch.eventnetwork.announcer import OwnAnnouncements
 from messaging.dispatch.eventnetwork.notifications import MEMBERS, DeliveryNotification, Notifications
 from messaging.dispatch.eventnetwork.other_members import Interests, OtherMember
+from messaging.dispatch.eventnetwork.own_announcements import OwnAnnouncements
 from messaging.errors import DecodeError
 from messaging.errors.text import SafeLog
 

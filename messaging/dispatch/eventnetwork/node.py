@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4, uuid5
 
 from messaging.dispatch.eventnetwork.announcements import Announcement
-from messaging.dispatch.eventnetwork.announcer import Announcer
 from messaging.dispatch.eventnetwork.asking import Pings, Replays
 from messaging.dispatch.eventnetwork.channels import ChannelNames, EventContexts
 from messaging.dispatch.eventnetwork.intake import AnnouncementIntake, NetworkEventIntake
 from messaging.dispatch.eventnetwork.membership import ANSWER_DELAY, MemberChanges, Membership
 from messaging.dispatch.eventnetwork.notifications import Notifications
 from messaging.dispatch.eventnetwork.other_members import Interests, MemberDTO
-from messaging.dispatch.eventnetwork.own_interests import OwnInterests
+from messaging.dispatch.eventnetwork.own_announcements import Announcer, OwnInterests
 from messaging.dispatch.eventnetwork.own_member import EVERYTHING, Control, MemberProfile, NodeService, OwnMember
 from messaging.dispatch.eventnetwork.seals import Seals
 from messaging.dispatch.eventnetwork.sending import EventSender

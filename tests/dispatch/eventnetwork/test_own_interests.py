@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from messaging.dispatch.eventnetwork.announcements import TopicInterest
-from messaging.dispatch.eventnetwork.own_interests import OwnInterests
+from messaging.dispatch.eventnetwork.own_announcements import OwnInterests
 from messaging.errors import ClosedError, InvalidChannelError, SubscriptionRefusedError
 from messaging.execution import Promise
 from messaging.testing.waiting import PATIENCE

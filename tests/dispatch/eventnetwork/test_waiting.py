@@ -16,7 +16,7 @@ import messaging
 from messaging import Promise
 from messaging.dispatch.eventdata import WireEvent, encode
 from messaging.dispatch.eventnetwork.announcements import TopicInterest
-from messaging.dispatch.eventnetwork.own_interests import OwnInterests
+from messaging.dispatch.eventnetwork.own_announcements import OwnInterests
 from messaging.distributedeventing import DistributedEventAdmin, EventNetwork
 from messaging.errors import PartialNotificationError
 from messaging.services import ServiceRegistry

@@ -79,7 +79,7 @@ TYPED_BUS = (
         "typed bus",
         (
             Edit(
-                "messaging/typedevent/connected_bus.py",
+                "messaging/typedevent/bus_connection.py",
                 """\
             if (key := hop.key) is not None and not bus.seen.is_new(key):
                 if bus.past_only.pop(key, _ABSENT) is _ABSENT:
@@ -125,7 +125,7 @@ TYPED_BUS = (
         "typed bus",
         (
             Edit(
-                "messaging/typedevent/connected_bus.py",
+                "messaging/typedevent/bus_connection.py",
                 """\
             if arrival.notified is not None:
                 arrival.notified()  # no handler of the bus wants it
@@ -156,7 +156,7 @@ TYPED_BUS = (
         "typed bus",
         (
             Edit(
-                "messaging/typedevent/connected_bus.py",
+                "messaging/typedevent/bus_connection.py",
                 """\
                 for each in bus.past.newest(self.topics, start, MAX_PAST):
                     if bus.seen.is_new(key := bus.past.key_of(each)):  # others may have recorded it, too
@@ -178,7 +178,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/dispatch/eventnetwork/own_interests.py",
+                "messaging/dispatch/eventnetwork/own_announcements.py",
                 "        staying = self._replaced()\n",
                 "        staying: frozenset[str] = frozenset()\n",
             ),
@@ -191,7 +191,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/dispatch/eventnetwork/own_interests.py",
+                "messaging/dispatch/eventnetwork/own_announcements.py",
                 "[*(each for each, pattern in self._interests.items() if pattern in confirmed), *self._ending]",
                 "[*(each for each, pattern in self._interests.items() if pattern in self._patterns), *self._ending]",
             ),
@@ -205,7 +205,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/dispatch/eventnetwork/own_interests.py",
+                "messaging/dispatch/eventnetwork/own_announcements.py",
                 """\
         if self._adding.get(pattern) is not added:
             return  # removed meanwhile, and maybe added again: the later promise counts
@@ -223,7 +223,7 @@ DISTRIBUTED = (
         "distributed admin",
         (
             Edit(
-                "messaging/dispatch/eventnetwork/own_interests.py",
+                "messaging/dispatch/eventnetwork/own_announcements.py",
                 "        for each in refused:\n            self._add(each)\n",
                 "        del refused\n",
             ),
