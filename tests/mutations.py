@@ -314,12 +314,14 @@ FAULTS = (
     Fault(
         "an expired lease is renewed",
         "messaging/leases/landlord.py",
-        "            if lease is None or lease.is_expired:\n"
-        "                return self._unknown(lease_id)\n"
-        "            lease.note_granted(asked, granted)",
-        "            if lease is None:\n"
-        "                return self._unknown(lease_id)\n"
-        "            lease.note_granted(asked, granted)",
+        "                if lease is None or lease.is_expired:\n"
+        "                    outcomes.append(self._unknown(lease_id))\n"
+        "                    continue\n"
+        "                lease.note_granted(asked, granted)",
+        "                if lease is None:\n"
+        "                    outcomes.append(self._unknown(lease_id))\n"
+        "                    continue\n"
+        "                lease.note_granted(asked, granted)",
         "tests/leases",
     ),
     Fault(

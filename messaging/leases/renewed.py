@@ -6,9 +6,8 @@ import heapq
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from messaging.errors import ArgumentError, DeadlineError, MessagingError, UnknownLeaseError
 from messaging.leases.lease import ANY, Lease, is_definite
@@ -47,7 +46,7 @@ class RenewedLease:
         renew_duration: float,
         listener: Any,
         owner: object,
-        schedule: Schedule[RenewedLease],
+        schedule: Schedule,
     ) -> None:
         self.lease = lease
         #: time of the clock of the lease
@@ -58,8 +57,9 @@ class RenewedLease:
         #: another entry of the same lease, of another owner
         self.next: RenewedLease | None = None
         self.schedule = schedule
-        #: see ``Scheduled``
+        #: identifies it in the schedule; 0: it is in none
         self.number = 0
+        #: when it is due, and from when on it may be renewed with a lease of the same grantor that is due
         self.due = self.early = math.inf
         #: requests so far
         self.attempts = 0
@@ -128,7 +128,7 @@ class RenewedLeases:
         #: the first entry of each lease; the others follow it
         self._entries: dict[Lease, RenewedLease] = {}
         #: schedules by the identity of their clocks, of which there is one except in tests
-        self._schedules: dict[int, Schedule[RenewedLease]] = {}
+        self._schedules: dict[int, Schedule] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -324,20 +324,6 @@ _SLACK: Final = 64
 _numbers = itertools.count(1)
 
 
-class Scheduled(Protocol):
-    """A lease with its due time. All times are of the clock of the lease."""
-
-    lease: Lease
-    #: when it is due
-    due: float
-    #: from when on it may be renewed with a lease of the same grantor that is due; infinite: not before it is due
-    early: float
-    #: identifies it in the schedule; 0: it is in none
-    number: int
-
-
-S = TypeVar("S", bound=Scheduled)
-
 _Times = list[tuple[float, int]]
 
 
@@ -353,7 +339,7 @@ class _Group:
         self.size = 0
 
 
-class Schedule(Generic[S]):
+class Schedule:
     """Due times of leases with one clock. Not thread safe.
 
     Changing a due time adds it to a heap; the earlier one is ignored when its turn comes.
@@ -361,7 +347,7 @@ class Schedule(Generic[S]):
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._entries: dict[int, S] = {}
+        self._entries: dict[int, RenewedLease] = {}
         #: heap of due times, with the numbers of the leases
         self._due: _Times = []
         self._groups: dict[Grantor, _Group] = {}
@@ -370,19 +356,19 @@ class Schedule(Generic[S]):
         """Return the number of leases."""
         return len(self._entries)
 
-    def add(self, entry: S) -> None:
+    def add(self, entry: RenewedLease) -> None:
         """Add a lease."""
         entry.number = next(_numbers)
         self._entries[entry.number] = entry
         self._groups.setdefault(entry.lease.grantor, _Group()).size += 1
         self._push(entry)
 
-    def move(self, entry: S) -> None:
+    def move(self, entry: RenewedLease) -> None:
         """Note that the times of a lease have changed."""
         self._push(entry)
         self._compact()
 
-    def remove(self, entry: S) -> None:
+    def remove(self, entry: RenewedLease) -> None:
         """Remove a lease. Times of it stay for a while, and are ignored; the lease is not kept alive."""
         del self._entries[entry.number]
         entry.number = 0
@@ -392,7 +378,7 @@ class Schedule(Generic[S]):
             del self._groups[entry.lease.grantor]
         self._compact()
 
-    def take(self) -> list[S]:
+    def take(self) -> list[RenewedLease]:
         """Return the leases that are due, and those that may be renewed with them. Their times have to be moved."""
         now = self.clock()
         due = self._taken(self._due, now, is_early=False)
@@ -406,11 +392,11 @@ class Schedule(Generic[S]):
             heapq.heappop(self._due)
         return self._due[0][0] - self.clock() if self._due else None
 
-    def is_first(self, entry: S) -> bool:
+    def is_first(self, entry: RenewedLease) -> bool:
         """Return whether no other lease is due before this one."""
         return bool(self._due) and entry.due <= self._due[0][0]
 
-    def _push(self, entry: S) -> None:
+    def _push(self, entry: RenewedLease) -> None:
         if entry.due < math.inf:
             heapq.heappush(self._due, (entry.due, entry.number))
         if entry.early < entry.due:
@@ -420,7 +406,7 @@ class Schedule(Generic[S]):
         entry = self._entries.get(number)
         return entry is not None and entry.due == due
 
-    def _taken(self, times: _Times, now: float, *, is_early: bool) -> Iterable[S]:
+    def _taken(self, times: _Times, now: float, *, is_early: bool) -> list[RenewedLease]:
         found = []
         while times and times[0][0] <= now:
             at, number = heapq.heappop(times)

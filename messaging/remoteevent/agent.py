@@ -15,33 +15,32 @@ no other one. The lock of the agent guards its registrations; no code of the app
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch.eventdata import from_portable, to_portable
 from messaging.environment.signals import on_failure
-from messaging.errors import ArgumentError, ClosedError
+from messaging.errors import ArgumentError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import refuse_in_loop
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
-from messaging.remoteevent.delivery import Delivery, DeliveryCounts, RetryPolicy, wait_for_all
-from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_kind, check_sequence_number
-from messaging.remoteevent.event_journal import EventJournal, channel_of
+from messaging.remoteevent.delivery import POSITION, DeliveryCounts, EventDelivery, Interest, RetryPolicy, wait_for_all
+from messaging.remoteevent.event import EventRegistration, RemoteEvent, check_kind, check_sequence_number
+from messaging.remoteevent.event_journal import channel_of
 from messaging.remoteevent.intake import EventIntake
 from messaging.remoteevent.listener import BatchListener
-from messaging.remoteevent.party import Party, PartyFolder
+from messaging.remoteevent.party import EventFolder, Party
 from messaging.remoteevent.renewals import OwnedRenewals
 from messaging.remoteevent.targets import as_target
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
     from messaging.execution import Promise
     from messaging.instance import Messaging
     from messaging.journal.options import Fsync, Full
-    from messaging.leases import GrantedLease
     from messaging.remoteevent.listener import Outcome
 
 logger = SafeLog(__name__)
@@ -50,25 +49,6 @@ logger = SafeLog(__name__)
 MAX_BYTES: Final = 2**30
 #: name of the position of the target that gets everything
 _TARGET: Final = "target"
-_REGISTRATION: Final = "registration "
-#: beginning of the names of the positions of registrations
-_POSITION: Final = "lease "
-
-
-class Forwarding:
-    """One listener of an agent. Guarded by the lock of the agent."""
-
-    __slots__ = ("after", "delivery", "handback", "kind", "lease", "listener")
-
-    delivery: Delivery
-    lease: GrantedLease
-
-    def __init__(self, kind: EventKind, handback: Any, listener: Any, after: int) -> None:
-        self.kind = kind
-        self.handback = handback
-        self.listener = listener
-        #: number of the last event before the registration
-        self.after = after
 
 
 class StoreAndForwardAgent(BatchListener, Party):
@@ -118,24 +98,22 @@ class StoreAndForwardAgent(BatchListener, Party):
         self._retry = retry or RetryPolicy()
         super().__init__(f"agent '{name}'", landlord, name)
         #: by the channel of their kind; guarded by the lock
-        self._forwardings: dict[str, tuple[Forwarding, ...]] = {}
+        self._forwardings: dict[str, tuple[Interest, ...]] = {}
         resources = self.resources
         with on_failure(resources.close):
-            self._folder = PartyFolder(path, self, messaging, listeners)
-            self._leases = self._folder.leases
-            self._events = EventJournal(self._folder.path / "events", fsync=fsync, max_bytes=max_bytes, full=full)
-            resources.callback(self._events.journal.close)
+            self._folder = EventFolder(path, self, messaging, listeners, fsync=fsync, max_bytes=max_bytes, full=full)
+            self._events = self._folder.events
             self._manager = resources.enter_context(LeaseRenewalManager())
             self._renewals = OwnedRenewals(self._folder.table, messaging, self._manager, self.title)
             self._intake = EventIntake(self._events, self._folder.table, "checkpoint", self.title, self._forward)
             self._intake.recover()
-            self._target: Delivery | None = None
+            self._target: EventDelivery | None = None
             if everything is None:
                 self._release_target()
             else:
                 begin = self._events.journal.begin
                 queue = self._events.queue(_TARGET, None, lambda event: event, start=begin)
-                self._target = Delivery(name, everything, queue, policy=self._retry)
+                self._target = EventDelivery(name, everything, queue, policy=self._retry)
             self._recover_registrations()
             resources.callback(self._intake.close_checkpoint)
         for each in self._deliveries():  # last: nothing is delivered by an agent that could not be opened
@@ -190,24 +168,14 @@ class StoreAndForwardAgent(BatchListener, Party):
         refuse_in_loop("the disk of an agent", "`await asyncio.to_thread(agent.register, ...)`")
         kind = check_kind(source, event_id)
         form = None if handback is None else from_portable(to_portable(handback))
-        reference = self._folder.reference(listener)
+        self._folder.reference(listener)
         after = self._intake.last(*kind) if sequence_number is None else check_sequence_number(sequence_number)
-        forwarding = Forwarding(kind, form, listener, after)
+        forwarding = Interest(kind, listener, form, after)
         lease = forwarding.lease = self.landlord.grant(duration, about=f"{self.name} {kind!r}")
         with on_failure(self._undo, forwarding):
             # events since the number may be stored already
             self._add(forwarding, None if sequence_number is None else self._events.journal.begin)
-            self._leases.keep(
-                _REGISTRATION + lease.id,
-                lease,
-                {
-                    "source": source,
-                    "id": event_id,
-                    "handback": None if form is None else to_portable(form),
-                    "listener": reference,
-                    "after": after,
-                },
-            )
+            self._folder.keep(forwarding, source=source)
             if upstream is not None:
                 self._renewals.keep(lease.id, upstream)
         # last: it is called at once if the lease has ended meanwhile
@@ -215,21 +183,13 @@ class StoreAndForwardAgent(BatchListener, Party):
         forwarding.delivery.wake()
         return EventRegistration(event_id, source, lease, after)
 
-    def _add(self, forwarding: Forwarding, start: int | None) -> None:
-        """Add a registration, whose delivery is not begun.
-
-        Args:
-            forwarding: with its lease.
-            start: offset of the first record that it may want, if it has no position yet; ``None``: the next record.
-        """
+    def _add(self, forwarding: Interest, start: int | None) -> None:
+        """Add a registration, whose delivery is not begun; ``start``: see ``EventFolder.queue``."""
         channel = channel_of(forwarding.kind)
-        queue = self._events.queue(
-            _position_of(forwarding), channel, lambda event: _for(forwarding, event), start=start
-        )
-        forwarding.delivery = Delivery(
+        forwarding.delivery = EventDelivery(
             f"{self.name} {forwarding.kind}",
             as_target(forwarding.listener),
-            queue,
+            self._folder.queue(forwarding, start),
             policy=self._retry,
             on_unknown_event=lambda _kind: release(forwarding.lease),
             lease=forwarding.lease,
@@ -237,16 +197,14 @@ class StoreAndForwardAgent(BatchListener, Party):
         with self._lock:
             self._forwardings[channel] = (*self._forwardings.get(channel, ()), forwarding)
 
-    def _undo(self, forwarding: Forwarding) -> None:
+    def _undo(self, forwarding: Interest) -> None:
         """End a registration that failed."""
         release(forwarding.lease)
         self._end(forwarding, LeaseEnd.CANCELLED)
 
-    def _end(self, forwarding: Forwarding, end: LeaseEnd) -> None:
+    def _end(self, forwarding: Interest, end: LeaseEnd) -> None:
         """End a registration with its lease. On a worker thread, or of one that failed."""
-        delivery: Delivery | None = getattr(forwarding, "delivery", None)  # the lease may end before it has begun
-        if delivery is not None:
-            delivery.close()
+        forwarding.stop()
         if end is not LeaseEnd.CLOSED:
             self._forget(forwarding)
         channel = channel_of(forwarding.kind)
@@ -257,12 +215,10 @@ class StoreAndForwardAgent(BatchListener, Party):
             else:
                 self._forwardings.pop(channel, None)
 
-    def _forget(self, forwarding: Forwarding) -> None:
+    def _forget(self, forwarding: Interest) -> None:
         """Keep a registration no longer."""
         self._renewals.forget(forwarding.lease.id)
-        with contextlib.suppress(ClosedError):
-            self._leases.forget(_REGISTRATION + forwarding.lease.id)
-            self._events.forget(_position_of(forwarding))
+        self._folder.forget(forwarding)
 
     # --- receiving
 
@@ -280,22 +236,14 @@ class StoreAndForwardAgent(BatchListener, Party):
                     each.delivery.wake()
 
     def _recover_registrations(self) -> None:
-        for key, lease_of, values in self._leases.kept(_REGISTRATION):
-            try:
-                kind = check_kind(values["source"], values["id"])
-                handback = None if values["handback"] is None else from_portable(values["handback"])
-                listener = self._folder.listener(values["listener"])
-                forwarding = Forwarding(kind, handback, listener, int(values["after"]))
-            except (KeyError, TypeError, ValueError) as error:
-                logger.warning("agent '%s': %r is not a registration: %s", self.name, key, error)
-                continue
-            forwarding.lease = lease_of(lambda _end: None)
+        for forwarding, grant in self._folder.interests():
+            forwarding.lease = grant(lambda _end: None)
             self._add(forwarding, None)
             forwarding.lease.when_ended(partial(self._end, forwarding))
         # a crash may have come between two steps of register()
-        forwardings = self._all_forwardings()
-        self._events.remove_others(_POSITION, map(_position_of, forwardings))
-        self._renewals.recover(each.lease.id for each in forwardings)
+        known = [each.lease.id for each in self._all_forwardings()]
+        self._folder.remove_others(known)
+        self._renewals.recover(known)
 
     # --- state and life cycle
 
@@ -313,7 +261,7 @@ class StoreAndForwardAgent(BatchListener, Party):
     def pending(self) -> int:
         """Number of stored events that ``target``, or else the slowest registered listener, has not acknowledged."""
         journal = self._events.journal
-        positions = [at for name, at in journal.cursors().items() if name == _TARGET or name.startswith(_POSITION)]
+        positions = [at for name, at in journal.cursors().items() if name == _TARGET or name.startswith(POSITION)]
         return journal.end - min(positions, default=journal.end)
 
     @property
@@ -336,11 +284,11 @@ class StoreAndForwardAgent(BatchListener, Party):
         for each in self._deliveries():
             each.enable()
 
-    def _all_forwardings(self) -> list[Forwarding]:
+    def _all_forwardings(self) -> list[Interest]:
         with self._lock:
             return [each for several in self._forwardings.values() for each in several]
 
-    def _deliveries(self) -> list[Delivery]:
+    def _deliveries(self) -> list[EventDelivery]:
         deliveries = [each.delivery for each in self._all_forwardings()]
         return deliveries if self._target is None else [self._target, *deliveries]
 
@@ -353,17 +301,8 @@ class StoreAndForwardAgent(BatchListener, Party):
         for each in self._all_forwardings():
             if each.lease.is_over:
                 self._forget(each)  # its callback would come too late
-        self._leases.close()
+        self._folder.leases.close()
 
     @tolerant
     def __repr__(self) -> str:
         return f"<StoreAndForwardAgent {self.name!r}>"
-
-
-def _position_of(forwarding: Forwarding) -> str:
-    return f"{_POSITION}{forwarding.lease.id}"
-
-
-def _for(forwarding: Forwarding, event: RemoteEvent) -> RemoteEvent | None:
-    """Return an event as a registered listener gets it; ``None`` for one from before its registration."""
-    return event.with_handback(forwarding.handback) if event.sequence_number > forwarding.after else None

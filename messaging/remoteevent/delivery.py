@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.environment.signals import on_failure
@@ -24,12 +25,16 @@ from messaging.execution import Promise, Serial, clock, engine, may_block, secon
 from messaging.remoteevent.listener import Disposition, WantedEvents, WithdrawnError, disposition, outcomes_of
 
 if TYPE_CHECKING:
-    from messaging.leases import Lease
+    from collections.abc import Callable, Iterable
+
+    from messaging.leases import GrantedLease, Lease
     from messaging.remoteevent.event import EventKind, RemoteEvent
     from messaging.remoteevent.listener import EventTarget, Outcome
 
 logger = SafeLog(__name__)
 
+#: begins the names of the positions of registrations in the journal of a durable party
+POSITION: Final = "lease "
 #: events of one batch
 BATCH: Final = 256
 #: how long closing waits for the batches that are with listeners, seconds
@@ -103,6 +108,55 @@ class EventQueue(Protocol):
         """Remove the next ``count`` events of the last :meth:`peek`, in order. Raises ``MessagingError``."""
 
 
+class MemoryQueue:
+    """A bounded queue of events in memory; an ``EventQueue``. When it is full, the oldest event is dropped.
+
+    Any thread puts; one thread at a time reads.
+
+    Args:
+        limit: events that may wait.
+        handback: of the registration; each event gets it when it is read.
+    """
+
+    def __init__(self, limit: int, handback: Any = None) -> None:
+        self._limit = limit
+        self._handback = handback
+        self._lock = threading.Lock()  # guards the following
+        self._events: deque[RemoteEvent] = deque()
+        #: numbers of events that left the queue, and that had left it when the last peek, or settled part of it, ended
+        self._left = self._read = 0
+
+    def put(self, event: RemoteEvent) -> bool:
+        """Add an event; return whether the oldest one was dropped for it."""
+        with self._lock:
+            is_full = len(self._events) >= self._limit
+            if is_full:
+                self._events.popleft()
+                self._left += 1
+            self._events.append(event)
+        return is_full
+
+    def peek(self, most: int) -> list[RemoteEvent]:
+        """See ``EventQueue``."""
+        with self._lock:
+            self._read = self._left
+            events = list(islice(self._events, most))
+        if self._handback is None:
+            return events
+        return [event.with_handback(self._handback) for event in events]
+
+    def settle(self, count: int) -> None:
+        """See ``EventQueue``. Events that were dropped meanwhile count among the settled ones."""
+        with self._lock:
+            self._read += count
+            while self._left < self._read and self._events:
+                self._events.popleft()
+                self._left += 1
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+
 @dataclass(slots=True)
 class DeliveryCounts:
     """Numbers of events since the delivery was made.
@@ -124,7 +178,7 @@ class DeliveryCounts:
     overflowed: int = 0
 
 
-class Delivery:
+class EventDelivery:
     """Passes the events of a queue to one listener. Thread safe.
 
     Args:
@@ -405,6 +459,51 @@ class Delivery:
                 callback(argument)
             except Exception:
                 logger.exception("delivery to '%s': a callback failed", self.name)
+
+
+class Interest:
+    """One registration at a generator or an agent.
+
+    Attributes:
+        kind: source and id of the events, as registered.
+        listener: as registered.
+        handback: in the form in which it travels.
+        after: sequence number of the last event before the registration.
+        lease: of the registration; set when it is granted.
+        delivery: passes the events to the listener; set when it begins.
+        queue: of a generator without a disk.
+    """
+
+    __slots__ = ("after", "delivery", "handback", "kind", "lease", "listener", "queue")
+
+    lease: GrantedLease
+    delivery: EventDelivery
+
+    def __init__(self, kind: EventKind, listener: Any, handback: Any, after: int = 0) -> None:
+        self.kind = kind
+        self.listener = listener
+        self.handback = handback
+        self.after = after
+        self.queue: MemoryQueue | None = None
+
+    def stop(self) -> None:
+        """Stop the delivery. A lease may end before its delivery has begun."""
+        delivery: EventDelivery | None = getattr(self, "delivery", None)
+        if delivery is not None:
+            delivery.close()
+
+    @property
+    def position(self) -> str:
+        """Name of its position in the journal of a durable party."""
+        return f"{POSITION}{self.lease.id}"
+
+    def event_for(self, event: RemoteEvent) -> RemoteEvent | None:
+        """Return an event as the listener gets it; ``None`` for one from before the registration."""
+        if event.sequence_number <= self.after:
+            return None
+        if self.handback is None and event.handback is None:
+            return event
+        return event.with_handback(self.handback)
 
 
 def wait_for_all(stopped: Iterable[Promise[None]], timeout: float = CLOSE_TIMEOUT) -> None:

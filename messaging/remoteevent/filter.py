@@ -9,7 +9,6 @@ senders side by side."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ArgumentError, DeadlineError, UnknownEventError
@@ -26,9 +25,19 @@ from messaging.remoteevent.listener import (
     outcomes_of,
     wanted_test,
 )
-from messaging.remoteevent.targets import TIME_LIMIT, Batch, LimitedCall, LocalTarget, TimeLimits, as_target, settled
+from messaging.remoteevent.targets import (
+    TIME_LIMIT,
+    LimitedCall,
+    LocalTarget,
+    NotifiedEvents,
+    TimeLimits,
+    as_target,
+    settled,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from messaging.remoteevent.event import EventId, EventKind
     from messaging.remoteevent.listener import EventTarget, Outcome
 
@@ -65,13 +74,13 @@ class NotificationFilter(BatchListener):
         """See :class:`~messaging.remoteevent.listener.EventTarget`."""
         if self._limits.is_stuck:
             return settled([DeadlineError("the predicate of a filter has not returned from an earlier event")])
-        batch = Batch(events)
+        batch = NotifiedEvents(events)
         call = LimitedCall(lambda: batch.fail(DeadlineError("the predicate of a filter took too long")))
         self._limits.begin(call)
         workers().submit(lambda: self._filter(batch, call))
         return batch.promise
 
-    def _filter(self, batch: Batch, call: LimitedCall) -> None:
+    def _filter(self, batch: NotifiedEvents, call: LimitedCall) -> None:
         wanted: list[RemoteEvent] = []
         #: for each event that was decided on, whether it is passed on
         is_wanted: list[bool] = []
@@ -104,7 +113,7 @@ class NotificationFilter(BatchListener):
         except Exception as error:  # noqa: BLE001  # a target of the application
             self._settle(batch, is_wanted, [as_failure(error)], None)
 
-    def _settle(self, batch: Batch, is_wanted: list[bool], passed: list[Outcome], failure: Outcome) -> None:
+    def _settle(self, batch: NotifiedEvents, is_wanted: list[bool], passed: list[Outcome], failure: Outcome) -> None:
         outcomes = self._merged(is_wanted, passed, failure)
         delivered = min(len(passed), sum(is_wanted))
         with self._lock:

@@ -26,7 +26,7 @@ from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Promise, clock
 from messaging.leases import Landlord, Lease, LeaseEnd, release
-from messaging.remoteevent.delivery import SHORT, Delivery, DeliveryCounts, RetryPolicy
+from messaging.remoteevent.delivery import SHORT, DeliveryCounts, EventDelivery, Interest, RetryPolicy
 from messaging.remoteevent.event import (
     EventId,
     EventRegistration,
@@ -35,7 +35,7 @@ from messaging.remoteevent.event import (
     check_sequence_number,
 )
 from messaging.remoteevent.party import Party
-from messaging.remoteevent.storage import DurableStorage, Interest, Storage, generated_source
+from messaging.remoteevent.storage import DurableStorage, Storage, generated_source
 from messaging.remoteevent.targets import as_target
 from messaging.remoteevent.transacted import TransactedEvents
 from messaging.remoteevent.transactions.transaction import check_transaction
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from messaging.instance import Messaging
-    from messaging.remoteevent.storage import Grant
+    from messaging.remoteevent.party import Grant
     from messaging.remoteevent.transactions import Transaction
 
 logger = SafeLog(__name__)
@@ -210,7 +210,7 @@ class EventGenerator(Party):
         if transaction is not None:
             return self._transacted.register(transaction, event_id, form, listener, duration)
         self._refuse_closed()
-        interest = Interest(event_id, listener, form)
+        interest = Interest((self.source, event_id), listener, form)
         target = as_target(listener)
         self._storage.check(interest)
         lease = interest.lease = self.landlord.grant(duration, about=f"events {event_id!r}")
@@ -226,8 +226,8 @@ class EventGenerator(Party):
         return EventRegistration(event_id, self.source, lease, interest.after, is_fully_ordered=True)
 
     def _start(self, interest: Interest, target: Any) -> None:
-        interest.delivery = Delivery(
-            f"{self.source} {interest.event_id}",
+        interest.delivery = EventDelivery(
+            f"{self.source} {interest.kind[1]}",
             target,
             self._storage.queue(interest),
             policy=self._retry,
@@ -247,14 +247,15 @@ class EventGenerator(Party):
         if end is not LeaseEnd.CLOSED:
             self._storage.forget(interest)
         with self._lock:  # last: closing looks for registrations that are not forgotten yet
-            kind = self._kinds[interest.event_id]
+            kind = self._kinds[interest.kind[1]]
             kind.interests = tuple(each for each in kind.interests if each is not interest)
 
     def _recover_number(self, event_id: EventId, number: int) -> None:
         self._kinds.setdefault(event_id, GeneratedKind(event_id)).sequence = number
 
     def _recover_interest(self, interest: Interest, grant: Grant) -> None:
-        kind = self._kinds.setdefault(interest.event_id, GeneratedKind(interest.event_id))
+        event_id = interest.kind[1]
+        kind = self._kinds.setdefault(event_id, GeneratedKind(event_id))
         # numbers of events that were lost with the earlier run, before they were stored, are not given again
         kind.sequence = max(kind.sequence, interest.after)
         lease = interest.lease = grant(lambda _end: None)

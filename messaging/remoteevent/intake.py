@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +27,8 @@ from messaging.remoteevent.ranges import SequenceRanges
 from messaging.remoteevent.targets import settled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from messaging.journal import JournalTable, Record
     from messaging.remoteevent.event import EventKind, RemoteEvent
     from messaging.remoteevent.listener import Outcome

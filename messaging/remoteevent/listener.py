@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from messaging.errors import (
@@ -20,6 +19,8 @@ from messaging.errors import (
 from messaging.execution import result_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from messaging.execution import Promise
     from messaging.remoteevent.event import RemoteEvent
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,10 +35,12 @@ from messaging.remoteevent.listener import (
     wanted_test,
 )
 from messaging.remoteevent.party import Party
-from messaging.remoteevent.targets import Batch, as_target
+from messaging.remoteevent.targets import NotifiedEvents, as_target
 from messaging.remoteevent.targets import settled as settled_with
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from messaging.errors import MessagingError
     from messaging.execution import Promise
     from messaging.remoteevent.listener import EventTarget, Outcome
@@ -235,7 +236,7 @@ class _FanOut:
     """One batch on its way to several listeners."""
 
     def __init__(self, events: Sequence[RemoteEvent]) -> None:
-        self._batch = Batch(events)
+        self._batch = NotifiedEvents(events)
         self._is_still_wanted = wanted_test(events)
         self.promise = self._batch.promise
         self._parts: dict[_Branch, list[tuple[int, RemoteEvent]]] = {}

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.dispatch.eventdata import from_portable, to_portable
 from messaging.errors import ArgumentError, ClosedError, DecodeError, JournalError
 from messaging.errors.checks import check_optional, check_path
 from messaging.errors.text import SafeLog
 from messaging.execution import Closeable, may_block
 from messaging.journal import JournalTable
 from messaging.leases import Landlord, LeaseEnd, StoredTime, seconds_of, value_of
+from messaging.remoteevent.delivery import POSITION, Interest
+from messaging.remoteevent.event import check_kind
+from messaging.remoteevent.event_journal import EventJournal, JournalQueue, channel_of
 from messaging.remoteevent.remote_listener import ListenerReference, RemoteListener
 from messaging.remoteevent.targets import as_target
 
@@ -26,6 +30,11 @@ logger = SafeLog(__name__)
 
 
 _LEASE: Final = "lease"
+#: begins the keys of the records of registrations
+REGISTRATION: Final = "registration "
+
+#: continues the lease of a registration of an earlier run, with the callback for its end
+Grant = Callable[[Callable[[LeaseEnd], Any]], "GrantedLease"]
 
 
 class KeptLeases:
@@ -117,9 +126,7 @@ class KeptLeases:
         except (JournalError, ClosedError) as error:
             logger.warning("lease %s was renewed, and is not stored: %s", lease.id, error)
 
-    def kept(
-        self, prefix: str
-    ) -> Iterator[tuple[str, Callable[[Callable[[LeaseEnd], Any]], GrantedLease], dict[str, Any]]]:
+    def kept(self, prefix: str) -> Iterator[tuple[str, Grant, dict[str, Any]]]:
         """Yield the registrations of earlier runs: key, a function that continues the lease, and values.
 
         A registration whose lease has expired meanwhile is removed, and not yielded. A lease that goes on at the
@@ -281,3 +288,77 @@ class PartyFolder:
         raise JournalError(
             str(self.path), f"a registration has the listener {reference!r:.100}, which `listeners` lacks"
         )
+
+
+class EventFolder(PartyFolder):
+    """The folder of a generator or an agent: also the events, and the registrations of interest in them.
+
+    Args:
+        path, party, messaging, named: see ``PartyFolder``.
+        **options: of the journal.
+
+    Attributes:
+        events: in ``events`` of the folder.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        party: Party,
+        messaging: Messaging | None,
+        named: Mapping[str, Any] | None,
+        **options: Any,
+    ) -> None:
+        super().__init__(path, party, messaging, named)
+        self.events = EventJournal(self.path / "events", **options)
+        party.resources.callback(self.events.journal.close)
+
+    def queue(self, interest: Interest, start: int | None = None) -> JournalQueue:
+        """Return the events for a registration, from its position on.
+
+        Args:
+            interest: the registration, with its lease.
+            start: offset of the first record that it may want, if it has no position yet; ``None``: the next record.
+        """
+        return self.events.queue(interest.position, channel_of(interest.kind), interest.event_for, start=start)
+
+    def keep(self, interest: Interest, **more: Any) -> None:
+        """Keep a registration over a restart, with further values. Raises ``ArgumentError``, and as ``KeptLeases``."""
+        self.leases.keep(
+            REGISTRATION + interest.lease.id,
+            interest.lease,
+            {
+                **more,
+                "id": interest.kind[1],
+                "handback": None if interest.handback is None else to_portable(interest.handback),
+                "listener": self.reference(interest.listener),
+                "after": interest.after,
+            },
+        )
+
+    def forget(self, interest: Interest) -> None:
+        """Forget a registration that has ended, and its position; nothing if the party is closed."""
+        with contextlib.suppress(ClosedError):
+            self.leases.forget(REGISTRATION + interest.lease.id)
+            self.events.forget(interest.position)
+
+    def interests(self, source: str | None = None) -> Iterator[tuple[Interest, Grant]]:
+        """Yield the registrations of earlier runs, and what continues their leases. Raises ``JournalError``.
+
+        Args:
+            source: of the events; ``None``: the records say.
+        """
+        for key, grant, values in self.leases.kept(REGISTRATION):
+            try:
+                kind = check_kind(values["source"] if source is None else source, values["id"])
+                handback = None if values["handback"] is None else from_portable(values["handback"])
+                listener = self.listener(values["listener"])
+                interest = Interest(kind, listener, handback, int(values["after"]))
+            except (KeyError, TypeError, ValueError) as error:
+                logger.warning("%s: %r is not a registration: %s", self.title, key, error)
+                continue
+            yield interest, grant
+
+    def remove_others(self, lease_ids: Iterable[str]) -> None:
+        """Forget the positions of registrations, but those with these leases."""
+        self.events.remove_others(POSITION, [POSITION + each for each in lease_ids])

@@ -14,12 +14,14 @@ the floor counts as contained.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, DecodeError
 from messaging.errors.text import tolerant
 from messaging.remoteevent.event import check_sequence_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: ranges above the floor, unless the caller sets another bound
 MAX_RANGES: Final = 1000

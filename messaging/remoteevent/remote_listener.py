@@ -15,7 +15,6 @@ import math
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -57,6 +56,8 @@ from messaging.remoteevent.listener import (
 from messaging.remoteevent.targets import as_target, settled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from messaging.instance import Messaging
     from messaging.remoteevent.event import RemoteEvent
 

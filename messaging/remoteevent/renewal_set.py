@@ -12,12 +12,10 @@ thread. Listeners are notified by the generator of the set, see :mod:`messaging.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import secrets
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -33,6 +31,9 @@ from messaging.remoteevent.generator import EventGenerator
 from messaging.remoteevent.renewals import OwnedRenewals
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
     from messaging.leases import GrantedLease
     from messaging.remoteevent.delivery import RetryPolicy
     from messaging.remoteevent.renewals import RenewalFailure

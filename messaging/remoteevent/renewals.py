@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError, UnknownLeaseError
@@ -26,6 +25,8 @@ from messaging.leases import Lease, LeaseRenewalManager, RemoteGrantor, StoredTi
 from messaging.leases.lease import check_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from messaging.execution import Promise
     from messaging.instance import Messaging
     from messaging.journal import JournalTable

@@ -19,7 +19,6 @@ from __future__ import annotations
 import enum
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +39,8 @@ from messaging.remoteevent.ranges import SequenceRanges
 from messaging.remoteevent.targets import as_target
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from messaging.remoteevent.event import EventKind
     from messaging.remoteevent.listener import Outcome
 

@@ -8,7 +8,6 @@ at it, and ``leases.remote.LEASES`` renews its leases.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch.calls import PLAIN, Function, Interface, Operation, WireForm
@@ -27,6 +26,8 @@ from messaging.remoteevent.remote_listener import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from messaging.execution import Promise
     from messaging.instance import Messaging
     from messaging.remoteevent.event import EventId

@@ -11,118 +11,28 @@ numbers. Outcomes of writes are noted on the thread of the journal."""
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.dispatch.eventdata import from_portable, to_portable
 from messaging.errors import ClosedError, DecodeError, JournalFullError, JournalUnreadableError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import clock, refuse_in_loop
-from messaging.remoteevent.delivery import wait_for_all
+from messaging.remoteevent.delivery import Interest, MemoryQueue, wait_for_all
 from messaging.remoteevent.event import NumberedLine, check_event_id, decode_event, encode_event
-from messaging.remoteevent.event_journal import WRITE_TIMEOUT, Checkpoint, EventJournal, channel_of, record_of
-from messaging.remoteevent.party import Party, PartyFolder
+from messaging.remoteevent.event_journal import WRITE_TIMEOUT, Checkpoint, channel_of, record_of
+from messaging.remoteevent.party import REGISTRATION, EventFolder, Grant, Party
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
     from messaging.execution import Promise
     from messaging.instance import Messaging
     from messaging.journal import Record
-    from messaging.leases import GrantedLease, LeaseEnd
-    from messaging.remoteevent.delivery import Delivery, EventQueue
+    from messaging.remoteevent.delivery import EventQueue
     from messaging.remoteevent.event import EventId, RemoteEvent
 
 logger = SafeLog(__name__)
-
-
-class MemoryQueue:
-    """A bounded queue of events in memory; an ``EventQueue``. When it is full, the oldest event is dropped.
-
-    Any thread puts; one thread at a time reads.
-
-    Args:
-        limit: events that may wait.
-        handback: of the registration; each event gets it when it is read.
-    """
-
-    def __init__(self, limit: int, handback: Any = None) -> None:
-        self._limit = limit
-        self._handback = handback
-        self._lock = threading.Lock()  # guards the following
-        self._events: deque[RemoteEvent] = deque()
-        #: numbers of events that left the queue, and that had left it when the last peek, or settled part of it, ended
-        self._left = self._read = 0
-
-    def put(self, event: RemoteEvent) -> bool:
-        """Add an event; return whether the oldest one was dropped for it."""
-        with self._lock:
-            is_full = len(self._events) >= self._limit
-            if is_full:
-                self._events.popleft()
-                self._left += 1
-            self._events.append(event)
-        return is_full
-
-    def peek(self, most: int) -> list[RemoteEvent]:
-        """See ``EventQueue``."""
-        with self._lock:
-            self._read = self._left
-            events = list(islice(self._events, most))
-        if self._handback is None:
-            return events
-        return [event.with_handback(self._handback) for event in events]
-
-    def settle(self, count: int) -> None:
-        """See ``EventQueue``. Events that were dropped meanwhile count among the settled ones."""
-        with self._lock:
-            self._read += count
-            while self._left < self._read and self._events:
-                self._events.popleft()
-                self._left += 1
-
-    def __len__(self) -> int:
-        return len(self._events)
-
-
-class Interest:
-    """One registration at a generator.
-
-    Attributes:
-        event_id: kind of the events, as registered.
-        listener: as registered.
-        handback: in the form in which it travels.
-        after: sequence number of the last event before the registration.
-        lease: of the registration; set when it is granted.
-        delivery: passes the events to the listener; set when it begins.
-        queue: of a generator without a disk.
-    """
-
-    __slots__ = ("after", "delivery", "event_id", "handback", "lease", "listener", "queue")
-
-    lease: GrantedLease
-    delivery: Delivery
-
-    def __init__(self, event_id: EventId, listener: Any, handback: Any, after: int = 0) -> None:
-        self.event_id = event_id
-        self.listener = listener
-        self.handback = handback
-        self.after = after
-        self.queue: MemoryQueue | None = None
-
-    def stop(self) -> None:
-        """Stop the delivery. A lease may end before its delivery has begun."""
-        delivery: Delivery | None = getattr(self, "delivery", None)
-        if delivery is not None:
-            delivery.close()
-
-
-#: continues the lease of a registration of an earlier run, with the callback for its end
-Grant = Callable[[Callable[["LeaseEnd"], Any]], "GrantedLease"]
 
 
 class Storage:
@@ -206,11 +116,10 @@ class Storage:
 
 
 _SOURCE: Final = "source"
-_REGISTRATION: Final = "registration "
 _TRANSACTION: Final = "transaction "
 
 
-class _Stored:
+class EventAppend:
     """An event on its way to the disk; an ``Append`` of the journal."""
 
     __slots__ = ("_interests", "_number", "_promise", "_storage", "channel", "deadline", "message_id", "record")
@@ -273,8 +182,8 @@ class DurableStorage(Storage):
         messaging: Messaging | None,
         listeners: Mapping[str, Any] | None,
     ) -> None:
-        self._folder = PartyFolder(path, party, messaging, listeners)
-        self._state, self._leases = self._folder.table, self._folder.leases
+        self._folder = EventFolder(path, party, messaging, listeners, max_bytes=max_bytes, full="reject")
+        self._state, self._events = self._folder.table, self._folder.events
         known = self._state.get(_SOURCE)
         if known is None:
             known = source or generated_source()
@@ -289,8 +198,6 @@ class DurableStorage(Storage):
         self._prepared: dict[str, list[RemoteEvent]] = {}
         #: message ids of events of transactions that are on the disk
         self._committed: dict[str, None] = {}
-        self._events = EventJournal(self._folder.path / "events", max_bytes=max_bytes, full="reject")
-        party.resources.callback(self._events.journal.close)
         self._checkpoint = Checkpoint(self._events, self._state, self._snapshot)
         party.resources.callback(self._store_checkpoint)
 
@@ -303,27 +210,15 @@ class DurableStorage(Storage):
 
     def queue(self, interest: Interest) -> EventQueue:
         """See ``Storage``."""
-        channel = channel_of((self.source, interest.event_id))
-        return self._events.queue(_position_of(interest.lease.id), channel, lambda event: _for(interest, event))
+        return self._folder.queue(interest)
 
     def keep(self, interest: Interest) -> None:
         """See ``Storage``."""
-        self._leases.keep(
-            _REGISTRATION + interest.lease.id,
-            interest.lease,
-            {
-                "id": interest.event_id,
-                "handback": None if interest.handback is None else to_portable(interest.handback),
-                "listener": self._folder.reference(interest.listener),
-                "after": interest.after,
-            },
-        )
+        self._folder.keep(interest)
 
     def forget(self, interest: Interest) -> None:
         """See ``Storage``."""
-        with contextlib.suppress(ClosedError):
-            self._leases.forget(_REGISTRATION + interest.lease.id)
-            self._events.forget(_position_of(interest.lease.id))
+        self._folder.forget(interest)
 
     # --- events
 
@@ -346,7 +241,7 @@ class DurableStorage(Storage):
         record = record_of(channel, line.numbered(number), message_id or "")
         self._numbers[event.id] = number  # first: a checkpoint that has the record has the number
         try:
-            self._events.put(_Stored(self, channel, record, message_id, number, interests, promise))
+            self._events.put(EventAppend(self, channel, record, message_id, number, interests, promise))
         except MessagingError as error:
             self._numbers[event.id] = number - 1
             if isinstance(error, JournalFullError):
@@ -356,7 +251,7 @@ class DurableStorage(Storage):
     def added(self, interests: tuple[Interest, ...], promise: Promise[int], number: int) -> None:
         """See ``Storage``."""
 
-    def note_stored(self, stored: _Stored, offset: int) -> None:
+    def note_stored(self, stored: EventAppend, offset: int) -> None:
         """Note that a record is on the disk. On the thread of the journal."""
         self._events.note((stored.channel,), offset)
         if stored.message_id is not None:
@@ -388,18 +283,11 @@ class DurableStorage(Storage):
         self._checkpoint.recover(self._restore, self._recover_record)
         for event_id, last in self._numbers.items():
             number(event_id, last)
-        for key, grant, values in self._leases.kept(_REGISTRATION):
-            try:
-                handback = None if values["handback"] is None else from_portable(values["handback"])
-                listener = self._folder.listener(values["listener"])
-                found = Interest(check_event_id(values["id"]), listener, handback, int(values["after"]))
-            except (KeyError, TypeError, ValueError) as error:
-                logger.warning("generator '%s': %r is not a registration: %s", self.source, key, error)
-                continue
+        for found, grant in self._folder.interests(self.source):
             interest(found, grant)
         # a crash may have come between two steps of registering
-        known = [_position_of(key.removeprefix(_REGISTRATION)) for key in self._state.keys_with(_REGISTRATION)]
-        self._events.remove_others(_position_of(""), known)
+        known = [key.removeprefix(REGISTRATION) for key in self._state.keys_with(REGISTRATION)]
+        self._folder.remove_others(known)
         for key, lines in self._state.items():
             if key.startswith(_TRANSACTION):
                 self._prepared[key.removeprefix(_TRANSACTION)] = [decode_event(line.encode()) for line in lines]
@@ -433,7 +321,7 @@ class DurableStorage(Storage):
     def stop(self, stopped: Iterable[Promise[None]]) -> None:
         """See ``Storage``."""
         wait_for_all(stopped)
-        self._leases.close()
+        self._folder.leases.close()
 
     def _store_checkpoint(self) -> None:
         """Store the state for the last time. Raises ``JournalError``."""
@@ -448,15 +336,3 @@ class DurableStorage(Storage):
 def generated_source() -> str:
     """Return a source for a generator that has none."""
     return f"generator-{secrets.token_hex(8)}"
-
-
-def _position_of(lease_id: str) -> str:
-    """Return the name of the position of a registration."""
-    return f"lease {lease_id}"
-
-
-def _for(interest: Interest, event: RemoteEvent) -> RemoteEvent | None:
-    """Return an event as the listener of a registration gets it; ``None`` for one from before its registration."""
-    if event.sequence_number <= interest.after:
-        return None
-    return event if interest.handback is None else event.with_handback(interest.handback)

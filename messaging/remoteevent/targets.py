@@ -10,9 +10,7 @@ calls expire on the loop of the engine."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.environment.forks import LiveObjects
@@ -33,6 +31,9 @@ from messaging.execution import (
 from messaging.remoteevent.listener import Disposition, WithdrawnError, as_failure, disposition, wanted_test
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterator, Sequence
+
     from messaging.remoteevent.event import EventKind, RemoteEvent
     from messaging.remoteevent.listener import EventTarget, Outcome, RemoteEventListener
 
@@ -159,7 +160,7 @@ class LocalTarget:
         limits = self._limits
         if limits.is_stuck:
             return settled([DeadlineError("the listener has not returned from an earlier notification")])
-        batch = Batch(events)
+        batch = NotifiedEvents(events)
         call = LimitedCall(
             lambda: batch.fail(DeadlineError(f"the listener took longer than {limits.limit:g} s for one notification"))
         )
@@ -171,7 +172,7 @@ class LocalTarget:
             mailbox(loop).post(lambda: batch.start(loop, self._call_async(batch, call)))
         return batch.promise
 
-    def _call(self, batch: Batch, call: LimitedCall) -> None:
+    def _call(self, batch: NotifiedEvents, call: LimitedCall) -> None:
         try:
             for event in batch.further():
                 outcome = batch.refusal(event)
@@ -187,7 +188,7 @@ class LocalTarget:
             self._limits.end(call)
             batch.settle()
 
-    async def _call_async(self, batch: Batch, call: LimitedCall) -> None:
+    async def _call_async(self, batch: NotifiedEvents, call: LimitedCall) -> None:
         try:
             for event in batch.further():
                 outcome = batch.refusal(event)
@@ -204,7 +205,7 @@ class LocalTarget:
             batch.settle()
 
 
-class Batch:
+class NotifiedEvents:
     """Events on their way to code of the application, and their outcomes so far. Thread safe."""
 
     __slots__ = ("_lock", "_outcomes", "_refused", "_task", "events", "is_settled", "promise")

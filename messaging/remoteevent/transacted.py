@@ -36,9 +36,8 @@ from messaging.errors import (
 from messaging.errors.text import SafeLog
 from messaging.execution import Deadlines, Promise, clock, engine, seconds, workers
 from messaging.leases import release
-from messaging.remoteevent.delivery import SHORT, Delivery, wait_for_all
+from messaging.remoteevent.delivery import SHORT, EventDelivery, Interest, MemoryQueue, wait_for_all
 from messaging.remoteevent.event import EventId, EventRegistration, RemoteEvent
-from messaging.remoteevent.storage import Interest, MemoryQueue, Storage
 from messaging.remoteevent.targets import as_target
 from messaging.remoteevent.transactions import TransactionState, Vote
 
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from messaging.leases import Landlord, LeaseEnd
+    from messaging.remoteevent.storage import Storage
     from messaging.remoteevent.transactions import Transaction
 
 logger = SafeLog(__name__)
@@ -270,13 +270,13 @@ class TransactedEvents:
         target = as_target(listener)
         scope = self._join(transaction)
         inner_id = f"{event_id}@{transaction.id}"
-        interest = Interest(inner_id, listener, handback)
+        interest = Interest((self._source, inner_id), listener, handback)
         interest.queue = queue = MemoryQueue(MAX_EVENTS, handback)
         lease = self._landlord.grant(
             duration, lambda end: self._end_interest(scope, event_id, interest, end), about=f"events {inner_id!r}"
         )
         interest.lease = lease
-        interest.delivery = Delivery(
+        interest.delivery = EventDelivery(
             f"{self._source} {inner_id}",
             target,
             queue,

@@ -27,9 +27,8 @@ from messaging.remoteevent import (
     RetryPolicy,
 )
 from messaging.remoteevent import delivery as module
-from messaging.remoteevent.delivery import Delivery
+from messaging.remoteevent.delivery import EventDelivery, MemoryQueue
 from messaging.remoteevent.listener import Outcome
-from messaging.remoteevent.storage import MemoryQueue
 from messaging.remoteevent.targets import LocalTarget, settled
 from messaging.remoteevent.transactions import TransactionManager
 from messaging.testing.clock import VirtualClock
@@ -76,26 +75,28 @@ def queue_of(*numbers: int, failures: int = 0) -> Queue:
 
 
 @pytest.fixture
-def closing() -> Iterator[list[Delivery]]:
-    deliveries: list[Delivery] = []
+def closing() -> Iterator[list[EventDelivery]]:
+    deliveries: list[EventDelivery] = []
     yield deliveries
     for each in deliveries:
         each.close().result(PATIENCE)
 
 
-def test_a_timer_that_fires_early_makes_the_attempt(closing: list[Delivery], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timer_that_fires_early_makes_the_attempt(
+    closing: list[EventDelivery], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Timers of uvloop do, by some milliseconds; to this clock each one is early."""
     monkeypatch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: 100.0, call_later=clock.call_later))
     target = Target([ReplyError("OSError", "away")], [ReplyError("OSError", "away")])
-    closing.append(Delivery("d", target, queue_of(1), policy=FAST))
+    closing.append(EventDelivery("d", target, queue_of(1), policy=FAST))
     closing[0].wake()
     eventually(lambda: len(target.batches) == 3)
 
 
-def test_failures_of_the_queue_do_not_count_against_the_event(closing: list[Delivery]) -> None:
+def test_failures_of_the_queue_do_not_count_against_the_event(closing: list[EventDelivery]) -> None:
     target = Target([ReplyError("OSError", "away")])
     policy = RetryPolicy(attempts=2, max_age=60.0, first_delay=0.01, max_delay=0.02)
-    closing.append(Delivery("d", target, queue_of(1, failures=3), policy=policy))
+    closing.append(EventDelivery("d", target, queue_of(1, failures=3), policy=policy))
     closing[0].wake()
     eventually(lambda: closing[0].counts.delivered == 1)
     assert closing[0].counts.dropped == 0
@@ -140,9 +141,9 @@ def test_a_listener_that_is_back_40_s_after_a_restart_of_the_broker_misses_nothi
 
 
 @table("answer", [None, [], RuntimeError("broken")], ids=["no promise", "no outcome", "raises"])
-def test_a_target_that_does_not_keep_the_contract_is_tried_again(closing: list[Delivery], answer: Any) -> None:
+def test_a_target_that_does_not_keep_the_contract_is_tried_again(closing: list[EventDelivery], answer: Any) -> None:
     target = Target(answer)
-    delivery = Delivery("d", target, queue_of(1), policy=FAST)
+    delivery = EventDelivery("d", target, queue_of(1), policy=FAST)
     closing.append(delivery)
     delivery.wake()
     eventually(lambda: delivery.counts.delivered == 1)
@@ -151,13 +152,13 @@ def test_a_target_that_does_not_keep_the_contract_is_tried_again(closing: list[D
 
 @table("failure", [UnknownEventError("no"), ListenerGoneError("gone"), ReplyError("ValueError", "")])
 def test_a_late_failure_of_a_replaced_target_concerns_the_new_one_in_no_way(
-    closing: list[Delivery], failure: Exception
+    closing: list[EventDelivery], failure: Exception
 ) -> None:
     held: Promise[list[Outcome]] = Promise("the first target")
     first, second = Target(held), Target()
     called: list[Any] = []
     queue = queue_of(1, 2, 3)
-    delivery = Delivery("d", first, queue, policy=FAST, on_unknown_event=called.append, on_gone=called.append)
+    delivery = EventDelivery("d", first, queue, policy=FAST, on_unknown_event=called.append, on_gone=called.append)
     closing.append(delivery)
     delivery.wake()
     eventually(lambda: first.batches)
@@ -172,17 +173,17 @@ def test_a_late_failure_of_a_replaced_target_concerns_the_new_one_in_no_way(
     eventually(lambda: second.batches == [[2, 3], [4]])
 
 
-def test_an_event_that_the_target_has_no_room_for_is_tried_again_from_there_on(closing: list[Delivery]) -> None:
+def test_an_event_that_the_target_has_no_room_for_is_tried_again_from_there_on(closing: list[EventDelivery]) -> None:
     target = Target([None, BoundReachedError("full")], [None])
-    closing.append(Delivery("d", target, queue_of(1, 2, 3), policy=FAST))
+    closing.append(EventDelivery("d", target, queue_of(1, 2, 3), policy=FAST))
     closing[0].wake()
     eventually(lambda: closing[0].counts.delivered == 3)
     assert target.batches == [[1, 2, 3], [2, 3], [3]]
 
 
-def test_closing_waits_for_the_batch_and_no_longer(closing: list[Delivery]) -> None:
+def test_closing_waits_for_the_batch_and_no_longer(closing: list[EventDelivery]) -> None:
     held: Promise[list[Outcome]] = Promise("the target")
-    delivery = Delivery("d", Target(held), queue_of(1, 2))
+    delivery = EventDelivery("d", Target(held), queue_of(1, 2))
     delivery.wake()
     eventually(lambda: delivery.is_busy)
     stopped = delivery.close()
@@ -212,7 +213,7 @@ def test_events_that_another_reader_took_meanwhile_are_not_delivered() -> None:
         def settle(self, count: int) -> None:
             del waiting[:count]
 
-    delivery = Delivery("test", LocalTarget(target), Queue(), is_enabled=False)
+    delivery = EventDelivery("test", LocalTarget(target), Queue(), is_enabled=False)
     delivery.enable()
     eventually(lambda: not waiting)
     assert target.numbers == [4, 5]

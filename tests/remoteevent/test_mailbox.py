@@ -271,7 +271,7 @@ def test_next_returns_at_once_wakes_early_and_gives_up_in_time(box: Box) -> None
     assert time.monotonic() - begun > 0.15
     found: waiting.Recorder[RemoteEvent | None] = waiting.Recorder()
     join = in_background(lambda: found.append(iterator.next(PATIENCE)))
-    eventually(lambda: box._fetches)
+    eventually(lambda: box.pulling)
     box.listener.notify(event(3))
     join()
     assert found == [event(3)]
@@ -312,7 +312,7 @@ def test_a_wait_ends_early_with_the_matching_error(
     """Scenario 50."""
     iterator = box.remote_events()
     join = in_background(lambda: iterator.next(3 * PATIENCE))
-    eventually(lambda: box._fetches)
+    eventually(lambda: box.pulling)
     {
         "cancel": lambda: box.lease.cancel(),
         "push": lambda: box.enable_delivery(target),
@@ -609,7 +609,7 @@ def test_iterating_waits_for_events(box: Box) -> None:
 
     join = in_background(iterate)
     found.wait_for(3)
-    eventually(lambda: box._fetches)
+    eventually(lambda: box.pulling)
     store(box, events(4, 5))
     join()
     assert found == [1, 2, 3, 4, 5]

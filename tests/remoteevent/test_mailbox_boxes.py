@@ -106,7 +106,7 @@ def test_a_target_gets_each_event_once_although_others_use_their_boxes(mailbox: 
 
 def test_a_wait_for_events_keeps_no_box_open(mailbox: EventMailbox) -> None:
     boxes = [mailbox.register(100.0) for _ in range(20)]
-    waits = [each.fetch(each.begin_iterator(), None, 10, 30.0) for each in boxes]
+    waits = [each.pulling.fetch(each.begin_iterator(), None, 10, 30.0) for each in boxes]
     assert mailbox.open_boxes <= MOST
     for each in boxes:
         store(each, [event(1)])

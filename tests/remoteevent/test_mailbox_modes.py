@@ -31,7 +31,7 @@ from tests.threads import in_background, together
 def test_a_drain_that_loses_its_place_removes_nothing(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenarios 42 and 51: another reader begins while a drain is under way."""
     store(box, events(1, 2500))
-    fetch = box.fetch
+    fetch = box.pulling.fetch
     calls: list[int | None] = []
 
     def interrupted(token: Any, ticket: int | None, most: int, timeout: float) -> Any:
@@ -40,7 +40,7 @@ def test_a_drain_that_loses_its_place_removes_nothing(box: Box, monkeypatch: pyt
             box.begin_iterator()
         return fetch(token, ticket, most, timeout)
 
-    monkeypatch.setattr(box, "fetch", interrupted)
+    monkeypatch.setattr(box.pulling, "fetch", interrupted)
     with pytest.raises(InvalidIteratorError):
         box.drain()
     assert taken(box.drain()) == [*range(1, 2501)]
@@ -51,7 +51,7 @@ def test_an_event_that_was_handed_out_is_not_pushed_when_the_switch_meets_the_ne
 ) -> None:
     """Scenario 51: delivery is enabled between the hand-over of the ticket and the check of the iterator."""
     store(box, events(1, 3))
-    fetch = box.fetch
+    fetch = box.pulling.fetch
     is_switched = threading.Event()
 
     def switching(token: Any, ticket: int | None, most: int, timeout: float) -> Any:
@@ -60,7 +60,7 @@ def test_an_event_that_was_handed_out_is_not_pushed_when_the_switch_meets_the_ne
             box.enable_delivery(target)
         return fetch(token, ticket, most, timeout)
 
-    monkeypatch.setattr(box, "fetch", switching)
+    monkeypatch.setattr(box.pulling, "fetch", switching)
     iterator = box.remote_events()
     assert iterator.next() == event(1)
     with pytest.raises(InvalidIteratorError):
@@ -74,14 +74,14 @@ def test_events_that_arrive_during_the_switch_are_not_handed_out_by_the_old_iter
 ) -> None:
     """Scenario 51: delivery is enabled after the box has answered the iterator."""
     store(box, events(1, 3))
-    fetch = box.fetch
+    fetch = box.pulling.fetch
 
     def switching(token: Any, ticket: int | None, most: int, timeout: float) -> Any:
         found = fetch(token, ticket, most, timeout)
         box.enable_delivery(target)
         return found
 
-    monkeypatch.setattr(box, "fetch", switching)
+    monkeypatch.setattr(box.pulling, "fetch", switching)
     with pytest.raises(InvalidIteratorError):
         box.remote_events().next()
     eventually(lambda: target.numbers == [1, 2, 3])
@@ -134,13 +134,13 @@ def test_tokens_of_iterators_are_never_the_same(mailbox: EventMailbox, tmp_path:
         new = box.begin_iterator()
         assert new != old
         with pytest.raises(InvalidIteratorError):
-            box.fetch(old, 2**62, 0, 0.0).result(PATIENCE)
+            box.pulling.fetch(old, 2**62, 0, 0.0).result(PATIENCE)
         assert len(box) == 1
 
 
 def test_only_the_newest_fetch_of_an_iterator_waits(box: Box) -> None:
     token = box.begin_iterator()
-    waits = [box.fetch(token, None, 10, 9.0) for _ in range(100)]
+    waits = [box.pulling.fetch(token, None, 10, 9.0) for _ in range(100)]
     assert results(waits[:-1]) == [[]] * 99
     assert not waits[-1].done()
     store(box, [event(1)])
@@ -214,7 +214,7 @@ def test_taking_after_pushing_says_that_the_target_does_not_answer(
 
 def test_waiting_for_the_batch_does_not_disable_a_newer_target(box: Box, slow: Slow, target: Recorder) -> None:
     """The newer target gets what the one before has not acknowledged."""
-    waiting = box.fetch(box.begin_iterator(), None, 10, 9.0)
+    waiting = box.pulling.fetch(box.begin_iterator(), None, 10, 9.0)
     box.enable_delivery(target)
     with pytest.raises(InvalidIteratorError):
         waiting.result(PATIENCE)
@@ -277,7 +277,7 @@ def test_a_target_that_cannot_be_stored_changes_nothing(
     def fail(*_: Any) -> None:
         raise JournalError("state", "the disk is full")
 
-    monkeypatch.setattr(box, "_persist", fail)
+    monkeypatch.setattr(box.pushing, "_persist", fail)
     with pytest.raises(JournalError):
         box.enable_delivery(target)
     assert box.target is None
@@ -303,13 +303,13 @@ def test_enabling_delivery_of_a_registration_that_ends_leaves_no_delivery(
 ) -> None:
     """Scenario 48: the lease ends while the target is being stored."""
     store(box, events(1, 5))
-    persist = box._persist
+    persist = box.pushing._persist
 
     def ending(*values: Any) -> None:
         persist(*values)
         box.lease.cancel()
 
-    monkeypatch.setattr(box, "_persist", ending)
+    monkeypatch.setattr(box.pushing, "_persist", ending)
     with pytest.raises(UnknownLeaseError):
         box.enable_delivery(target)
     assert box.target is None
@@ -408,7 +408,7 @@ def test_an_expired_lease_stops_delivery_before_the_landlord_has_noticed(mailbox
     box.lease.note_cancelled()  # its callbacks have not run
     slow.go_on.set()
     eventually(lambda: box.counts.delivered == 1)
-    box.note_stored()
+    box.note_stored([])
     assert mailbox.registrations() == []
     assert slow.numbers == [1]
 

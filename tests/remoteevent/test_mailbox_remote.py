@@ -100,7 +100,7 @@ def test_an_iterator_goes_on_after_a_switch_that_failed(
     def fail(*_: Any) -> None:
         raise BoundReachedError("the disk is full")
 
-    monkeypatch.setattr(mailbox.registration(box.id), "_persist", fail)
+    monkeypatch.setattr(mailbox.registration(box.id).pushing, "_persist", fail)
     with pytest.raises(BoundReachedError):
         box.enable_delivery(Recorder()).result(PATIENCE)
     assert taken(iterator.batch(100)) == [*range(6, 21)]
@@ -193,7 +193,7 @@ def test_a_drain_waits_for_the_target_that_has_the_events(
     with target.gate:
         store(mailbox.registration(box.id), events(1, 5))
         mailbox.registration(box.id).enable_delivery(target)
-        delivery = mailbox.registration(box.id)._delivery
+        delivery = mailbox.registration(box.id).pushing.delivery
         assert delivery is not None
         eventually(lambda: delivery.is_busy)
         with monkeypatch.context() as patch:

@@ -255,7 +255,7 @@ def test_a_wait_for_an_event_ends_early(served: Any) -> None:
     found: waiting.Recorder[Any] = waiting.Recorder()
     for act in (lambda: box.listener.notify(event(1)), stored.lease.cancel):
         join = in_background(lambda: found.append(iterator.next(9)))
-        eventually(lambda: stored._fetches)
+        eventually(lambda: stored.pulling)
         act()
         if not found:
             found.wait_for(1)

@@ -205,9 +205,10 @@ def test_the_events_of_a_transaction_are_bounded(
 
 @table("is_persistent", [False, True])
 def test_a_transaction_with_events_of_a_generator_that_has_closed_is_not_committed(
-    tmp_path: Path, manager: TransactionManager, outside: Recorder, is_persistent: bool
+    tmp_path: Path, manager: TransactionManager, is_persistent: bool
 ) -> None:
     """The commit would claim that listeners outside are notified (EV.2.4)."""
+    outside = Recorder()
     options: dict[str, Any] = {"path": tmp_path / "closed"} if is_persistent else {"begin": 0}
     with EventGenerator("open", events=[1], begin=0) as other:
         other.register(1, None, outside, 60.0)

@@ -25,9 +25,8 @@ from messaging.remoteevent import (
     RemoteEvent,
     RemoteListener,
 )
-from messaging.remoteevent.delivery import Delivery
+from messaging.remoteevent.delivery import EventDelivery, MemoryQueue
 from messaging.remoteevent.listener import BatchListener
-from messaging.remoteevent.storage import MemoryQueue
 from messaging.remoteevent.targets import LocalTarget, settled
 from messaging.testing import waiting
 from messaging.testing.tables import table
@@ -105,7 +104,7 @@ def test_nothing_follows_the_close_of_a_party_within_a_batch(slow: Slow) -> None
     queue = MemoryQueue(100)
     for each in events(1, 20):
         queue.put(each)
-    delivery = Delivery("boiler", LocalTarget(slow), queue)
+    delivery = EventDelivery("boiler", LocalTarget(slow), queue)
     delivery.wake()
     slow.calls.wait_for(1)
     stopped = delivery.close()

@@ -2,7 +2,7 @@
 
 ===================  ===============================================================================================
 ``mailbox``          EventMailbox: the registrations and their leases; ``records``: its folder
-``registration``     one registration: its listener, its target or its iterator; ``box_queue``: the events for a target
+``registration``     one registration: its listener, its target or its iterator
 ``iterator``         RemoteEventIterator: pulling events
 ``box``              the stored events of one registration: all, or the newest of each kind
 ``failure_notices``  the events that tell an owner which leases are not renewed any more

@@ -11,7 +11,6 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -24,6 +23,7 @@ from messaging.remoteevent.event_journal import EventJournal, channel_of, record
 from messaging.remoteevent.intake import EventIntake
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from messaging.execution import Promise

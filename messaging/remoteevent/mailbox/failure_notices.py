@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from messaging.execution import clock
-from messaging.remoteevent.delivery import Delivery, RetryPolicy
+from messaging.remoteevent.delivery import EventDelivery, RetryPolicy
 from messaging.remoteevent.mailbox.box import notices_of
 from messaging.remoteevent.renewal_set import RENEWAL_FAILURE, RenewalFailureEvent
 
@@ -45,7 +45,7 @@ class FailureNotices:
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()  # guards the following
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, WaitingNotices] = {}
         self._is_started = False
         self._is_closed = False
 
@@ -69,7 +69,7 @@ class FailureNotices:
                 return  # the next run tells
             waiting = self._waiting.get(registration.id)
             if waiting is None:
-                waiting = self._waiting[registration.id] = _Waiting(registration, self._name, self._is_started)
+                waiting = self._waiting[registration.id] = WaitingNotices(registration, self._name, self._is_started)
         waiting.add(event, failure)
 
     def start(self) -> None:
@@ -94,7 +94,7 @@ class FailureNotices:
             return [each.delivery.close() for each in self._waiting.values()]
 
 
-class _Waiting:
+class WaitingNotices:
     """The notices that wait for the box of one registration: an ``EventQueue``. Thread safe."""
 
     def __init__(self, registration: MailboxRegistration, name: str, is_enabled: bool) -> None:
@@ -103,7 +103,7 @@ class _Waiting:
         self._waiting: dict[_Lease, _Notice] = {}
         #: those of the last `peek`, which may be stored already
         self._passed: list[_Notice] = []
-        self.delivery = Delivery(
+        self.delivery = EventDelivery(
             f"{name}: notices of registration {registration.id}",
             registration.listener,
             self,
@@ -113,6 +113,7 @@ class _Waiting:
         )
 
     def add(self, event: RemoteEvent, failure: RenewalFailure) -> None:
+        """Store a notice of a failure, in place of an earlier one of the same lease."""
         with self._lock:
             self._waiting[failure.channel, failure.lease_id] = event, failure
         self.delivery.wake()

@@ -14,17 +14,19 @@ import secrets
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.errors import ArgumentError, DeadlineError, InvalidIteratorError, MessagingError
 from messaging.errors.text import SafeLog, brief
-from messaging.execution import Closeable, Promise, clock, engine, may_block, refuse_in_loop
+from messaging.execution import Closeable, Promise, Serial, clock, engine, may_block, refuse_in_loop
 from messaging.remoteevent.targets import check_wait
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from messaging.remoteevent.event import RemoteEvent
     from messaging.remoteevent.mailbox.box import Entry
+    from messaging.remoteevent.mailbox.open_boxes import BoxSlot
 
 logger = SafeLog(__name__)
 
@@ -218,20 +220,7 @@ class RemoteEventIterator(Closeable):
             self._is_closed = True
 
 
-class Reader(Protocol):
-    """The registration, as its fetches see it. Thread safe."""
-
-    def accept(self, token: str, ticket: int | None, /) -> None:
-        """Acknowledge the events up to a ticket, if the iterator is valid; otherwise raise its error."""
-
-    def refusal(self, token: str, /) -> MessagingError | None:
-        """Return why an iterator gets no more events; ``None`` if it does."""
-
-    def read(self, token: str, most: int, /) -> list[Entry] | None:
-        """Return the first events, for an iterator; ``None`` while a target may acknowledge some of them."""
-
-
-class _Waiting:
+class WaitingFetch:
     """A fetch that waits for events."""
 
     __slots__ = ("is_patient", "most", "promise", "token")
@@ -244,18 +233,103 @@ class _Waiting:
         self.is_patient = is_patient
 
 
-class Fetches:
-    """The fetches that wait for events of one box: at most one of each iterator. Thread safe.
+class Pulling:
+    """The pulling of the events of one box: the newest iterator, and the fetches that wait. Thread safe.
 
     Args:
-        reader: the registration.
+        slot: the box.
+        lock: of the registration; guards the iterator, and what it has. The methods acquire it unless they say so.
+        ended: returns why the registration has ended; ``None`` before.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, slot: BoxSlot, lock: Any, ended: Callable[[], MessagingError | None]) -> None:
+        self._slot = slot
+        self._ended = ended
+        #: promise that no target has events of the last delivery any more
+        self.stopping: Promise[None] | None = None
+        self._switching = lock
+        self._iterator: RemoteEventIterator | None = None
+        #: begins all tokens of this run
+        self._run = new_token()
+        #: of the newest iterator
+        self._token = f"{self._run}{new_token()}"
+        #: last ticket that it has, and has not acknowledged
+        self.ticket: int | None = None
+        self._is_woken = False
+        self._waker = Serial(self._wake_later, lambda: self._is_woken)
         self._lock = threading.Lock()  # guards the following
-        #: by token
-        self._waiting: dict[str, _Waiting] = {}
+        #: fetches by token: at most one of each iterator
+        self._waiting: dict[str, WaitingFetch] = {}
+
+    # --- iterators
+
+    def begin(self, make: Callable[[str], RemoteEventIterator | None]) -> str:
+        """Begin an iterator, which ``make`` makes of its token; return the token. With the lock."""
+        self.end()
+        self._iterator = make(self._token)
+        return self._token
+
+    def end(self) -> None:
+        """Make the iterator invalid. With the lock."""
+        self._token = f"{self._run}{new_token()}"
+        self.ticket = None
+        self.surrender()
+
+    def surrender(self) -> None:
+        """Have the iterator acknowledge what it has handed out, and hand out nothing further. With the lock."""
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            iterator.surrender()
+
+    def acknowledge(self, ticket: int) -> None:
+        """Acknowledge the events up to a ticket."""
+        with self._slot.using() as box:
+            box.acknowledge(ticket)
+        if self.ticket is not None and ticket >= self.ticket:
+            self.ticket = None
+
+    def note_taken(self, token: str, ticket: int) -> None:
+        """Acknowledge the events up to a ticket, because another reader takes over; nothing without such an iterator.
+
+        Raises ``JournalError``, ``ClosedError``.
+        """
+        with self._switching:
+            if token == self._token and self._ended() is None:
+                self.acknowledge(ticket)
+
+    # --- fetches
+
+    def _refusal(self, token: str) -> MessagingError | None:
+        """Return why an iterator gets no more events; ``None`` if it does."""
+        error = self._ended()
+        if error is None and not token.startswith(self._run):
+            error = InvalidIteratorError(
+                "the iterator is of an earlier run of the mailbox: get a new one with remote_events()"
+            )
+        elif error is None and token != self._token:
+            error = InvalidIteratorError("a newer iterator, or delivery to a target, took the place of this iterator")
+        return error
+
+    def _accept(self, token: str, ticket: int | None) -> None:
+        """Acknowledge the events up to a ticket, if the iterator is valid; otherwise raise its error."""
+        with self._switching:
+            error = self._refusal(token)
+            if error is not None:
+                raise error
+            if ticket is not None:
+                self.acknowledge(ticket)
+
+    def _read(self, token: str, most: int) -> list[Entry] | None:
+        """Return the first events, for an iterator; ``None`` while a target has some of them."""
+        stopping = self.stopping
+        if stopping is not None and not stopping.done():
+            return None
+        with self._slot.using() as box:
+            entries = box.first(most)
+            with self._switching:
+                if entries and token == self._token:
+                    self.ticket = entries[-1][0]
+        return entries
 
     def fetch(self, token: str, ticket: int | None, most: int, timeout: float) -> Promise[list[Entry]]:
         """See :class:`Fetch`, for the iterator with a token. On a thread that may wait for the disk.
@@ -266,16 +340,16 @@ class Fetches:
         promise.was_retrieved = True
         found: list[Entry] | None = []
         try:
-            self._reader.accept(token, ticket)
+            self._accept(token, ticket)
             if most:
-                found = self._reader.read(token, most)
+                found = self._read(token, most)
         except MessagingError as error:
             promise.reject(error)
             return promise
         if found or not most or (timeout <= 0 and found is not None):
             promise.resolve(found or [])
             return promise
-        entry = _Waiting(token, most, promise, is_patient=timeout > 0)
+        entry = WaitingFetch(token, most, promise, is_patient=timeout > 0)
         with self._lock:
             earlier = self._waiting.get(token)
             self._waiting[token] = entry
@@ -288,7 +362,7 @@ class Fetches:
         self.wake()  # an event may have been stored in between
         return promise
 
-    def _expire(self, entry: _Waiting) -> None:
+    def _expire(self, entry: WaitingFetch) -> None:
         """End the wait of a fetch. On the loop of the engine."""
         if self._remove(entry):
             if entry.is_patient:
@@ -301,7 +375,7 @@ class Fetches:
                     )
                 )
 
-    def _remove(self, entry: _Waiting) -> bool:
+    def _remove(self, entry: WaitingFetch) -> bool:
         with self._lock:
             if self._waiting.get(entry.token) is entry:
                 del self._waiting[entry.token]
@@ -317,16 +391,25 @@ class Fetches:
         """Return the number of fetches that wait."""
         return len(self._waiting)
 
+    def wake_soon(self) -> None:
+        """As :meth:`wake`, on a worker thread."""
+        self._is_woken = True
+        self._waker.wake()
+
+    def _wake_later(self) -> None:
+        self._is_woken = False
+        self.wake()
+
     def wake(self) -> None:
         """Look again: events were stored, or an iterator gets no more of them. On a thread that may block."""
         with self._lock:
             entries = [*self._waiting.values()]
         for entry in entries:
-            error = self._reader.refusal(entry.token)
+            error = self._refusal(entry.token)
             found: list[Entry] | None = None
             if error is None:
                 try:
-                    found = self._reader.read(entry.token, entry.most)
+                    found = self._read(entry.token, entry.most)
                 except MessagingError as failure:
                     error = failure
             is_answered = bool(found) or (found is not None and not entry.is_patient)

@@ -20,9 +20,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.environment.signals import on_failure
@@ -41,13 +39,16 @@ from messaging.remoteevent.delivery import RetryPolicy, wait_for_all
 from messaging.remoteevent.mailbox.box import BOX_FULL, Box, BoxFull, LatestBox, QueueBox
 from messaging.remoteevent.mailbox.failure_notices import FailureNotices
 from messaging.remoteevent.mailbox.open_boxes import OpenBoxes, default_most
-from messaging.remoteevent.mailbox.records import REGISTRATION, MailboxFolder, check_bound, check_choice, kinds_of
+from messaging.remoteevent.mailbox.records import MailboxFolder, check_bound, check_choice, kinds_of
 from messaging.remoteevent.mailbox.registration import KEEP, Keep, MailboxListener, MailboxRegistration
-from messaging.remoteevent.party import Party
+from messaging.remoteevent.party import REGISTRATION, Party
 from messaging.remoteevent.remote_listener import RemoteListener
 from messaging.remoteevent.renewals import OwnedRenewals, RenewalFailure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
     from messaging.instance import Messaging
     from messaging.remoteevent.event import EventKind
 

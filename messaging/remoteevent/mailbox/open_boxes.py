@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import resource
 import threading
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ClosedError, MessagingError
@@ -23,6 +22,8 @@ from messaging.errors.text import SafeLog
 from messaging.execution import Serial, may_block
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from messaging.remoteevent.mailbox.box import Box
 
 logger = SafeLog(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.errors.text import SafeLog
@@ -10,7 +10,7 @@ from messaging.leases import StoredTime, seconds_of
 from messaging.remoteevent.event import check_kind
 from messaging.remoteevent.mailbox.box import BOX_FULL
 from messaging.remoteevent.mailbox.registration import KEEP
-from messaging.remoteevent.party import PartyFolder
+from messaging.remoteevent.party import REGISTRATION, PartyFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from messaging.remoteevent.event import EventKind
 
 logger = SafeLog(__name__)
-
-#: begins the keys of the records of registrations
-REGISTRATION: Final = "registration "
 
 
 class MailboxFolder(PartyFolder):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.dispatch.calls import PLAIN, TEXT, Interface, Operation, WireForm, checked_instance, list_of
@@ -44,6 +43,7 @@ from messaging.remoteevent.remote_listener import (
 
 if TYPE_CHECKING:
     import datetime
+    from collections.abc import Callable, Iterable, Mapping
 
     from messaging.instance import Messaging
     from messaging.remoteevent.event import EventKind, RemoteEvent
@@ -455,14 +455,14 @@ class MailboxServer(LeasingServer):
         """Return the registration, after acknowledging the events that the owner took with an earlier iterator."""
         registration = self._mailbox.registration(registration_id)
         if taken is not None:
-            registration.note_taken(*taken)
+            registration.pulling.note_taken(*taken)
         return registration
 
     def _fetch(
         self, registration_id: str, token: str, ticket: int | None, most: int, timeout: float
     ) -> Promise[list[Entry]]:
         registration = self._mailbox.registration(registration_id)
-        promise = registration.fetch(token, ticket, min(most, _MOST), min(max(timeout, 0.0), LONG_POLL))
+        promise = registration.pulling.fetch(token, ticket, min(most, _MOST), min(max(timeout, 0.0), LONG_POLL))
         self._fetching[promise] = None
         promise.listen(lambda: self._fetching.pop(promise, None))
         return promise

@@ -14,14 +14,16 @@ one is told to commit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import DecodeError
 from messaging.execution import Promise
 from messaging.journal import JournalTable
 from messaging.remoteevent.transactions.participant import Enlisted, TransactionState, Vote
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 _VOTING: Final = "voting"
 _COMMITTED: Final = "committed"

@@ -13,9 +13,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.environment.forks import LiveObjects
@@ -40,6 +38,9 @@ from messaging.remoteevent.transactions.transaction import Transaction, check_pa
 from messaging.remoteevent.transactions.two_phases import TwoPhases
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from messaging.instance import Messaging
     from messaging.remoteevent.transactions.participant import Enlisted
 

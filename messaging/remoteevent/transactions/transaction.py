@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import (
@@ -22,6 +21,8 @@ from messaging.remoteevent.transactions.participant import Enlisted, Transaction
 from messaging.remoteevent.transactions.two_phases import after
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from messaging.leases import Lease
     from messaging.remoteevent.transactions.two_phases import TwoPhases
 

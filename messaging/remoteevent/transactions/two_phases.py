@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.errors import (
@@ -29,6 +28,8 @@ from messaging.execution import Promise, Serial, clock, engine, workers
 from messaging.remoteevent.transactions.participant import ABORT_ATTEMPTS, Enlisted, TransactionState, Vote, ask
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from messaging.leases import Lease
     from messaging.remoteevent.delivery import RetryPolicy
     from messaging.remoteevent.transactions.decisions import Decisions

@@ -33,7 +33,7 @@ TRANSACTIONS = (
                 "messaging/remoteevent/transacted.py",
                 """\
             if events and self._is_closed:
-                raise ClosedError(f"generator {self._publisher.source!r}: closed")
+                raise ClosedError(f"generator {self._source!r}: closed")
 """,
                 "",
             ),
@@ -81,7 +81,7 @@ TRANSACTIONS = (
                 """\
             if scope is None:
                 raise UnknownTransactionError(
-                    f"generator {self._publisher.source!r}: the events of transaction {transaction_id} are not known; "
+                    f"generator {self._source!r}: the events of transaction {transaction_id} are not known; "
                     "they were lost with an earlier run"
                 )
 """,
@@ -126,7 +126,7 @@ TRANSACTIONS = (
                 """\
             if scope is None:
                 raise UnknownTransactionError(
-                    f"generator {self._publisher.source!r}: the events of transaction {transaction_id} are not known; "
+                    f"generator {self._source!r}: the events of transaction {transaction_id} are not known; "
                     "they were lost with an earlier run"
                 )
             events = [*scope.events]""",

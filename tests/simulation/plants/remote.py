@@ -15,10 +15,10 @@ REMOTE = (
                 "messaging/remoteevent/mailbox/registration.py",
                 """\
             if not isinstance(error, ClosedError):
-                error = ListenerGoneError(f"{self._name}: the registration {self.id} has ended")
+                error = ListenerGoneError(f"{registration.title}: the registration {registration.id} has ended")
             return settled([error])""",
                 """\
-            return settled([ListenerGoneError(f"{self._name}: the registration {self.id} has ended")])""",
+            return settled([ListenerGoneError(f"the registration {registration.id} has ended")])""",
             ),
             Edit(
                 "messaging/remoteevent/mailbox/mailbox.py",
@@ -46,13 +46,13 @@ REMOTE = (
                 "messaging/remoteevent/mailbox/registration.py",
                 """\
             if self.lease.end is LeaseEnd.CLOSED:
-                return ClosedError(f"{self._name}: closed")
-            return UnknownLeaseError(f"{self._name}: the registration {self.id} has ended")
+                return ClosedError(f"{self.title}: closed")
+            return UnknownLeaseError(f"{self.title}: the registration {self.id} has ended")
         return self._end""",
                 """\
-            return UnknownLeaseError(f"{self._name}: the registration {self.id} has ended")
+            return UnknownLeaseError(f"{self.title}: the registration {self.id} has ended")
         if isinstance(self._end, ClosedError):
-            return UnknownLeaseError(f"{self._name}: the registration {self.id} has ended")
+            return UnknownLeaseError(f"{self.title}: the registration {self.id} has ended")
         return self._end""",
             ),
         ),

@@ -178,8 +178,8 @@ OUTBOX = (
         (
             Edit(
                 "messaging/publishing/durable.py",
-                "            publication.expires -= max(0.0, self.journal.ages.age_of(record.offset, record.timestamp))\n",
-                "            pass\n",
+                "publication.expires -= max(0.0, self.journal.ages.age_of(record.offset, record.timestamp))\n",
+                "pass\n",
             ),
         ),
         "messaging/testing/conformance/test_durable_outbox.py"
