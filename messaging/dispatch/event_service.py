@@ -101,8 +101,8 @@ class EventService(Closeable):
         return [each.lane for _, each in self.dispatcher.handlers()]
 
     def _is_in_handler(self) -> bool:
-        """Return whether the calling code is a handler that does not run on a delivery thread."""
-        return False
+        """Return whether the calling code is a handler, which must not wait for handlers."""
+        return self.pool.is_inside()
 
     def _stop_accepting(self) -> None:
         """Note that closing begins, before the published events are delivered. Called again after an interrupt."""
@@ -164,7 +164,7 @@ class EventService(Closeable):
         """
         timeout = seconds(timeout)
         closing = self._begin_closing()
-        if not may_block() or self._must_not_wait():
+        if not may_block() or self._is_in_handler():
             self._finish_later(closing, timeout)
         else:
             self._finish(closing, timeout)
@@ -174,12 +174,8 @@ class EventService(Closeable):
         timeout = seconds(timeout)
         closing = self._begin_closing()
         self._finish_later(closing, timeout)
-        if not self._must_not_wait():
+        if not self._is_in_handler():
             await closing
-
-    def _must_not_wait(self) -> bool:
-        """Return whether the calling code is a handler, which must not wait for handlers."""
-        return self.pool.is_inside() or self._is_in_handler()
 
     def _begin_closing(self) -> Promise[None]:
         """Accept no more events; return the promise that resolves when the service is closed."""

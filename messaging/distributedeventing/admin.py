@@ -464,7 +464,18 @@ class DistributedEventAdmin(EventService):
     ) -> ServiceRegistration: ...
     @overload
     def on(self, *topics: str, **options: Unpack[ConsumerOptions]) -> Callable[[F], F]: ...
-    def on(self, *topics: str, handler: Callable[..., Any] | None = None, **options: Unpack[ConsumerOptions]) -> Any:
+    def on(
+        self,
+        *topics: str,
+        handler: Callable[..., Any] | None = None,
+        type: Any = None,  # noqa: A002
+        is_whole: bool = False,
+        is_session_aware: bool = False,
+        is_advertised: bool = True,
+        filter: str | None = None,  # noqa: A002
+        principal: Principal = None,
+        timeout: float | None = None,
+    ) -> Any:
         """Register a function of a ``PushEvent`` as a consumer of this admin only; also as a decorator.
 
         Args:
@@ -486,8 +497,16 @@ class DistributedEventAdmin(EventService):
             PermissionDeniedError: the principal may not subscribe to a topic that has no wildcard.
             ClosedError: the admin is closed.
         """
+        options: dict[str, Any] = {
+            "is_whole": is_whole,
+            "is_session_aware": is_session_aware,
+            "is_advertised": is_advertised,
+            "filter": filter,
+            "principal": principal,
+            "timeout": timeout,
+        }
         register = self._registrar.register
-        return registered(lambda each, topics: register(each, topics, **options), topics, handler)
+        return registered(lambda each, topics: register(each, topics, type, **options), topics, handler)
 
     # --- the network
 

@@ -319,7 +319,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
 
     def removed(self) -> None:
         """Drop the events that wait for it."""
-        self._dropped += self.objects.close()
+        self._close()
         self._changed()
 
     def unblock(self) -> None:
@@ -327,13 +327,16 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
 
     def discard_waiting(self, lane: Lane) -> int:  # noqa: ARG002
         """Drop the events that wait for it."""
-        lost = self.objects.close()
-        self._dropped += lost
-        return lost
+        return self._close()
 
     def describe(self, event: DispatchedEvent) -> str:
         """Return the event in words for the log."""
         return f"an event on {event.topic!r}"
+
+    def _close(self) -> int:
+        lost = self.objects.close()
+        self._dropped += lost
+        return lost
 
     # --- events
 
@@ -509,21 +512,21 @@ class ConsumerRegistrar:
         self,
         consumer: Any,
         topics: tuple[str, ...],
-        type: Any = None,  # noqa: A002  # the name of the option
+        type_: Any,
         *,
         is_whole: bool = False,
         is_session_aware: bool = False,
         is_advertised: bool = True,
-        filter: str | None = None,  # noqa: A002
+        filter: str | None = None,  # noqa: A002  # the name of the option
         principal: Principal = None,
         timeout: float | None = None,
     ) -> ServiceRegistration:
         """Register a consumer of this admin only; raise the errors for which the admin ignores a consumer."""
         self._admin.refuse_closed()
         if not callable(getattr(consumer, "accept", consumer)):
-            raise ArgumentError(f"a {consumer.__class__.__name__} is neither a function nor has accept()")
+            raise ArgumentError(f"a {type(consumer).__name__} is neither a function nor has accept()")
         optional = {
-            Names.EVENT_TYPE: type,
+            Names.EVENT_TYPE: type_,
             Names.EVENT_FILTER: filter,
             Names.EVENT_PRINCIPAL: principal,
             Names.EVENT_TIMEOUT: timeout,

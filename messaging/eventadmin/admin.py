@@ -331,7 +331,7 @@ class EventAdmin(EventService):
         return [self._queue, *(lane for _, each in self.dispatcher.handlers() for lane in each.inbox.lanes)]
 
     def _is_in_handler(self) -> bool:
-        return is_inside(self)
+        return is_inside(self) or super()._is_in_handler()
 
     def _release(self) -> None:
         self._queue.close()

@@ -87,22 +87,6 @@ class HandlerOptions(UnhandledOptions, total=False):
     history: int
 
 
-def _properties_of(
-    *,
-    filter: str | None = None,  # noqa: A002  # the name of the option
-    principal: Principal = None,
-    timeout: float | None = None,
-    ranking: int = 0,
-) -> dict[str, Any]:
-    """Return the service properties that stand for the options of a handler."""
-    return {
-        Names.TYPED_EVENT_FILTER: filter,
-        Names.TYPED_EVENT_PRINCIPAL: principal,
-        Names.TYPED_EVENT_TIMEOUT: timeout,
-        "service.ranking": ranking,
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class TypedEventBusDTO:
     """A snapshot of a bus."""
@@ -408,8 +392,11 @@ class TypedEventBus(EventService):
         *topics: Any,
         handler: Callable[..., Any] | None = None,
         type: Any = None,  # noqa: A002  # the name of the property
+        filter: str | None = None,  # noqa: A002
         history: int = 0,
-        **options: Unpack[UnhandledOptions],
+        principal: Principal = None,
+        timeout: float | None = None,
+        ranking: int = 0,
     ) -> Any:
         """Register a function as a handler of this bus only; also as a decorator.
 
@@ -438,9 +425,15 @@ class TypedEventBus(EventService):
             @bus.on("orders/+/placed", filter="(total>=100)")
             def large(topic: str, order: Order) -> None: ...
         """
-        properties = {**_properties_of(**options), Names.TYPED_EVENT_HISTORY: history}
+        options = {
+            Names.TYPED_EVENT_FILTER: filter,
+            Names.TYPED_EVENT_HISTORY: history,
+            Names.TYPED_EVENT_PRINCIPAL: principal,
+            Names.TYPED_EVENT_TIMEOUT: timeout,
+            "service.ranking": ranking,
+        }
         register = self._registrar.register_by_type
-        return registered(lambda each, topics: register(each, topics, type, properties), topics, handler)
+        return registered(lambda each, topics: register(each, topics, type, options), topics, handler)
 
     @overload
     def on_unhandled(
@@ -451,7 +444,13 @@ class TypedEventBus(EventService):
     @overload
     def on_unhandled(self, function: F, /) -> F: ...
     def on_unhandled(
-        self, *topics: Any, handler: Callable[..., Any] | None = None, **options: Unpack[UnhandledOptions]
+        self,
+        *topics: Any,
+        handler: Callable[..., Any] | None = None,
+        filter: str | None = None,  # noqa: A002
+        principal: Principal = None,
+        timeout: float | None = None,
+        ranking: int = 0,
     ) -> Any:
         """Register a function for events that no other handler received (157.4.4); see :meth:`on`.
 
@@ -460,11 +459,14 @@ class TypedEventBus(EventService):
             handler: a function or coroutine function of the event, a nested dict, or of topic and event.
             filter, principal, timeout, ranking: see :meth:`on`.
         """
-        properties = _properties_of(**options)
+        options = {
+            Names.TYPED_EVENT_FILTER: filter,
+            Names.TYPED_EVENT_PRINCIPAL: principal,
+            Names.TYPED_EVENT_TIMEOUT: timeout,
+            "service.ranking": ranking,
+        }
         register = self._registrar.register
-        return registered(
-            lambda each, topics: register(UnhandledEventHandler, each, topics, properties), topics, handler
-        )
+        return registered(lambda each, topics: register(UnhandledEventHandler, each, topics, options), topics, handler)
 
     # --- the network
 
@@ -559,4 +561,6 @@ class TypedEventBus(EventService):
 
     def _is_in_handler(self) -> bool:
         loop = running_loop()
-        return any(isinstance(lane, LoopLane) and lane.loop is loop and lane.task.has_the_turn for lane in self.lanes())
+        return super()._is_in_handler() or any(
+            isinstance(lane, LoopLane) and lane.loop is loop and lane.task.has_the_turn for lane in self.lanes()
+        )

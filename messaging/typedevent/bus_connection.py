@@ -132,8 +132,6 @@ class BusConnection(Closeable):
         if past is not None:
             past.start(self._node)
         self.ready: Promise[None] = self._node.ready
-        #: returns what keeps events from other processes, as texts for people; empty: the connection works
-        self.problems = self._node.problems
         #: announces what the bus wants now; from any thread, without waiting
         self.refresh = self._node.refresh
         if reach is None or late is None:
@@ -249,6 +247,10 @@ class BusConnection(Closeable):
             past_sent=0 if self._past is None else self._past.events,
             node=self._node.get_dto(),
         )
+
+    def problems(self) -> list[str]:
+        """Return what keeps events from other processes, as texts for people; empty: the connection works."""
+        return self._node.problems()
 
     # --- closing
 
