@@ -92,6 +92,11 @@ class EventStream:
     __slots__ = ("_on_invalid", "_stream", "skipped")
 
     def __init__(self, stream: Any, on_invalid: OnInvalid | None) -> None:
+        for needed in ("receive", "close", "__next__", "__anext__"):
+            if not hasattr(stream, needed):
+                raise ArgumentError(f"stream must be what subscribe() returned, not {type(stream).__name__}")
+        if on_invalid is not None and (not isinstance(on_invalid, str) or on_invalid not in get_args(OnInvalid)):
+            raise ArgumentError(f"on_invalid must be one of {', '.join(map(repr, get_args(OnInvalid)))}")
         self._stream = stream
         self._on_invalid = on_invalid
         #: messages that were no events, and were rejected or skipped
@@ -180,9 +185,4 @@ def events(stream: Any, *, on_invalid: OnInvalid | None = None) -> EventStream:
     Raises:
         ArgumentError: an argument is not as described.
     """
-    for needed in ("receive", "close", "__next__", "__anext__"):
-        if not hasattr(stream, needed):
-            raise ArgumentError(f"stream must be what subscribe() returned, not {type(stream).__name__}")
-    if on_invalid is not None and (not isinstance(on_invalid, str) or on_invalid not in get_args(OnInvalid)):
-        raise ArgumentError(f"on_invalid must be one of {', '.join(map(repr, get_args(OnInvalid)))}")
     return EventStream(stream, on_invalid)

@@ -30,7 +30,7 @@ from tests.threads import in_background
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Calls of the loop from other threads."""
+    """Calls of the loop from other threads. The first fixture of a test: parts of an instance keep the method."""
     found: list[Any] = []
     original = engine().call
 
@@ -121,7 +121,7 @@ def entry(expires: float | None = None) -> memory.Entry:
 
 @pytest.mark.parametrize("options", [{}, {"timeout": 5.0}])
 def test_a_burst_of_publishes_wakes_the_loop_once(
-    broker: FakeBroker, connect: Connect, calls: list[Any], options: dict[str, float]
+    calls: list[Any], broker: FakeBroker, connect: Connect, options: dict[str, float]
 ) -> None:
     """Also if they have deadlines of their own."""
     m = connect(broker, timeout=10.0)
@@ -135,7 +135,7 @@ def test_a_burst_of_publishes_wakes_the_loop_once(
 
 
 def test_one_rejected_message_does_not_make_every_acknowledgement_a_wake_up(
-    broker: FakeBroker, m: Messaging, calls: list[Any]
+    calls: list[Any], broker: FakeBroker, m: Messaging
 ) -> None:
     """The broker does not count, so rejections are counted here until their message is accepted."""
     stream = manual(m, maxDeliveries=3, prefetch=500)

@@ -13,8 +13,9 @@ import pytest
 from messaging.testing.brokers import BrokerError, require
 from messaging.testing.postgresql import PostgreSQL
 from messaging.testing.waiting import eventually
+from tests.processes import has_ended
 from tests.scripts import ROOT
-from tests.testing.test_brokers import gone, listening
+from tests.testing.test_brokers import listening
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def test_it_comes_back_with_its_port_and_data(how: str) -> None:
             connection.execute("CREATE TABLE kept AS SELECT 7 AS it")
         connection.close()
         getattr(server, how)()
-        assert gone(pid)
+        assert has_ended(pid)
         assert not listening(port)
         server.start()
         assert server.port == port
@@ -88,6 +89,6 @@ def test_it_ends_with_the_process_that_started_it() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     pid, directory = done.stdout.split()
-    eventually(lambda: gone(int(pid)))
+    eventually(lambda: has_ended(pid))
     eventually(lambda: not Path(directory).exists())
     assert os.geteuid() != 0 or done.returncode == -9

@@ -34,8 +34,9 @@ from messaging.testing.brokers import (
 from messaging.testing.postgresql import PostgreSQL
 from messaging.testing.servers import RemoteServers, Servers, Starts, Steward
 from messaging.testing.waiting import eventually
+from tests.processes import has_ended
 from tests.scripts import ROOT
-from tests.testing.test_brokers import gone, listening
+from tests.testing.test_brokers import listening
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +172,7 @@ def test_a_borrowed_server_is_killed_started_and_used_again(worker: Worker) -> N
         assert works(broker)
         pid = broker.pid
         broker.kill()
-        assert gone(pid)
+        assert has_ended(pid)
         assert not broker.running
         with pytest.raises(BrokerError, match="not running"):
             _ = broker.pid
@@ -300,7 +301,7 @@ def test_the_end_of_the_steward_is_an_error_that_says_so(worker: Worker, steward
     one = worker("gw0")
     pid = one.mosquitto().pid
     steward.close()
-    assert gone(pid)
+    assert has_ended(pid)
     with pytest.raises(BrokerError):
         one.mosquitto().start()
 
@@ -355,7 +356,7 @@ def found(folder: Path) -> tuple[set[str], set[str], set[str]]:
     texts = [file.read_text().split() for file in folder.glob("found-*")]
     borrowed, shared, directories = (set(each) for each in zip(*texts, strict=True))
     for pid in borrowed | shared:
-        eventually(lambda pid=pid: gone(int(pid)))  # type: ignore[misc]
+        eventually(lambda pid=pid: has_ended(pid))  # type: ignore[misc]
     for directory in directories:
         eventually(lambda directory=directory: not Path(directory).exists())  # type: ignore[misc]
     return borrowed, shared, directories
@@ -388,7 +389,7 @@ def test_a_controller_that_is_killed_leaves_no_server(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     pid, directory = done.stdout.split()
-    eventually(lambda: gone(int(pid)))
+    eventually(lambda: has_ended(pid))
     eventually(lambda: not Path(directory).exists())
 
 

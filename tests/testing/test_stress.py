@@ -12,9 +12,9 @@ import pytest
 
 from messaging.testing.waiting import PATIENCE, eventually
 from tests import stress
+from tests.processes import has_ended
 from tests.scripts import ROOT
 from tests.stress import BUSY, QUIET, Failure, Tally, changed_tests, load, read_report
-from tests.testing.test_brokers import gone
 
 #: fails in each run under load, which is every second
 FLAKY = """
@@ -95,14 +95,14 @@ def test_the_load_ends_with_its_block() -> None:
 
     def crash(pids: list[int]) -> None:
         assert len(pids) == 2
-        assert not any(map(gone, pids))
+        assert not any(map(has_ended, pids))
         found.extend(pids)
         raise LookupError
 
     with pytest.raises(LookupError), load(2) as pids:
         crash(pids)
     assert len(found) == 2
-    assert all(map(gone, found))
+    assert all(map(has_ended, found))
 
 
 def test_the_load_ends_with_a_process_that_is_killed() -> None:
@@ -112,7 +112,7 @@ def test_the_load_ends_with_a_process_that_is_killed() -> None:
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60, check=False
     )
     assert done.returncode == -signal.SIGKILL
-    eventually(lambda: gone(int(done.stdout)))
+    eventually(lambda: has_ended(done.stdout))
 
 
 @pytest.mark.slow  # half of its runs load both cores

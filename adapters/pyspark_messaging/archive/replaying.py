@@ -6,11 +6,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.dispatch.permission import check_principal
 from messaging.dispatch.topics import check_topic
@@ -33,20 +33,27 @@ _BURST: Final = 1000
 _STEP: Final = 0.1
 
 
-class Clock:
-    """The time source of a replay: the monotonic clock. Tests have one of their own."""
+class Clock(Protocol):
+    """The time source of a replay. Tests have one of their own."""
 
-    #: returns seconds since an arbitrary time
-    now: Callable[[], float] = staticmethod(time.monotonic)
+    def now(self) -> float:
+        """Return seconds since an arbitrary time."""
 
     def wait(self, stop: threading.Event, seconds: float) -> None:
         """Wait at most ``seconds``. The caller repeats it until the time has come, or ``stop`` is set."""
+
+
+class _Monotonic:
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait(self, stop: threading.Event, seconds: float) -> None:
         # not stop.wait(): an interrupt of the main thread could leave the lock of the event taken
         if not stop.is_set():
             time.sleep(min(seconds, _STEP))
 
 
-_CLOCK: Final = Clock()
+_CLOCK: Final = _Monotonic()
 
 
 @dataclass(frozen=True, slots=True)

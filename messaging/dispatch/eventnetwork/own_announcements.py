@@ -23,7 +23,6 @@ from messaging.dispatch.eventnetwork.announcements import (
     dump_announcement,
     is_announceable,
 )
-from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, MessagingError, UnsupportedFeatureError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Promise, Serial, clock, engine, workers
@@ -336,9 +335,14 @@ class OwnInterests:
         with self._lock:
             requests, self._requests = self._requests, []
             self._is_posted = False
-        with on_failure(self._refuse_unknown, requests):
+        try:
             wanted, self._offers = self._wanted()
             interests = {each: self._pattern_of(each.topics) for each in wanted}
+        except BaseException as error:
+            failure = MessagingError(f"{self._title}: its interests are unknown: {type(error).__name__}")
+            for each in requests:
+                engine().call(each.reject, failure)
+            raise
         patterns = frozenset(interests.values())
         ending = {**self._interests, **self._ending}
         self._ending = {each: pattern for each, pattern in ending.items() if pattern not in patterns}
@@ -350,11 +354,6 @@ class OwnInterests:
         for pattern in new:
             self._add(pattern)
         self._publish()
-
-    def _refuse_unknown(self, requests: list[Promise[None]]) -> None:
-        failure = MessagingError(f"{self._title}: its interests are unknown; the log has the error")
-        for each in requests:
-            engine().call(each.reject, failure)
 
     def _replaced(self) -> frozenset[str]:
         """Return the patterns that end, are still confirmed, and have one that takes their place and is not yet."""

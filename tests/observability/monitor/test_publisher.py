@@ -64,7 +64,7 @@ def test_a_monitor_that_comes_later_gets_the_retained_snapshot(mosquitto: Mosqui
             found.clear()
             eventually(take)
             assert found[0].snapshot is None
-            snapshots.close()
+            snapshots.stream.close()
 
 
 def test_a_report_that_fails_does_not_stop_the_others(services: ServiceRegistry) -> None:
