@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from messaging.connection import StateName
 from messaging.connection.properties import announced
@@ -18,11 +18,12 @@ from messaging.receiving import Subscription
 from messaging.services.reporting import counter, gauge, identity, info, label, part, state
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from messaging.connection import Connection
     from messaging.publishing import Outbox
     from messaging.publishing.stored import DurableOutboxDTO
     from messaging.receiving import StreamCounters
-    from messaging.replyto import OpenRequests, ReplyToWhiteboard
     from messaging.services import ServiceReference
 
 
@@ -149,12 +150,30 @@ def reference_dto(reference: ServiceReference) -> ServiceReferenceDTO:
     return ServiceReferenceDTO(id=properties["service.id"], properties=properties)
 
 
+class Requests(Protocol):
+    """The requests of an instance."""
+
+    @property
+    def pending(self) -> int:
+        """Number of requests that wait for their replies."""
+
+    @property
+    def counters(self) -> Any:
+        """Counters of requests: the other fields of :class:`RequestsDTO`."""
+
+
+class Whiteboard(Protocol):
+    """The whiteboard of an instance."""
+
+    @property
+    def bindings(self) -> Iterable[tuple[str, Any, bool]]:
+        """Channel, requested binding and whether the channel is subscribed, for each handler."""
+
+
 class MessageServiceRuntime:
     """The service that describes a messaging instance (RFC 5.3). Thread safe; get it as ``Messaging.runtime``."""
 
-    def __init__(
-        self, connection: Connection, outbox: Outbox, requests: OpenRequests, whiteboard: ReplyToWhiteboard
-    ) -> None:
+    def __init__(self, connection: Connection, outbox: Outbox, requests: Requests, whiteboard: Whiteboard) -> None:
         self._connection = connection
         self._outbox = outbox
         self._requests = requests
