@@ -131,7 +131,7 @@ class DurableOutbox(Outbox):
         kept = self._queue.add(publications)
         if self._is_closed:
             for each in publications:
-                self._end_promise(each)
+                _end_promise(each, self.journal.begin)
         elif kept < len(publications):
             for each in publications[kept:]:
                 del each.payload
@@ -318,12 +318,7 @@ class DurableOutbox(Outbox):
         self._backlog.is_closed = self._dead_letters.is_closed = True
         for each in (*self._queue.ready, *self._spilled.pop_before(self._queue.end)):
             if isinstance(each, StoredPublication):
-                self._end_promise(each)
-
-    def _end_promise(self, publication: StoredPublication) -> None:
-        publication.settled = True
-        is_left = publication.offset >= self.journal.begin
-        publication.reject(publication.unfinished("the instance was closed") if is_left else _dropped(publication))
+                _end_promise(each, self.journal.begin)
 
     async def finish(self) -> None:
         """Store the position and close the journal, for a bounded time."""
@@ -348,6 +343,13 @@ class DurableOutbox(Outbox):
 
 def _dropped(publication: StoredPublication) -> OutboxFullError:
     return OutboxFullError(f"{publication.what}: dropped from the full outbox, or damaged")
+
+
+def _end_promise(publication: StoredPublication, begin: int) -> None:
+    """End the promise of a message of a closed instance, whose journal begins with the offset ``begin``."""
+    publication.settled = True
+    is_left = publication.offset >= begin
+    publication.reject(publication.unfinished("the instance was closed") if is_left else _dropped(publication))
 
 
 def _offset(entry: Publication) -> int:
