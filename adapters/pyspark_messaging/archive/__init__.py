@@ -41,22 +41,22 @@ from pyspark_messaging.archive.reader import (
     ArchiveMissingError,
     ArchiveUnreadableError,
     InvalidRangeError,
-    Reading,
+    ReadRows,
     read_events,
 )
-from pyspark_messaging.archive.replaying import Clock, Replayed, replay
+from pyspark_messaging.archive.replaying import ReplayClock, Replayed, replay
 from pyspark_messaging.recorder import EventRecorder, RecordedEvent, RecorderDTO
 
 __all__ = [
     "ArchiveError",
     "ArchiveMissingError",
     "ArchiveUnreadableError",
-    "Clock",
     "EventRecorder",
     "InvalidRangeError",
-    "Reading",
+    "ReadRows",
     "RecordedEvent",
     "RecorderDTO",
+    "ReplayClock",
     "Replayed",
     "archive",
     "read_events",

@@ -103,7 +103,7 @@ def _time_range(start: datetime, end: datetime) -> tuple[int, int]:
 
 
 @dataclass(slots=True)
-class Reading:
+class ReadRows:
     """The number of rows of a range, as far as it was read."""
 
     #: events that were returned
@@ -120,7 +120,7 @@ def read_events(
     start: datetime,
     end: datetime,
     topics: str | Iterable[str] = "*",
-    reading: Reading | None = None,
+    reading: ReadRows | None = None,
 ) -> Generator[RecordedEvent, None, None]:
     """Yield the events of an archive that were published from ``start`` on and before ``end``, in order, each once.
 
@@ -142,10 +142,10 @@ def read_events(
         rows = _spark_rows(source, first, last, filters)
     else:
         raise ArgumentError(f"an archive is a path or a DataFrame, not a {type(source).__name__}")
-    return _events(rows, filters, Reading() if reading is None else reading)
+    return _events(rows, filters, ReadRows() if reading is None else reading)
 
 
-def _events(rows: _Rows, filters: tuple[TopicFilter, ...], reading: Reading) -> Generator[RecordedEvent, None, None]:
+def _events(rows: _Rows, filters: tuple[TopicFilter, ...], reading: ReadRows) -> Generator[RecordedEvent, None, None]:
     before = None
     with contextlib.closing(rows):
         for micros, recorder, sequence, topic, text in rows:

@@ -18,7 +18,7 @@ from messaging.errors import ArgumentError, DeadlineError, InvalidEventError
 from messaging.errors.checks import check_instance
 from messaging.execution import may_block
 from messaging.typedevent import TypedEventBus
-from pyspark_messaging.archive.reader import Reading, read_events
+from pyspark_messaging.archive.reader import ReadRows, read_events
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -33,7 +33,7 @@ _BURST: Final = 1000
 _STEP: Final = 0.1
 
 
-class Clock(Protocol):
+class ReplayClock(Protocol):
     """The time source of a replay. Tests have one of their own."""
 
     def now(self) -> float:
@@ -87,7 +87,7 @@ def replay(
     mark: str | None = None,
     stop: threading.Event | None = None,
     principal: str | None = None,
-    clock: Clock = _CLOCK,
+    clock: ReplayClock = _CLOCK,
 ) -> Replayed:
     """Deliver a time range of an archive to a bus, as untyped events.
 
@@ -133,7 +133,7 @@ def replay(
         check_topic(prefix)
     if mark is not None and not isinstance(mark, str):
         raise ArgumentError(f"mark must be the name of a field, not {type(mark).__name__}")
-    reading = Reading()
+    reading = ReadRows()
     events = read_events(source, start=start, end=end, topics=topics, reading=reading)
     stop = threading.Event() if stop is None else stop
     delivered = refused = 0
