@@ -472,7 +472,7 @@ def _parsed(text: str) -> Any:
         found = read_json(text)
     except DecodeError:
         if text.lstrip().startswith(_JSON):
-            raise ArgumentError("the payload begins like JSON and is none; --text publishes it as text") from None
+            raise ArgumentError("the payload begins like JSON and is malformed; --text publishes it as text") from None
         return text
     try:
         from_portable(found)

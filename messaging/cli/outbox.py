@@ -75,7 +75,7 @@ class DatabaseOptions:
 
     @property
     def tables(self) -> OutboxTables:
-        """Return the tables; raises ``ArgumentError`` for a name that is none."""
+        """Return the tables; raises ``ArgumentError`` for a malformed name."""
         from messaging.outbox.sql import OutboxTables
 
         return OutboxTables(outbox=self.table, inbox=self.inbox_table, schema=self.schema)

@@ -71,7 +71,7 @@ def check_name(name: Any) -> str:
     """Return the name of an attribute.
 
     Raises:
-        InvalidEventError: it is none.
+        InvalidEventError: it is malformed.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         shown = repr(name[:_MAX_NAME]) if isinstance(name, str) else type(name).__name__

@@ -95,7 +95,7 @@ class JsonFormat(JSONFormat):
     def read_data(self, body: bytes, datacontenttype: str | None) -> Any:
         """Return the data of an event from a payload: a JSON value, a str for ``text/*`` and XML, or bytes.
 
-        Without a content type the payload is read as JSON, or as text if it is none, or as bytes.
+        Without a content type the payload is read as JSON, or else as text, or as bytes.
 
         Raises:
             DecodeError: the payload is not of that content type.

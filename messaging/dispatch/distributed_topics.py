@@ -269,7 +269,7 @@ def _fault_of_public(topic: str, text: str, wildcards: str) -> str:
 
 
 def _fault_of_private(text: str, wildcards: str) -> str:
-    """Return why a text that begins like a private topic is none; ``wildcards`` is the rule that a ``*`` breaks."""
+    """Return why a text that begins like a private topic is no topic; ``wildcards``: the rule that a ``*`` breaks."""
     if len(text) > PRIVATE_LENGTH:
         return f"a private topic has at most {PRIVATE_LENGTH} characters, {text[:_SHOWN]!r}... has {len(text)}"
     size = len(text.encode(errors="replace"))

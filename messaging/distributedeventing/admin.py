@@ -259,7 +259,7 @@ class DistributedEventAdmin(EventService):
             if the event cannot be sent, which is logged.
 
         Raises:
-            InvalidTopicError, NullEventError: the topic or the payload is none.
+            InvalidTopicError, NullEventError: the topic is malformed, or the topic or the payload is missing.
             ArgumentError: a close or error event, which only sessions have; another argument is invalid.
             UnsupportedFeatureError: the admin does not keep ``qos`` (DE048).
             PermissionDeniedError: the principal may not publish to the topic.
@@ -375,7 +375,7 @@ class DistributedEventAdmin(EventService):
             principal: the principal that publishes; checked here, and with each event.
 
         Raises:
-            InvalidTopicError, NullEventError: the topic is none.
+            InvalidTopicError, NullEventError: the topic is malformed or missing.
             ArgumentError: an argument is not as described.
             PermissionDeniedError: the principal may not publish to the topic.
             ClosedError: the admin is closed.

@@ -49,7 +49,7 @@ class DistributableEvent(Generic[T]):
         data: the payload.
 
     Raises:
-        InvalidTopicError, NullEventError: the topic is none.
+        InvalidTopicError, NullEventError: the topic is malformed or missing.
         ArgumentError: another argument has the wrong type.
     """
 

@@ -73,7 +73,7 @@
     │   ├── CannotCommitError                the transaction was aborted, or a participant refused
     │   └── CannotAbortError                 the transaction is committed, or is being committed
     ├── PermissionDeniedError                a principal lacks the permission for a topic
-    ├── SignatureError                       a message of an event network is not signed as it must be
+    ├── SignatureError                       a message of an event network has an invalid signature
     ├── ConversionError                      event data does not fit the type a handler asks for
     ├── StreamConsumedError                  a stream's iterator is in use already
     ├── InterceptorError                     an interceptor failed; the message was not sent
@@ -589,7 +589,7 @@ class PermissionDeniedError(MessagingError):
 
 
 class SignatureError(MessagingError):
-    """A message of an event network is not signed as it must be; nothing of it was taken in.
+    """A message of an event network is unsigned or has an invalid signature, and was discarded.
 
     Attributes:
         problem: ``unsigned``, ``malformed``, ``unknown_key``, ``wrong_signature``, ``wrong_channel``, ``expired``,

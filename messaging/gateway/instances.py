@@ -176,7 +176,7 @@ def unconnected(url: str, keywords: Mapping[str, Any]) -> Adapter:
 
 
 def check_folder(problems: Problems, path: KeyPath, folder: Path) -> None:
-    """Record that a folder is none, or cannot be made or written to."""
+    """Record that a path is not a folder, or that the folder cannot be made or written to."""
     at = folder
     try:
         while not at.exists() and at != at.parent:

@@ -37,7 +37,7 @@ class RouteDTO:
     is_subscribed: bool = field(metadata=gauge("whether the source's broker has confirmed the subscription"))
     is_target_up: bool = field(metadata=gauge("whether the target is connected"))
     received: int = field(metadata=counter("messages that were received from the source", "messages"))
-    filtered: int = field(metadata=counter("messages that the pipeline let out", "messages"))
+    filtered: int = field(metadata=counter("messages that the pipeline filtered out", "messages"))
     looped: int = field(metadata=counter("messages that were dropped because they came back", "messages"))
     repeated: int = field(metadata=counter("messages that were delivered again and are stored already", "messages"))
     failed: int = field(metadata=counter("messages that became dead letters", "messages"))

@@ -426,7 +426,7 @@ def listening_address(text: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT``, such as ``127.0.0.1:9464`` or ``[::1]:9464``.
 
     Raises:
-        ValueError: the text is none, or its port is outside of 1 to 65535.
+        ValueError: the text is malformed, or its port is outside of 1 to 65535.
     """
     try:
         found = parse_host(text)

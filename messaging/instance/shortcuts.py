@@ -267,7 +267,7 @@ class Shortcuts:
         Raises:
             ArgumentError: the function is no such handler, or one of the others is not as described.
             UnsupportedFeatureError: the instance does not announce ``replyTo``.
-            SubscriptionRefusedError: the broker said no.
+            SubscriptionRefusedError: the broker refused the subscription.
 
         Example::
 

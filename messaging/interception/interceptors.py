@@ -79,7 +79,7 @@ def _registered(services: ServiceRegistry) -> Iterator[Interceptor]:
             else:
                 yield service
         elif service is not None:
-            logger.error("the service %r is registered as Interceptor and is none: %s", reference, _kind(service))
+            logger.error("the service %r is registered as Interceptor, and is not one: %s", reference, _kind(service))
 
 
 def _check_methods(interceptor: Interceptor) -> None:

@@ -74,7 +74,7 @@ def encode_record(
         timestamp: seconds since the epoch; ``None``: now.
 
     Raises:
-        ArgumentError: a text is none, or too long, or has lone surrogates, or the record is larger than 2 GiB; the
+        ArgumentError: a text is no str, or too long, or has lone surrogates, or the record is larger than 2 GiB; the
             payload is not bytes; the timestamp is no number of the years 1 to 9999.
     """
     micros = clock.wall_ns() // 1000 if timestamp is None else _micros(timestamp)

@@ -303,7 +303,7 @@ class MessageBuffer:
         """Bound the messages of the lost connection. :meth:`is_superseded` drops what the broker redelivers."""
         self._expect_stale(is_redelivered=resumed or self._outlives_connection())
         for queue in (self.messages, self.withheld):
-            # from the end where the consumer takes: their order must not change under its hands
+            # the consumer takes from this end concurrently: keep the order
             with contextlib.suppress(IndexError):
                 while len(queue) > self._capacity and self._may_drop(queue[0]):
                     gone = queue.popleft()

@@ -94,7 +94,7 @@ class HandOut:
         )
 
     def fetch(self) -> ReceivedMessage | None:
-        """Return the next message that enters the stream, or ``None`` if there is none to be had now.
+        """Return the next message that enters the stream, or ``None`` if no message is available.
 
         It stays :attr:`fetched`, and is what the next call returns, until the consumer sets that to ``None``. So an
         interrupt on the consumer's thread, anywhere up to there, costs no message.

@@ -196,7 +196,7 @@ class LeaseRenewalSet(Closeable):
             raise UnknownLeaseError(f"lease renewal set {self.source!r}: its lease has ended")
 
     def _note_failure(self, failure: RenewalFailure) -> None:
-        """Tell that a lease was not renewed. On a worker thread."""
+        """Report a failed renewal to the listener. On a worker thread."""
         self._tell(
             RENEWAL_FAILURE, RenewalFailureEvent, lease_id=failure.lease_id, error=type(failure.error).__name__,
             reason=str(failure.error)[:500],

@@ -270,7 +270,7 @@ class NotifiedEvents:
 
 
 def notifier_of(listener: Any) -> Callable[[RemoteEvent], Any]:
-    """Return the function that notifies ``listener``; raise ``ArgumentError`` if it is none."""
+    """Return the function that notifies ``listener``; raise ``ArgumentError`` if it is no listener."""
     notify = None if isinstance(listener, type) else getattr(listener, "notify", None)
     if callable(notify):
         return notify  # type: ignore[no-any-return]

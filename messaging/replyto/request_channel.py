@@ -155,7 +155,7 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
         elif self.is_stopping or home is None:
             self._leave(served)
         else:
-            logger.debug("a request on %r means no handler", self.channel)
+            logger.debug("request on %r matches no handler; acknowledged and dropped", self.channel)
             served.done()
 
     def _leave(self, served: ServedRequest) -> None:

@@ -2,9 +2,9 @@
 
 Handlers come, change and go at any time; the subscriptions follow. There is one subscription, a ``RequestChannel``, for
 each channel and set of extensions. Each request goes to one handler of the whiteboard, the preferred one
-(``service.ranking``, then order of registration) of the handlers that it means, whichever route it arrived on: their
-channel matches, and so does their ``replyChannel`` if they have one. A request that means no handler is acknowledged
-and dropped.
+(``service.ranking``, then order of registration) of the handlers that it matches, whichever route it arrived on: by
+their channel, and by their ``replyChannel`` if they have one. A request that matches no handler is acknowledged and
+dropped.
 
 **Threads.** Events of the registry are evaluated on the threads that cause them; the bindings belong to the engine's
 loop.

@@ -224,7 +224,7 @@ def _number(kind: DataType, value: Any) -> float:
 
 
 def check_text(value: Any) -> str:
-    """Return a text that UTF-8 can express. Raises ``EncodeError``: it is none."""
+    """Return a text that UTF-8 can express. Raises ``EncodeError`` for any other text."""
     if not isinstance(value, str):
         raise EncodeError(f"must be a str, not {type(value).__name__}")
     try:

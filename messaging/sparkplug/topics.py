@@ -74,7 +74,7 @@ class Topic:
         """Return the topic of a channel.
 
         Raises:
-            InvalidChannelError: it is none of Sparkplug B.
+            InvalidChannelError: it is no topic of Sparkplug B.
         """
         if not isinstance(channel, str):
             raise InvalidChannelError(f"a Sparkplug topic must be a str, not {type(channel).__name__}")

@@ -209,7 +209,7 @@ def dump(event: PublishedEvent, recorder: str) -> bytes:
 
 
 def load(payload: bytes) -> PublishedEvent:
-    """Return the event that :func:`dump` returned as bytes. Raises ``DecodeError`` if it is none."""
+    """Return the event that :func:`dump` returned as bytes. Raises ``DecodeError`` for other bytes."""
     wire = decode(payload)
     if not is_topic(wire.topic):
         raise DecodeError("a stored event without a valid topic")

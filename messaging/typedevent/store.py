@@ -426,7 +426,7 @@ def _in_order(events: Iterable[PublishedEvent]) -> list[PublishedEvent]:
 
 
 def sequence_of(record: Record) -> int:
-    """Return the sequence of a recorded event; 0 if the record is none."""
+    """Return the sequence of a recorded event; 0 for any other record."""
     return _number((record.message_id or "").partition("@")[0])
 
 

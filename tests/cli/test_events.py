@@ -433,7 +433,7 @@ PUBLISH = ("events", "publish", "memory://usage")
         ((*PUBLISH, "a", "1", "-f", "x"), "exactly one of PAYLOAD"),
         ((*PUBLISH, "a", "-f", "/no/such/file"), "cannot read '/no/such/file'"),
         ((*PUBLISH, "a/*", "1"), "not a topic"),
-        ((*PUBLISH, "a", '{"x"'), "begins like JSON and is none"),
+        ((*PUBLISH, "a", '{"x"'), "begins like JSON and is malformed"),
         ((*PUBLISH, "a", '{"$date": "x"}'), "'$date' must have"),
         ((*PUBLISH, "a", "null"), "the payload is null"),
         ((*PUBLISH, "a", "\udcff"), "not UTF-8"),

@@ -272,7 +272,7 @@ def test_a_manager_that_was_restarted_does_not_tell_participants_without_a_name_
         eventually(lambda: manager.transactions()[0].waiting_for == [named])
         eventually(lambda: f"at participant '{named}' failed" in caplog.text)
     assert named == "stock"
-    gone = [each for each in caplog.messages if f"at participant '{unnamed}' failed" in each and "told no more" in each]
+    gone = [each for each in caplog.messages if f"at participant '{unnamed}' failed" in each and "given up" in each]
     assert len(gone) == 1
 
 

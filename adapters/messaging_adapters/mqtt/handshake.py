@@ -63,7 +63,7 @@ class Will:
 
 @dataclass(frozen=True, slots=True)
 class ConnectTarget:
-    """The broker's address and everything that CONNECT says, but for the will. Its repr shows no secret."""
+    """The broker's address and the fields of CONNECT, except the will. Its repr shows no secret."""
 
     host: str
     port: int

@@ -58,7 +58,7 @@ def dump_event(event: RecordedEvent) -> bytes:
 
 
 def load_event(payload: bytes) -> RecordedEvent:
-    """Return the recorded event in a payload; ``DecodeError`` tells why it is none."""
+    """Return the recorded event in a payload; ``DecodeError`` tells why it has none."""
     try:
         found = decode(payload)
     except DecodeError as error:

@@ -195,7 +195,7 @@ def load_announcement(payload: bytes) -> Announcement:
     Fields and entries that it can do without are left out if they are wrong, see the module and ``problems``.
 
     Raises:
-        DecodeError: it is none; the text says which field is wrong, and what would be right.
+        DecodeError: it is no announcement; the text says which field is wrong, and what would be right.
     """
     if len(payload) > MAX_BYTES:
         raise DecodeError(f"an announcement of {len(payload)} bytes: at most {MAX_BYTES} are read")

@@ -147,7 +147,8 @@ class Seals:
         """Return the announcement of a signed message.
 
         Raises:
-            SignatureError: it is not signed as it must be, was seen before, or is for a member of another key.
+            SignatureError: its signature is missing or invalid, it was seen before, or it is for a member of another
+                key.
             DecodeError: it is no announcement.
         """
         if len(payload) > _MAX_ENVELOPE:
@@ -163,7 +164,7 @@ class Seals:
         """Return the event of a signed message, with a principal that its key may speak for.
 
         Raises:
-            SignatureError: it is not signed as it must be, was seen before, is for a member of another key, or for a
+            SignatureError: its signature is missing or invalid, it was seen before, or it is for a member or a
                 principal that its key may not speak for.
             DecodeError: it is no event.
         """
@@ -190,7 +191,7 @@ class Seals:
         A last will may arrive several times: :meth:`bind` refuses the second one of a member.
 
         Raises:
-            SignatureError: it is not signed as it must be, or was seen before.
+            SignatureError: its signature is missing or invalid, or it was seen before.
         """
         now = clock.wall()
         opened = self._signing.open(payload, channel, now)

@@ -236,7 +236,7 @@ class EventSigning:
             now: seconds since 1970; by default the time of the system.
 
         Raises:
-            SignatureError: the message is unsigned, or not signed as it must be.
+            SignatureError: the message is unsigned, or has an invalid signature.
             ArgumentError: an argument is invalid.
         """
         _check(payload, channel)

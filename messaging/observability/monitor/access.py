@@ -184,7 +184,7 @@ class Access:
 
 
 def _host_of(header: str) -> str | None:
-    """Return the host of a Host header in lower case, without its port; ``None`` if it is none."""
+    """Return the host of a Host header in lower case, without its port; ``None`` if it is malformed."""
     if not header or len(header) > 300 or any(each in header for each in "/?#@\\ \t"):
         return None
     try:

@@ -47,9 +47,9 @@ class Vote(enum.Enum):
 
     #: it can commit and abort from now on, also after a restart if it is persistent
     PREPARED = "prepared"
-    #: it has nothing to commit, and is told no more about the transaction
+    #: it has nothing to commit; the manager does not call it again
     NOTCHANGED = "not changed"
-    #: it cannot commit, has undone what it did, and is told no more about the transaction
+    #: it cannot commit, has undone its work; the manager does not call it again
     ABORTED = "aborted"
 
 
@@ -96,7 +96,7 @@ class Enlisted:
         vote: its answer to ``prepare``; ``None`` before.
         is_lasting: it may be there again after a restart, so it is stored.
         is_busy: a call to it has not returned.
-        is_done: it has to be told no more.
+        is_done: the manager does not call it again.
         is_abandoned: that is so because it was told in vain, often or long enough.
         was_told: a call with the outcome of the transaction has returned, or failed.
         failures: failed calls since the last one that succeeded.
@@ -140,7 +140,7 @@ class Enlisted:
         """Note the answer to ``prepare``: an error, or any other value than a vote, counts as ``Vote.ABORTED``."""
         if error is None and isinstance(vote, Vote):
             self.vote = vote
-            # who has nothing to do, or has undone it already, is told no more
+            # skip participants that voted NOTCHANGED, or have aborted
             self.is_done = vote is not Vote.PREPARED
         else:
             self.vote = Vote.ABORTED

@@ -215,7 +215,7 @@ class ParticipantServers:
         answer.listen(settle)
 
     def abandon(self, transaction_id: str, channel: str) -> None:
-        """Close the server of a participant without a name that has not joined, or is told no more."""
+        """Close the server of a participant without a name that has not joined, or is not called again."""
         with self._lock:
             found = self._unnamed.pop((transaction_id, channel), None)
         if found is not None:

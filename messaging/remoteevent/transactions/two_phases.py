@@ -358,7 +358,7 @@ class TwoPhases:
             logger.warning(
                 "transaction manager '%s': %s of %s at participant '%s' failed: %s; %s",
                 self._keeper.name, operation, self.id, enlisted.name, error,
-                "it is told no more" if delay is None else f"it is told again in {delay:.1f} s",
+                "given up" if delay is None else f"retrying in {delay:.1f} s",
             )  # fmt: skip
         if delay is not None and not self._keeper.is_closed:
             after(delay, self.proceed)
