@@ -23,6 +23,9 @@ SHIPPED = ("messaging", "adapters", "examples", "benchmarks")
 UNSAFE = ("pickle", "_pickle", "cloudpickle", "dill", "jsonpickle", "marshal", "shelve", "aio_pika.patterns")
 
 
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 def run(*arguments: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -136,13 +139,27 @@ def test_every_dependency_declares_its_lowest_version() -> None:
 
 def test_the_page_on_the_architecture_names_modules_and_rooms_that_exist(house: House) -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    modules = {each.removeprefix("messaging.") for each in house.modules}
-    paths = page[page.index("## The paths") :]
-    named = set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)", paths))
-    assert named - modules == set()
     rooms = [
         room
         for names in re.findall(r"^\|[^|]*\| (`.+?) \|", page[: page.index("## Threads")], re.M)
         for room in re.findall(r"`(\w+)`", names)
     ]
     assert sorted(rooms) == sorted(floors(house))
+    known = {module.removeprefix("messaging."): _functions(house.trees[file]) for module, file in house.modules.items()}
+    blocks = re.findall(r"^```text\n(.*?)^```$", page[page.index("## The paths") :], re.M | re.S)
+    hops = [re.split(r"  +", line, maxsplit=2) for block in blocks for line in block.splitlines()]
+    assert hops
+    assert [(module, name) for module, name, _ in hops if name not in known.get(module, ())] == []
+    mentioned = {name for *_, text in hops for name in re.findall(r"[A-Z]\w+\.\w+", text)}
+    assert mentioned - set().union(*known.values()) == set()
+
+
+def _functions(tree: ast.Module) -> set[str]:
+    """Return the functions that a module defines, and the methods as ``Class.method``."""
+    found = set()
+    for each in tree.body:
+        if isinstance(each, ast.ClassDef):
+            found |= {f"{each.name}.{inner.name}" for inner in each.body if isinstance(inner, _FUNCTION)}
+        elif isinstance(each, _FUNCTION):
+            found.add(each.name)
+    return found
