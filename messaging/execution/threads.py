@@ -1,25 +1,28 @@
 """The threads of the process, and the workers, which run observers and other user callbacks.
 
-========================  =============================================  ==============================================
-thread                    runs                                           how many
-========================  =============================================  ==============================================
-``messaging-engine``      the loop of all instances; no user code        one, from the first instance on
-``messaging-handlers``    coroutines that were registered without a      one, from the first of them on
-                          running event loop
-``messaging-worker``      observers, handlers, callbacks, events;        the jobs that run, and idle ones for
-                          blocking calls (``on_worker``)                 ``IDLE_SECONDS``; see below
-``messaging-journal``     records are written and synced, positions of   one for each open journal that is written to
-                          cursors stored; no user code
-``messaging-history``     events are encoded for a durable history; no   one for each event bus that has one
-                          user code, except reading values of events
-``messaging-relay``       the relay of a transactional outbox            one for each ``Relay`` on a thread
-``messaging-supervisor``  delivery threads are added, receivers over     one for each event service and monitor that
-                          their time limit detected; no user code        has something to deliver
-``messaging-http``        the HTTP server of a monitoring endpoint, or   one for each of them, and one for each
-                          of a monitor; reporters                        connection
-``messaging-monitor``     snapshots of a monitor are taken; reporters    one for each monitor
-``messaging-snapshots``   snapshots are taken and published; reporters   one for each publisher of snapshots
-========================  =============================================  ==============================================
+=============================  ============================================  ===========================================
+thread                         runs                                          how many
+=============================  ============================================  ===========================================
+``messaging-engine``           the loop of all instances; no user code       one, from the first instance on
+``messaging-handlers``         coroutines that were registered without a     one, from the first of them on
+                               running event loop
+``messaging-worker``           observers, handlers, callbacks, events;       the jobs that run, and idle ones for
+                               blocking calls (``on_worker``)                ``IDLE_SECONDS``; see below
+``messaging-journal``          records are written and synced, positions of  one for each open journal that is written
+                               cursors stored; no user code                  to
+``messaging-history``          events are encoded for a durable history; no  one for each event bus that has one
+                               user code, except reading values of events
+``messaging-relay``            the relay of a transactional outbox           one for each ``Relay`` on a thread
+``messaging-supervisor``       delivery threads are added, receivers over    one for each event service and monitor that
+                               their time limit detected; no user code       has something to deliver
+``messaging-gateway-control``  connections to the control socket of a        one for each gateway, and one for each
+                               gateway are accepted, their requests          request
+                               executed
+``messaging-http``             the HTTP server of a monitoring endpoint, or  one for each of them, and one for each
+                               of a monitor; reporters                       connection
+``messaging-monitor``          snapshots of a monitor are taken; reporters   one for each monitor
+``messaging-snapshots``        snapshots are taken and published; reporters  one for each publisher of snapshots
+=============================  ============================================  ===========================================
 
 All are daemon threads. Each source of jobs is bounded, so a blocked job delays no job of another source: one job at a
 time for each stream and each observer of connection states (``Serial``); ``concurrency`` jobs for each handler;

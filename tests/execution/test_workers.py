@@ -248,14 +248,18 @@ def test_lanes_lose_no_job_between_the_last_and_the_next() -> None:
 
 
 def test_the_table_of_threads_is_complete() -> None:
-    """It names every thread that the core starts: the command line, adapters and tools for tests have others."""
-    table = {*re.findall(r"^``(messaging-[a-z]+)``", module.__doc__ or "", re.MULTILINE)}
+    """It names every thread that the core starts: the command line, adapters and tools for tests have others.
+
+    The page on the architecture names the same threads.
+    """
+    table = {*re.findall(r"^``(messaging-[a-z-]+)``", module.__doc__ or "", re.MULTILINE)}
     started: set[str] = set()
     package = Path(module.__file__).parents[1]
     for path in package.rglob("*.py"):
         if path.is_relative_to(package / "testing"):
             continue
         source = path.read_text()
-        started |= {*re.findall(r'"(messaging-[a-z]+)"', source)} if "start_thread" in source else set()
+        started |= {*re.findall(r'"(messaging-[a-z-]+)"', source)} if "start_thread" in source else set()
         assert "threading.Thread(" not in source or path.parent.name in ("cli", "execution"), path
-    assert table == started
+    page = (package.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert table == started == {*re.findall(r"^\| `(messaging-[a-z-]+)` \|", page, re.MULTILINE)}
