@@ -344,7 +344,7 @@ class ThreadLane(Lane):
         take, receive = self._items.popleft, self._receive
         first = thread.begun + 1
         room = self._room
-        # it grows after each item, and before the thread reads whether it was abandoned: see Supervisor
+        # it grows after each item, and before the thread reads whether it was abandoned: see ``pool._Supervisor``
         for thread.begun in range(first, first + _BATCH):
             if thread.is_abandoned:  # perhaps
                 return

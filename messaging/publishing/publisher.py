@@ -1,7 +1,7 @@
 """MessagePublisher (RFC 5.5): checks a message, puts it into the outbox, and promises its outcome.
 
 **Threads.** ``publish`` may be called from any thread and any event loop. It checks the message on the calling thread
-and raises before anything is sent. The engine's loop sends the message, see :mod:`messaging.publishing.outbox`.
+and raises before anything is sent. The engine's loop sends the message, see :mod:`messaging.publishing.sending`.
 """
 
 from __future__ import annotations

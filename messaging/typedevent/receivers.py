@@ -217,7 +217,7 @@ class EventReceiver(LaneHandler[PublishedEvent]):
     # --- history (157.4.7)
 
     def added(self) -> Callable[[], object]:
-        """Replay the history before all events that are published from now on; see ``LaneHandler``."""
+        """Replay the history before all events that are published from now on; see ``DispatchHandler``."""
         if not self.terms.history:
             return super().added()
         lane = self.lane = self.new_lane(is_held=True)
@@ -251,7 +251,7 @@ class EventReceiver(LaneHandler[PublishedEvent]):
         return False
 
     def call(self, event: PublishedEvent) -> Any:
-        """Call the handler with an event in map form; see ``LaneHandler``."""
+        """Call the handler with an event in map form; see ``FunctionHandler``."""
         if self.is_relay:
             return self.function(event)
         try:
@@ -266,7 +266,7 @@ class EventReceiver(LaneHandler[PublishedEvent]):
         logger.error("%s: handler %s: %s skipped: %s", self.title, self.name, where, why, exc_info=raised)
 
     def describe(self, event: PublishedEvent) -> str:
-        """Return the event in words for the log; see ``LaneHandler``."""
+        """Return the event in words for the log; see ``DispatchHandler``."""
         return f"an event on {event.topic!r}"
 
 
@@ -274,7 +274,7 @@ class TypedReceiver(EventReceiver):
     """A handler that receives instances of a type."""
 
     def call(self, event: PublishedEvent) -> Any:
-        """Call the handler with an event converted to its type; see ``LaneHandler``."""
+        """Call the handler with an event converted to its type; see ``FunctionHandler``."""
         data, terms = event.data, self.terms
         if data.__class__ is not terms.type:
             try:

@@ -83,7 +83,7 @@ _number = operator.itemgetter(0)
 
 
 class AmqpPublisher:
-    """See the module.
+    """Writes the messages of one connection, and settles each by the answer of the broker. On the loop.
 
     Args:
         wire: the connection; the publisher is the only one on it.
