@@ -92,7 +92,7 @@ class Subscribed(abc.ABC):
 
     @abc.abstractmethod
     def on_connection_lost(self) -> None:
-        """Drop the messages that the broker will redeliver after the reconnect."""
+        """Hand out no message that the broker will redeliver after the reconnect."""
 
     @abc.abstractmethod
     def reconnected(self, resumed: bool) -> None:

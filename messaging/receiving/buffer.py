@@ -296,7 +296,7 @@ class MessageBuffer:
     # --- lost connections
 
     def on_connection_lost(self) -> None:
-        """Drop the messages that the broker will redeliver, as far as no consumer takes them meanwhile."""
+        """Note that the messages may be stale. :meth:`is_superseded` drops those that the broker will redeliver."""
         self._expect_stale(is_redelivered=self._outlives_connection())
 
     def reconnected(self, resumed: bool) -> None:
@@ -324,9 +324,10 @@ class MessageBuffer:
         return incoming.token is not None and self._adapter.is_stale(incoming.token)
 
     def is_superseded(self, incoming: Incoming) -> bool:
-        """Return whether the broker redelivers the next message, which arrived on a lost connection. By the consumer.
+        """Return whether to drop the next message: it arrived on a lost connection, and the broker redelivers it.
 
-        If the broker does not, the message has no acknowledgement any more.
+        A message of a lost connection loses its token: if it is handed out nevertheless, it takes no verdict. By the
+        consumer.
         """
         if incoming.token is None or self._auto:  # acknowledged on arrival: there is no other copy
             return False

@@ -268,7 +268,10 @@ class Settlement:
     # --- from any thread
 
     def settle(self, incoming: Incoming, acknowledged: bool) -> bool:
-        """Settle a message, then run the post-acknowledge callback; see ``acknowledge.Settler``."""
+        """Settle a message, then run the post-acknowledge callback; see ``acknowledge.Settler``.
+
+        A verdict on a message of a lost connection, or of a released subscription, does not reach the broker.
+        """
         if self.is_released or self._adapter.is_stale(incoming.token):
             state = AcknowledgeType.UNKNOWN
             verdicts = self._rejected_late if not acknowledged and self._is_gone(incoming) else self._void
@@ -303,7 +306,10 @@ class Settlement:
         return not self._buffer.is_redelivered
 
     def accept(self, message: Message) -> None:
-        """Acknowledge a message unless it is settled: the fast form of :meth:`settle`."""
+        """Acknowledge a message unless it is settled: the fast form of :meth:`settle`.
+
+        Of a message of a lost connection the adapter drops the acknowledgement.
+        """
         incoming: Incoming = context_of(message)
         with state_lock:
             if incoming.state is _RECEIVED:

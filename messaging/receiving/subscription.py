@@ -190,7 +190,7 @@ class Subscription(ReceivingSubscription):
             self.deduplicator.discard()
 
     def on_connection_lost(self) -> None:
-        """Drop the messages that the broker will redeliver after the reconnect."""
+        """Mark the buffered messages as stale; see ``MessageBuffer.on_connection_lost``."""
         self.buffer.on_connection_lost()
 
     def reconnected(self, resumed: bool) -> None:
