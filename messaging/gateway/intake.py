@@ -227,7 +227,7 @@ class RouteIntake:
         self._timer: asyncio.TimerHandle | None = None
         self._serial = Serial(self._drain_inbox, lambda: self._is_pending)
         self.subscription = SourceSubscription(
-            rules.name, rules.settings, source, self._enqueue if rules.has_timers else self._take
+            rules.name, rules.settings, source, self._enqueue if rules.has_timers else self._handle
         )
 
     def replace(self, rules: Rules) -> None:
@@ -254,7 +254,7 @@ class RouteIntake:
 
     # --- messages
 
-    def _take(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         """Handle a message. On a worker thread, one at a time."""
         if self._is_stopped:
             return
@@ -386,7 +386,7 @@ class RouteIntake:
         if self._replacement is not None:
             self._adopt()
         while self._inbox:
-            self._take(self._inbox.popleft())
+            self._handle(self._inbox.popleft())
             if self._room.flags:
                 self._room.wake()
         self._pass_due(clock.monotonic())
