@@ -146,7 +146,10 @@ class Buffer:
             self._note_outcome(stored, error)
 
     def _end(self, stored: StoredMessage, *, accepted: int = 0, dropped: int = 0) -> None:
-        """End the way of a message to the disk: acknowledge it if it was accepted or dropped, and count it."""
+        """Finish storing a message: acknowledge it at its source if it was accepted or dropped, and count it.
+
+        An accepted message enters the queue, from which the drain takes it.
+        """
         if stored.keys:
             self.recognition.end(stored, is_stored=bool(accepted))  # first: it is known at each moment
         if accepted or dropped:

@@ -336,7 +336,7 @@ class Drain:
         self._bucket = TokenBucket.of(settings.rate)
 
     def _settle(self) -> None:
-        """Take the outcomes that have arrived."""
+        """Remove the messages that the target has confirmed from the buffer, and collect the failed ones."""
         outcomes, count = self._outcomes, 0
         while outcomes:
             stored, promise = outcomes.popleft()
