@@ -89,8 +89,8 @@ class Inbound:
 
     # --- packets
 
-    def publish(self, head: int, body: bytes) -> None:
-        """Process a PUBLISH packet."""
+    def receive(self, head: int, body: bytes) -> None:
+        """Decode a PUBLISH packet, and add its message to the batches of the streams that receive it."""
         publish = packets.parse_publish(head, body, self._v5)
         if publish.properties.alias:
             self._resolve(publish)

@@ -357,7 +357,7 @@ class Session(NetworkEvents):
         """See ``connection.NetworkEvents``."""
         kind = head & 0xF0
         if kind == packets.PUBLISH:
-            self.inbound.publish(head, body)
+            self.inbound.receive(head, body)
         elif kind == packets.PUBREL:
             self.inbound.answers.released(body)
         else:
