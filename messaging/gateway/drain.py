@@ -96,40 +96,40 @@ class Target:
                 self._free += places - self._places
                 self._places = places
 
-    def take(self, route: Drain, wanted: int) -> int:
-        """Return how many messages a route may publish now; if fewer than it wants, it is woken when there are more."""
+    def take(self, drain: Drain, wanted: int) -> int:
+        """Return how many messages a drain may publish now; if fewer than it wants, it is woken when there are more."""
         with self._lock:
-            is_behind = any(each.priority > route.priority for each in self._waiting)
+            is_behind = any(each.priority > drain.priority for each in self._waiting)
             granted = 0 if is_behind else min(wanted, self._free)
             self._free -= granted
             if granted < wanted:
-                if route not in self._waiting:
-                    self._wait(route)
-            elif route in self._waiting:
-                self._waiting.remove(route)
+                if drain not in self._waiting:
+                    self._wait(drain)
+            elif drain in self._waiting:
+                self._waiting.remove(drain)
         return granted
 
-    def _wait(self, route: Drain) -> None:
-        self._waiting.append(route)
+    def _wait(self, drain: Drain) -> None:
+        self._waiting.append(drain)
         self._waiting.sort(key=lambda each: -each.priority)
 
-    def give_back(self, route: Drain, places: int, *, is_idle: bool) -> None:
+    def give_back(self, drain: Drain, places: int, *, is_idle: bool) -> None:
         """Return places: messages are settled, or were not published.
 
         Args:
-            route: the route that had them.
+            drain: the drain that had them.
             places: their number.
-            is_idle: whether the route wants no more now.
+            is_idle: whether the drain wants no more now.
         """
         with self._lock:
             self._free += places
             if is_idle:
-                if route in self._waiting:
-                    self._waiting.remove(route)
-            elif route not in self._waiting:  # routes of lower priority must not take what it is about to take again
-                self._wait(route)
+                if drain in self._waiting:
+                    self._waiting.remove(drain)
+            elif drain not in self._waiting:  # routes of lower priority must not take what it is about to take again
+                self._wait(drain)
             first = self._waiting[0] if self._waiting and self._free > 0 else None
-        if first is not None and first is not route:  # it is at work, and looks for itself
+        if first is not None and first is not drain:  # it is at work, and looks for itself
             first.wake()
 
     # --- publishing
