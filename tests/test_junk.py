@@ -58,6 +58,7 @@ from messaging.remoteevent import (
 from messaging.remoteevent.transactions import RemoteTransactionManager, TransactionManager, TransactionServer
 from messaging.replyto import DeferredReply
 from messaging.services import LdapFilter, ServiceRegistry
+from messaging.sparkplug import Reading
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
 from messaging.typedevent import TypedEventBus
@@ -382,6 +383,7 @@ class World:
             bus.connect(m, "junk/*"), distributed, distributed.create_session("a/b"),
             distributed.create_subscription("a/b"), EventSigning(SigningKey.hmac("key", "s" * 32)),
             DeferredReply(m.publish("a", b"")), cloud_events(m.subscribe("cloud")), SnapshotPublisher(m),
+            Reading("plant", "node", None, "temperature", None, None, None),
         ]  # fmt: skip
         self.good: dict[str, Any] = {
             **GOOD, "services": self.registry, "admin": admin, "bus": bus, "monitor": bus.monitor,

@@ -46,7 +46,7 @@ from pyspark_messaging.archive import (
     ArchiveUnreadableError,
     EventRecorder,
     InvalidRangeError,
-    Reading,
+    ReadRows,
     RecordedEvent,
     Replayed,
     archive,
@@ -565,7 +565,7 @@ def test_events_come_in_order_over_files_and_days_and_each_once(tmp_path: Path) 
     for part in (several[::-3], several[1::3], several[::2], several[::-2]):
         write(tmp_path, *part)
     write(tmp_path, *several)
-    reading = Reading()
+    reading = ReadRows()
     assert list(read_events(tmp_path, **ALWAYS, reading=reading)) == several
     assert reading.events == 40
     assert reading.duplicates == 14 + 13 + 20 + 20
