@@ -99,10 +99,13 @@ class Promise(Generic[T]):
         if timeout != 0 and not may_block():
             refuse_in_loop(f"the outcome of {self.what}", "`await` the promise")
         arrived = Flag()
-        self.listen(arrived.set)
-        if not arrived.wait(timeout):
-            self._take_back(arrived.set)
-            raise DeadlineError(f"no outcome of {self.what} within {timeout:g} s")
+        try:
+            self.listen(arrived.set)
+            if not arrived.wait(timeout):
+                raise DeadlineError(f"no outcome of {self.what} within {timeout:g} s")
+        finally:
+            if self._value is PENDING:  # an interrupt, or the deadline
+                self._take_back(arrived.set)
 
     def __await__(self) -> Generator[Any, None, T]:
         if self._value is PENDING:
@@ -116,12 +119,12 @@ class Promise(Generic[T]):
             def listener() -> None:
                 box.post(arrived)
 
-            self.listen(listener)
             try:
+                self.listen(listener)
                 yield from future
-            except asyncio.CancelledError:
-                self._take_back(listener)
-                raise
+            finally:
+                if self._value is PENDING:  # cancelled, or closed
+                    self._take_back(listener)
         return self.result()
 
     @property

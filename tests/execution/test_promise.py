@@ -413,3 +413,32 @@ def test_any_order_of_steps_agrees_with_a_model(steps: list[str]) -> None:
         assert len(heard) == (listeners if outcome else 0)
     if outcome is not None:
         promise.exception(0)
+
+
+def test_a_wait_that_is_interrupted_leaves_nothing_at_its_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    promise: Promise[Any] = Promise("never")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("messaging.execution.waiting.Flag.wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            promise.result(PATIENCE)
+    assert not promise._listeners
+
+
+def test_a_coroutine_that_is_closed_while_it_awaits_leaves_nothing_at_its_promise() -> None:
+    promise: Promise[Any] = Promise("never")
+
+    async def wait() -> None:
+        await promise
+
+    async def close() -> None:
+        waiting = wait()
+        waiting.send(None)
+        assert promise._listeners
+        waiting.close()
+
+    asyncio.run(close())
+    assert not promise._listeners
