@@ -132,10 +132,13 @@ class Push(rx.DisposableBase):
     def _intercepted(self, chain: ProcessChain, on_next: Callable[[Message], object], message: Message) -> object:
         """Call ``on_next`` inside interceptors."""
         scope = chain.open(_inbound(chain, self.subscription, message, is_pulled=False))
+        has_returned = False
         try:
-            return scope.run(on_next, message)
-        finally:
-            scope.leave(sys.exception() or self._reported)
+            found = scope.run(on_next, message)
+            has_returned = True
+        finally:  # without an error of the block, sys.exception() is one that a caller is handling
+            scope.leave(self._reported if has_returned else sys.exception())
+        return found
 
     def _failed(self, message: Message | None, error: BaseException) -> None:
         """Reject the message whose observer raised, and end; without one, a check before the observer raised."""
