@@ -14,7 +14,7 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, ConfigurationError, MessagingError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, counted, did_you_mean, tolerant
-from messaging.execution import Closeable, Flag, Waiters, clock, seconds
+from messaging.execution import Flag, Startable, Waiters, clock, seconds
 from messaging.gateway.buffer import ROUTES_FOLDER
 from messaging.gateway.control import ControlServer
 from messaging.gateway.dead_letters import Selection
@@ -40,7 +40,7 @@ logger = SafeLog(__name__)
 _LOOK: Final = 0.05
 
 
-class Gateway(Closeable):
+class Gateway(Startable):
     """Store-and-forward routes between messaging instances, as a configuration describes them. Thread safe.
 
     ::
@@ -177,9 +177,6 @@ class Gateway(Closeable):
             self._state = "stopping"
             self._close(limit)
         logger.info("gateway '%s': stopped", self.name)
-
-    def __enter__(self) -> Self:
-        return self.start()
 
     def _note_state(self, name: str, state: ConnectionState) -> None:
         """Have routes publish when their target is connected. On a worker thread."""
