@@ -17,6 +17,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -136,9 +137,10 @@ class Engine:
             except asyncio.CancelledError:
                 promise.reject(MessagingError(f"{what} was cancelled"))
                 raise
-            except Exception as error:
-                promise.reject(MessagingError(f"{what} failed: {type(error).__name__}"), error)
-                raise
+            finally:
+                raised = sys.exception()
+                if raised is not None:  # whatever it is, the promise ends
+                    promise.reject(MessagingError(f"{what} failed: {type(raised).__name__}"), raised)
 
         self.call(lambda: self.spawn(settle()))
         return promise

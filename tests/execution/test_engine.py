@@ -16,6 +16,7 @@ from messaging.execution import Mailbox, Promise, engine, mailbox, may_block, sh
 from messaging.execution.loop import THREAD_NAME
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.doubles.fake import on_loop, settle_loop
+from tests.interrupts import InterruptError
 from tests.scripts import FORK, run_script
 from tests.threads import in_background
 
@@ -85,6 +86,9 @@ def test_run_rejects_with_the_error_or_a_messaging_error_of_it(caplog: pytest.Lo
     assert "failed" in caplog.text  # a defect is logged
     cancelled = engine().run(fail(asyncio.CancelledError()), "working").exception(PATIENCE)
     assert str(cancelled) == "working was cancelled"
+    interrupted = engine().run(fail(InterruptError()), "working").exception(PATIENCE)
+    assert str(interrupted) == "working failed: InterruptError"
+    settle_loop()
     caplog.clear()
 
 
