@@ -8,6 +8,7 @@ import threading
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -31,6 +32,7 @@ from messaging.journal import JournalTable
 from messaging.leases import Lease
 from messaging.remoteevent import RetryPolicy
 from messaging.remoteevent.transactions import TransactionManager, TransactionState, Vote
+from messaging.remoteevent.transactions import participant as module
 from messaging.remoteevent.transactions.decisions import Decisions
 from messaging.remoteevent.transactions.participant import ABORT_ATTEMPTS
 from messaging.testing import waiting
@@ -132,6 +134,15 @@ def test_commit_is_told_until_it_succeeds(manager: TransactionManager) -> None:
     assert transaction.state is TransactionState.COMMITTED
     transaction.commit(timeout=PATIENCE)
     assert slow.operations == ["prepare"] + ["commit"] * 4
+
+
+def test_a_timer_that_fires_early_makes_the_call(manager: TransactionManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timers of uvloop do, by some milliseconds; to this clock each one is early."""
+    monkeypatch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: 0.0))
+    slow = Recorder()
+    slow.failures["commit"] = 3
+    joined(manager, slow=slow).commit(timeout=PATIENCE)
+    eventually(lambda: slow.operations == ["prepare"] + ["commit"] * 4)
 
 
 @pytest.mark.usefixtures("virtual_clock")

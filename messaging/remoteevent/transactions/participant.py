@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 ABORT_ATTEMPTS: Final = 5
 #: how long a manager that was restarted tells a participant without a name of a commit, seconds
 UNNAMED_TIME: Final = 86_400.0
-#: a timer may fire that much too early, seconds
-_EARLY: Final = 0.001
 
 
 class TransactionState(enum.IntEnum):
@@ -100,7 +98,8 @@ class Enlisted:
         is_abandoned: that is so because it was told in vain, often or long enough.
         was_told: a call with the outcome of the transaction has returned, or failed.
         failures: failed calls since the last one that succeeded.
-        retry_at: monotonic time of the next attempt.
+        retry_at: monotonic time of the next attempt; ``None``: it can be called now. A timer sets it to ``None``:
+            timers may fire early, so the clock is not asked whether the time has come.
         told_until: monotonic time after which a failed attempt is the last one.
     """
 
@@ -123,12 +122,12 @@ class Enlisted:
         self.is_abandoned = False
         self.was_told = False
         self.failures = 0
-        self.retry_at = 0.0
+        self.retry_at: float | None = None
         self.told_until = math.inf
 
     def next_operation(self, state: TransactionState) -> str | None:
         """Return the call to make next; ``None`` if there is none, or its time has not come."""
-        if self.is_busy or self.is_done or self.participant is None or clock.monotonic() + _EARLY < self.retry_at:
+        if self.is_busy or self.is_done or self.participant is None or self.retry_at is not None:
             return None
         if state is TransactionState.VOTING:
             return "prepare" if self.vote is None else None
@@ -145,10 +144,12 @@ class Enlisted:
         else:
             self.vote = Vote.ABORTED
 
-    def note_failure(self, policy: RetryPolicy) -> None:
-        """Note that a call failed, and when to make it again."""
+    def note_failure(self, policy: RetryPolicy) -> float:
+        """Note that a call failed, and return after how many seconds it is to be made again."""
         self.failures += 1
-        self.retry_at = clock.monotonic() + policy.delay_after(self.failures)
+        delay = policy.delay_after(self.failures)
+        self.retry_at = clock.monotonic() + delay
+        return delay
 
     @property
     def is_unnamed(self) -> bool:
@@ -159,7 +160,7 @@ class Enlisted:
         """Note that it is there again, and has to be told the outcome there unless it has confirmed."""
         self.participant = participant
         self.reference = reference
-        self.retry_at = 0.0
+        self.retry_at = None
         self.failures = 0
         if self.is_abandoned:
             self.is_done = self.is_abandoned = False

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.errors import (
@@ -342,18 +343,18 @@ class TwoPhases:
 
     def _told(self, enlisted: Enlisted, operation: str, error: MessagingError | None) -> None:
         delay: float | None = None
+        at: float | None = None
         with self._lock:
             enlisted.is_busy = False  # together with the outcome, or another thread would call again
             enlisted.was_told = True
             if error is None or isinstance(error, UnknownTransactionError):
                 enlisted.is_done = True
             else:
-                enlisted.note_failure(self._keeper.retry)
+                delay, at = enlisted.note_failure(self._keeper.retry), enlisted.retry_at
                 is_over = clock.monotonic() >= enlisted.told_until
                 if is_over or (operation == "abort" and enlisted.failures >= ABORT_ATTEMPTS):
                     enlisted.is_done = enlisted.is_abandoned = True
-                else:
-                    delay = max(0.0, enlisted.retry_at - clock.monotonic())
+                    delay = None
         if error is not None and not isinstance(error, UnknownTransactionError):
             logger.warning(
                 "transaction manager '%s': %s of %s at participant '%s' failed: %s; %s",
@@ -361,7 +362,14 @@ class TwoPhases:
                 "given up" if delay is None else f"retrying in {delay:.1f} s",
             )  # fmt: skip
         if delay is not None and not self._keeper.is_closed:
-            after(delay, self.proceed)
+            after(delay, partial(self._retry, enlisted, at))
+        self.proceed()
+
+    def _retry(self, enlisted: Enlisted, at: float | None) -> None:
+        """Make the call that was planned for a time, unless the participant has moved. On the loop of the engine."""
+        with self._lock:
+            if enlisted.retry_at == at:
+                enlisted.retry_at = None
         self.proceed()
 
     def _finish(self) -> None:
