@@ -399,12 +399,19 @@ class Deduplicator:
                 self._buffer.put_back(incoming)
         self._owner.proceed()
 
-    def acknowledge(self, accepted: Sequence[Incoming]) -> None:
-        """Note that messages are settled, and acknowledge them at the broker after their ids are stored."""
-        for incoming in accepted:
+    def acknowledge(self, settled: Sequence[Incoming], *, by_consumer: bool = True) -> None:
+        """Note that messages are settled, and acknowledge them at the broker after their ids are stored.
+
+        Args:
+            settled: the messages.
+            by_consumer: it has acknowledged them; :attr:`on_stored` is called with them. Otherwise they are dead
+                letters: their consumer has rejected them before.
+        """
+        for incoming in settled:
             self.finish(incoming, acknowledged=True)
-        self._accepted += accepted
-        self._acknowledge([each.token for each in accepted if each.token is not None and not self._auto])
+        if by_consumer:
+            self._accepted += settled
+        self._acknowledge([each.token for each in settled if each.token is not None and not self._auto])
 
     def _acknowledge(self, tokens: list[Any]) -> None:
         """Acknowledge messages after all ids that were noted before are stored."""

@@ -322,7 +322,7 @@ class Redelivery:
     def _acknowledge(self, incoming: Incoming) -> None:
         """Acknowledge a message that was dead-lettered or discarded."""
         if self._deduplicator is not None:
-            self._deduplicator.acknowledge([incoming])
+            self._deduplicator.acknowledge([incoming], by_consumer=False)
         elif incoming.token is not None and not self._options.auto_acknowledge:
             self._adapter.acknowledge([incoming.token])
 

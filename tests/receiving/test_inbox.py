@@ -173,6 +173,35 @@ def test_a_message_is_settled_after_its_dead_letter(broker: FakeBroker, connect:
     assert handler.counters.dead_lettered == 1
 
 
+@table("is_invalid", [False, True])
+def test_a_dead_letter_does_not_count_as_settled_twice(
+    broker: FakeBroker, connect: Connect, tmp_path: Path, disk: Disk, is_invalid: bool
+) -> None:
+    """At most ``prefetch`` messages are handled whose ids are not stored, also after dead letters."""
+    handled: Recorder[int] = Recorder()
+
+    def handle(value: int) -> None:
+        assert value
+        handled(value)
+
+    m = connect(broker, inbox_path=tmp_path)
+    options: dict[str, Any] = {"dead_letter_channel": "dead", "deduplicate": True, "prefetch": 1}
+    with m.on("a", handle, model=int, **options) as handler:
+        for number, each in enumerate("abc", 1):
+            deliver(broker, each, payload=b"x" if is_invalid else b"0")
+            broker.wait_acknowledged(number)
+        assert handler.counters.dead_lettered == 3
+        disk.works.clear()
+        for number, each in enumerate("defg", 1):
+            deliver(broker, each, payload=str(number).encode())
+        disk.begun.wait_for(4)
+        settle_loop()
+        before = [*handled]
+        disk.works.set()
+        assert before == [1]
+        handled.wait_for(4)
+
+
 def test_ids_that_a_full_disk_refused_are_stored_later(
     tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
