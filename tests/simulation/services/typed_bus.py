@@ -397,9 +397,7 @@ class BusProgram(Role):
                 return
             if watch.over or watch.is_disposed > 1:
                 simulation.broken(f"{watch.name} saw {key} after its end")
-            # the broker may bring an event back that an earlier run of this program published, and recorded
-            is_back = event.role == self.name and event.member != watch.member
-            if key in watch.got and not is_back:
+            if key in watch.got and not simulation.ledger.came_before(self.name, watch.member, event):
                 simulation.broken(f"{watch.name} saw {key} again")
             watch.got[key] = seen.sequence
             if event.topic != KEPT:

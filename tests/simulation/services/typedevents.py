@@ -50,11 +50,21 @@ class BusLedger(Ledger):
         self.is_broken: Callable[[str, float, float], bool] = lambda role, begin, end: False
 
     def may_repeat(self, consumer: Consumer, event: Event) -> bool:
-        """See ``Ledger``: "a bus that starts again may get an event that … an earlier run had taken, or published"."""
-        if consumer.role not in self.recorded or not isinstance(consumer, Handler) or not consumer.history:
+        """See ``Ledger``."""
+        if not isinstance(consumer, Handler) or not consumer.history:
             return False
-        former = (each for each in self.consumers if each.role == consumer.role and each.member != consumer.member)
-        is_own = event.role == consumer.role and event.member != consumer.member
+        return self.came_before(consumer.role, consumer.member, event)
+
+    def came_before(self, role: str, member: str, event: Event) -> bool:
+        """Return whether the history of a role may have an event twice.
+
+        "A bus that starts again may get an event that a broker kept for it and an earlier run had taken, or published:
+        its durable history has it twice then" (``docs/events.md``).
+        """
+        if role not in self.recorded:
+            return False
+        is_own = event.role == role and event.member != member
+        former = (each for each in self.consumers if each.role == role and each.member != member)
         return is_own or any(event.key in each.got for each in former)
 
     def may_overtake(self, consumer: Consumer, event: Event) -> bool:
