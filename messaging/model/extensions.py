@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from messaging.errors import (
     ArgumentError,
@@ -204,88 +204,59 @@ def _message_id(value: Any) -> str:
     return value
 
 
-#: extension key -> check of its value; adapters add their own, see ``adapter.Adapter``
-CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
+class Extension(NamedTuple):
+    """An extension that all adapters share; they add their own, see ``adapter.Adapter``."""
+
+    #: returns the value in its canonical form, or raises ``ValueError`` with a text for users
+    check: Callable[[Any], Any]
+    #: the only side for which it has a meaning
+    only: Literal["publish", "subscribe"] | None = None
+    #: the value that requests nothing and needs no feature
+    default: bool | None = None
+    #: a subscription with it needs acknowledgement
+    needs_acknowledgement: bool = False
+
+
+EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
     {
-        Features.EXTENSION_GUARANTEED_ORDERING: boolean,
-        Features.EXTENSION_GUARANTEED_DELIVERY: boolean,
-        Features.EXTENSION_AUTO_ACKNOWLEDGE: boolean,
-        Features.EXTENSION_LAST_WILL: boolean,
-        Features.EXTENSION_QOS: _qos,
-        Features.EXTENSION_RETAIN: boolean,
-        Features.EXTENSION_TIME_TO_LIVE: seconds,
-        Features.EXTENSION_PRIORITY: integer(0, 9),
-        Features.EXTENSION_HEADERS: headers.check,
-        Features.EXTENSION_MANDATORY: boolean,
-        Features.EXTENSION_TIMEOUT: seconds,
-        Features.EXTENSION_STORE_AND_FORWARD: boolean,
-        Features.EXTENSION_MESSAGE_ID: _message_id,
-        Features.EXTENSION_QUEUE: _queue,
-        Features.EXTENSION_AUTOCREATE: boolean,
-        Features.EXTENSION_DEAD_LETTER_CHANNEL: _channel,
-        Features.EXTENSION_MAX_DELIVERIES: integer(1, None),
-        Features.EXTENSION_DEDUPLICATE: _deduplicate,
-        Features.EXTENSION_PREFETCH: integer(1, MAX_PREFETCH),
-        Features.EXTENSION_BUFFER_SIZE: integer(1, None),
-        Features.EXTENSION_OVERFLOW: _overflow,
+        Features.EXTENSION_GUARANTEED_DELIVERY: Extension(boolean, default=False, needs_acknowledgement=True),
+        Features.EXTENSION_GUARANTEED_ORDERING: Extension(boolean, default=False, needs_acknowledgement=True),
+        Features.EXTENSION_QOS: Extension(_qos),
+        Features.EXTENSION_AUTOCREATE: Extension(boolean, default=True),
+        Features.EXTENSION_LAST_WILL: Extension(boolean, "publish", default=False),
+        Features.EXTENSION_RETAIN: Extension(boolean, "publish", default=False),
+        Features.EXTENSION_TIME_TO_LIVE: Extension(seconds, "publish"),
+        Features.EXTENSION_PRIORITY: Extension(integer(0, 9), "publish"),
+        Features.EXTENSION_HEADERS: Extension(headers.check, "publish"),
+        Features.EXTENSION_MANDATORY: Extension(boolean, "publish", default=False),
+        Features.EXTENSION_TIMEOUT: Extension(seconds, "publish"),
+        Features.EXTENSION_STORE_AND_FORWARD: Extension(boolean, "publish", default=False),
+        Features.EXTENSION_MESSAGE_ID: Extension(_message_id, "publish"),
+        Features.EXTENSION_AUTO_ACKNOWLEDGE: Extension(boolean, "subscribe", default=False, needs_acknowledgement=True),
+        Features.EXTENSION_QUEUE: Extension(_queue, "subscribe"),
+        Features.EXTENSION_DEAD_LETTER_CHANNEL: Extension(_channel, "subscribe"),
+        Features.EXTENSION_MAX_DELIVERIES: Extension(integer(1, None), "subscribe", needs_acknowledgement=True),
+        Features.EXTENSION_DEDUPLICATE: Extension(_deduplicate, "subscribe", default=False),
+        Features.EXTENSION_PREFETCH: Extension(integer(1, MAX_PREFETCH), "subscribe", needs_acknowledgement=True),
+        Features.EXTENSION_BUFFER_SIZE: Extension(integer(1, None), "subscribe"),
+        Features.EXTENSION_OVERFLOW: Extension(_overflow, "subscribe"),
     }
 )
 
-_QOS_CONTRADICTION: Final = "'0' is send-and-forget and contradicts {}; use '1' or leave it out"
-
-#: extensions of a subscription that need acknowledgement
-_NEED_ACKNOWLEDGEMENT: Final = (
-    Features.EXTENSION_GUARANTEED_DELIVERY,
-    Features.EXTENSION_GUARANTEED_ORDERING,
-    Features.EXTENSION_AUTO_ACKNOWLEDGE,
-    Features.EXTENSION_MAX_DELIVERIES,
-    Features.EXTENSION_PREFETCH,
+#: extension key -> check of its value
+CHECKS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
+    {key: each.check for key, each in EXTENSIONS.items()}
 )
-
 #: Keys with a meaning for one side only. A context may have keys of both sides. The methods of ``Messaging`` that take
 #: extensions as keywords refuse those of the other side.
-PUBLISH_ONLY: Final = frozenset(
-    {
-        Features.EXTENSION_LAST_WILL,
-        Features.EXTENSION_RETAIN,
-        Features.EXTENSION_TIME_TO_LIVE,
-        Features.EXTENSION_PRIORITY,
-        Features.EXTENSION_HEADERS,
-        Features.EXTENSION_MANDATORY,
-        Features.EXTENSION_TIMEOUT,
-        Features.EXTENSION_STORE_AND_FORWARD,
-        Features.EXTENSION_MESSAGE_ID,
-    }
-)
-SUBSCRIBE_ONLY: Final = frozenset(
-    {
-        Features.EXTENSION_AUTO_ACKNOWLEDGE,
-        Features.EXTENSION_QUEUE,
-        Features.EXTENSION_DEAD_LETTER_CHANNEL,
-        Features.EXTENSION_MAX_DELIVERIES,
-        Features.EXTENSION_DEDUPLICATE,
-        Features.EXTENSION_PREFETCH,
-        Features.EXTENSION_BUFFER_SIZE,
-        Features.EXTENSION_OVERFLOW,
-    }
-)
+PUBLISH_ONLY: Final = frozenset(key for key, each in EXTENSIONS.items() if each.only == "publish")
+SUBSCRIBE_ONLY: Final = frozenset(key for key, each in EXTENSIONS.items() if each.only == "subscribe")
+
+_QOS_CONTRADICTION: Final = "'0' is send-and-forget and contradicts {}; use '1' or leave it out"
 
 #: Keys of received messages. They are ignored unless the adapter accepts them as an extension of this side, so that a
 #: received message can be published again unchanged. For ``messageId``, which is an extension, see :func:`requested`.
 RECEIVED_ONLY: Final = frozenset({"timestamp", "redelivered", "streamOffset", "packetId", "type", "appId", "userId"})
-
-#: values that are the default: they request nothing and need no feature
-_BY_DEFAULT: Final = {
-    Features.EXTENSION_GUARANTEED_ORDERING: False,
-    Features.EXTENSION_GUARANTEED_DELIVERY: False,
-    Features.EXTENSION_AUTO_ACKNOWLEDGE: False,
-    Features.EXTENSION_LAST_WILL: False,
-    Features.EXTENSION_RETAIN: False,
-    Features.EXTENSION_MANDATORY: False,
-    Features.EXTENSION_STORE_AND_FORWARD: False,
-    Features.EXTENSION_DEDUPLICATE: False,
-    Features.EXTENSION_AUTOCREATE: True,
-}
 
 
 def check_extensions(
@@ -316,7 +287,7 @@ def check_extensions(
             text = f"unknown extension; {hint}" if hint else "unknown extension"
             raise UnsupportedFeatureError(str(key), capabilities.name, text, supported=supported)
         checked[key] = _checked(key, check, value)
-        if key not in features and not (key in _BY_DEFAULT and checked[key] is _BY_DEFAULT[key]):
+        if key not in features and not (key in EXTENSIONS and checked[key] is EXTENSIONS[key].default):
             raise capabilities.lacks(key, supported=known(capabilities))
     _check_header_types(checked.get(Features.EXTENSION_HEADERS, EMPTY), capabilities)
     qos = checked.get(Features.EXTENSION_QOS)
@@ -484,7 +455,7 @@ def subscribe_options(
     prefetch = values.get(Features.EXTENSION_PREFETCH, settings.prefetch or default_prefetch)
     qos = values.get(Features.EXTENSION_QOS) or capabilities.default_qos
     if qos == "0":
-        wanting = [key for key in _NEED_ACKNOWLEDGEMENT if values.get(key)]
+        wanting = [key for key, each in EXTENSIONS.items() if each.needs_acknowledgement and values.get(key)]
         if Features.EXTENSION_QOS in values:
             if wanting:
                 raise InvalidExtensionError(

@@ -36,7 +36,7 @@ from messaging.model import (
 )
 from messaging.model.context import ForwardedContext
 from messaging.model.extensions import (
-    _BY_DEFAULT,
+    EXTENSIONS,
     MAX_HEADER_BYTES,
     MAX_HEADERS,
     RECEIVED_ONLY,
@@ -171,7 +171,7 @@ def test_unknown_extensions_are_refused(key: Any) -> None:
 @table("key", sorted(CHECKS))
 def test_extensions_that_are_not_announced_are_refused(key: str) -> None:
     """Scenario 91 [S]."""
-    good = next(value for name, value, _ in GOOD if name == key and value is not _BY_DEFAULT.get(key))
+    good = next(value for name, value, _ in GOOD if name == key and value is not EXTENSIONS[key].default)
     with pytest.raises(UnsupportedFeatureError) as caught:
         check_extensions({key: good}, stand(EVERYTHING - {key}))
     assert caught.value.feature == key
