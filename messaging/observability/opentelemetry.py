@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
     from messaging.interception import InstanceInfo
+    from messaging.model import Message
 
 #: the variable that chooses the names of attributes, and its values for messaging
 OPT_IN: Final = "OTEL_SEMCONV_STABILITY_OPT_IN"
@@ -107,8 +108,24 @@ class OpenTelemetryInterceptor(Interceptor):
         self._propagator = propagator
         self._continues = parent
         self._destination = destination
-        self._names = _SpanNames(os.environ.get(OPT_IN, ""))
-        self._metrics = _Metrics(meter_provider)
+        chosen = {each.strip() for each in os.environ.get(OPT_IN, "").split(",")}
+        self._has_new_names = "messaging" in chosen or "messaging/dup" in chosen
+        self._has_old_names = "messaging/dup" in chosen or not self._has_new_names
+        meter = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
+        self._sent = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Messages that were published."
+        )
+        self._consumed = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Messages that were processed."
+        )
+        self._operations = meter.create_histogram(
+            "messaging.client.operation.duration", "s", "Time until the broker took a message, or a reply arrived.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
+        )  # fmt: skip
+        self._processings = meter.create_histogram(
+            "messaging.process.duration", "s", "Time in which a message was processed.",
+            explicit_bucket_boundaries_advisory=_BUCKETS,
+        )  # fmt: skip
         #: of an instance: what all its spans have in common
         self._common: dict[InstanceInfo, dict[str, Any]] = {}
         #: names of spans, and the attributes that all messages of a channel share
@@ -130,16 +147,37 @@ class OpenTelemetryInterceptor(Interceptor):
         key = (outbound.instance, operation, channel)
         found = self._spans.get(key)
         if found is None:
-            attributes = self._of(outbound.instance) | self._names.operation(operation, "send", channel)
-            found = self._spans[key] = self._names.span(operation, channel), attributes
+            found = self._spans[key] = self._span(outbound.instance, operation, "send", channel, {})
         name, shared = found
-        attributes = shared | self._names.message(len(message.payload), message.context.correlation_id)
-        span = self._tracer.start_span(name, parent, kind, attributes)
+        span = self._tracer.start_span(name, parent, kind, self._attributes(shared, message))
         carrier: dict[str, str] = {}
         self._inject(carrier, trace.set_span_in_context(span, parent))
         if carrier:
             outbound.add_headers(carrier)
-        return _PublicationSpan(self, span, outbound.instance, operation, channel).settle
+        instance, start = outbound.instance, clock.wall_ns()
+
+        def settle(outcome: Outcome) -> None:
+            """End the span. On a worker thread."""
+            failure = None if outcome.error is None else type(outcome.error).__name__
+            if span.is_recording():
+                if outcome.message_id is not None:
+                    span.set_attribute("messaging.message.id", outcome.message_id)
+                if outcome.correlation_id is not None:
+                    span.set_attribute("messaging.message.conversation_id", outcome.correlation_id)
+                if failure is not None:
+                    span.set_attribute("error.type", failure)
+                    span.set_status(Status(StatusCode.ERROR, str(outcome.error)))
+                span.end(outcome.at)
+            destination = None if self._destination is None else self._destination(channel)
+            key = (instance, operation, destination, failure)
+            measures = self._measures.get(key)
+            if measures is None:
+                more = {} if destination is None else {"messaging.destination.name": destination}
+                measures = self._measures[key] = self._measured(instance, operation, failure, more)
+            self._sent.add(1, measures)
+            self._operations.record(max(0, outcome.at - start) / 1e9, measures)
+
+        return settle
 
     def intercept_process(self, inbound: InboundMessage) -> AbstractContextManager[object] | None:
         """See :class:`messaging.interception.Interceptor`."""
@@ -193,132 +231,63 @@ class OpenTelemetryInterceptor(Interceptor):
         key = (inbound.instance, "process", channel, inbound.subscription, inbound.queue)
         found = self._spans.get(key)
         if found is None:
-            shared = self._of(inbound.instance) | self._names.operation("process", "process", channel)
-            shared["messaging.destination.template"] = inbound.subscription
-            if inbound.queue is not None:
-                shared["messaging.consumer.group.name"] = inbound.queue
-            found = self._spans[key] = self._names.span("process", channel), shared
+            found = self._span(inbound.instance, "process", "process", channel, _subscribed(inbound))
+            self._spans[key] = found
         name, shared = found
-        attributes = shared | self._names.message(len(message.payload), message.context.correlation_id)
+        attributes = self._attributes(shared, message)
         message_id = extensions.get(Features.EXTENSION_MESSAGE_ID)
         if message_id is not None:
             attributes["messaging.message.id"] = message_id
         span = self._tracer.start_span(name, parent, SpanKind.CONSUMER, attributes, links)
         return span, trace.set_span_in_context(span, parent)
 
-    def measure_publication(
-        self, instance: InstanceInfo, operation: str, channel: str, seconds: float, failure: str | None
-    ) -> None:
-        """Count a message that was sent, or a request that was answered."""
-        key = (instance, operation, None if self._destination is None else self._destination(channel), failure)
-        attributes = self._measures.get(key)
-        if attributes is None:
-            attributes = self._measures[key] = self._measured(instance, operation, failure)
-            if key[2] is not None:
-                attributes["messaging.destination.name"] = key[2]
-        self._metrics.sent.add(1, attributes)
-        self._metrics.operation.record(seconds, attributes)
-
     def measure_processing(self, inbound: InboundMessage, seconds: float, failure: str | None) -> None:
         """Count a message that was processed."""
         key = (inbound.instance, inbound.subscription, inbound.queue, failure)
-        attributes = self._measures.get(key)
-        if attributes is None:
-            attributes = self._measures[key] = self._measured(inbound.instance, "process", failure)
-            attributes["messaging.destination.template"] = inbound.subscription
-            if inbound.queue is not None:
-                attributes["messaging.consumer.group.name"] = inbound.queue
-        self._metrics.consumed.add(1, attributes)
-        self._metrics.process.record(seconds, attributes)
+        measures = self._measures.get(key)
+        if measures is None:
+            measures = self._measured(inbound.instance, "process", failure, _subscribed(inbound))
+            self._measures[key] = measures
+        self._consumed.add(1, measures)
+        self._processings.record(seconds, measures)
 
-    def _measured(self, instance: InstanceInfo, operation: str, failure: str | None) -> dict[str, Any]:
-        attributes = {name: value for name, value in self._of(instance).items() if name != "messaging.client.id"}
-        attributes["messaging.operation.name"] = operation
+    def _measured(
+        self, instance: InstanceInfo, operation: str, failure: str | None, more: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Return the attributes of a measurement."""
+        found = {name: value for name, value in self._of(instance).items() if name != "messaging.client.id"}
+        found["messaging.operation.name"] = operation
         if failure is not None:
-            attributes["error.type"] = failure
-        return attributes
+            found["error.type"] = failure
+        return {**found, **more}
 
-
-class _SpanNames:
-    """The names of spans and attributes, as the environment chooses them."""
-
-    def __init__(self, opt_in: str) -> None:
-        chosen = {each.strip() for each in opt_in.split(",")}
-        self._is_new = "messaging" in chosen or "messaging/dup" in chosen
-        self._is_old = "messaging/dup" in chosen or not self._is_new
-
-    def span(self, operation: str, channel: str) -> str:
-        """Return the name of a span."""
-        return f"{operation} {channel}" if self._is_new else f"{channel} {operation}"
-
-    def operation(self, name: str, kind: str, channel: str) -> dict[str, Any]:
-        """Return the attributes of an operation."""
-        found: dict[str, Any] = {"messaging.destination.name": channel}
-        if self._is_new:
-            found |= {"messaging.operation.name": name, "messaging.operation.type": kind}
-        if self._is_old:
+    def _span(
+        self, instance: InstanceInfo, operation: str, kind: str, channel: str, more: Mapping[str, str]
+    ) -> tuple[str, dict[str, Any]]:
+        """Return the name of a span, and the attributes that all messages of a channel share."""
+        found = {**self._of(instance), "messaging.destination.name": channel, **more}
+        if self._has_new_names:
+            found |= {"messaging.operation.name": operation, "messaging.operation.type": kind}
+        if self._has_old_names:
             found["messaging.operation"] = "publish" if kind == "send" else kind
+        return f"{operation} {channel}" if self._has_new_names else f"{channel} {operation}", found
+
+    def _attributes(self, shared: Mapping[str, Any], message: Message) -> dict[str, Any]:
+        """Return the attributes of the span of a message."""
+        found = {**shared}
+        if self._has_new_names:
+            found["messaging.message.body.size"] = len(message.payload)
+        if self._has_old_names:
+            found["messaging.message.payload_size_bytes"] = len(message.payload)
+        if message.context.correlation_id is not None:
+            found["messaging.message.conversation_id"] = message.context.correlation_id
         return found
 
-    def message(self, size: int, correlation_id: str | None) -> dict[str, Any]:
-        """Return the attributes of a message."""
-        found: dict[str, Any] = {"messaging.message.body.size": size} if self._is_new else {}
-        if self._is_old:
-            found["messaging.message.payload_size_bytes"] = size
-        if correlation_id is not None:
-            found["messaging.message.conversation_id"] = correlation_id
-        return found
 
-
-class _Metrics:
-    def __init__(self, provider: MeterProvider | None) -> None:
-        meter = metrics.get_meter(_SCOPE, meter_provider=provider)
-        self.sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Messages that were published.")
-        self.consumed = meter.create_counter(
-            "messaging.client.consumed.messages", "{message}", "Messages that were processed."
-        )
-        self.operation = meter.create_histogram(
-            "messaging.client.operation.duration", "s", "Time until the broker took a message, or a reply arrived.",
-            explicit_bucket_boundaries_advisory=_BUCKETS,
-        )  # fmt: skip
-        self.process = meter.create_histogram(
-            "messaging.process.duration", "s", "Time in which a message was processed.",
-            explicit_bucket_boundaries_advisory=_BUCKETS,
-        )  # fmt: skip
-
-
-class _PublicationSpan:
-    """The span of an outgoing message."""
-
-    __slots__ = ("_channel", "_instance", "_operation", "_owner", "_span", "_start")
-
-    def __init__(
-        self, owner: OpenTelemetryInterceptor, span: Span, instance: InstanceInfo, operation: str, channel: str
-    ) -> None:
-        self._owner = owner
-        self._span = span
-        self._instance = instance
-        self._operation = operation
-        self._channel = channel
-        self._start = clock.wall_ns()
-
-    def settle(self, outcome: Outcome) -> None:
-        """End the span. On a worker thread."""
-        span, failure = self._span, None
-        if outcome.error is not None:
-            failure = type(outcome.error).__name__
-        if span.is_recording():
-            if outcome.message_id is not None:
-                span.set_attribute("messaging.message.id", outcome.message_id)
-            if outcome.correlation_id is not None:
-                span.set_attribute("messaging.message.conversation_id", outcome.correlation_id)
-            if outcome.error is not None:
-                span.set_attribute("error.type", failure or "")
-                span.set_status(Status(StatusCode.ERROR, str(outcome.error)))
-            span.end(outcome.at)
-        self._owner.measure_publication(
-            self._instance, self._operation, self._channel, max(0, outcome.at - self._start) / 1e9, failure
-        )
+def _subscribed(inbound: InboundMessage) -> dict[str, str]:
+    """Return the attributes of a subscription."""
+    found = {"messaging.destination.template": inbound.subscription}
+    return found if inbound.queue is None else {**found, "messaging.consumer.group.name": inbound.queue}
 
 
 class _ProcessingSpan:
@@ -339,10 +308,8 @@ class _ProcessingSpan:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         context.detach(self._token)
-        span, failure = self._span, None
-        if error is not None:
-            failure = type(error).__name__
-        elif self._inbound.outcome == "rejected":
+        span, failure = self._span, None if error is None else type(error).__name__
+        if error is None and self._inbound.outcome == "rejected":
             failure = "rejected"
         if span.is_recording():
             if error is not None:
