@@ -2,16 +2,13 @@
 
 ::
 
-    server      Monitor: the page, its API, and the viewers
+    server      Monitor: the page, its API, and its viewers
     publisher   SnapshotPublisher: publishes the snapshots of a process at a broker
     published   the snapshots of other processes
     snapshot    the reports of a process at one time, and their form in JSON
-    plain       reports as plain, bounded values
-    masking     masks secrets
+    plain       reports as plain, bounded values; masks secrets
     board       the newest snapshot of each process, its rates and charts
-    rates       increases of counters
-    views       how reports are shown
-    viewers     what each viewer has still to be sent
+    views       how reports are shown, and the increases of counters
     inspector   shows messages of a channel
     access      tokens, and the rules for hosts and origins
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.execution import clock
-from messaging.observability.monitor.rates import Path, Rates, numbers
-from messaging.observability.monitor.views import view
+from messaging.observability.monitor.views import Path, Rates, numbers, view
 
 if TYPE_CHECKING:
     from messaging.observability.monitor.snapshot import Report, Snapshot

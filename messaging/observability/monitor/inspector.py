@@ -27,7 +27,7 @@ from messaging.services import LdapFilter, ServiceRegistry, escaped
 
 if TYPE_CHECKING:
     from messaging.model import Message, MessageContext
-    from messaging.observability.monitor.masking import Masking
+    from messaging.observability.monitor.plain import Masking
 
 #: bounds of one inspection: messages in the ring, seconds, bytes of all messages that are shown
 MAX_COUNT: Final = 200

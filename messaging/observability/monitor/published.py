@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from messaging.instance import Messaging
     from messaging.model import Message
-    from messaging.observability.monitor.masking import Masking
+    from messaging.observability.monitor.plain import Masking
 
 logger = SafeLog(__name__)
 

@@ -16,7 +16,7 @@ from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Closeable, Flag, seconds, start_thread
 from messaging.instance import Messaging
 from messaging.model import ANY_LEVEL, ANY_LEVELS, SEPARATOR, Features, MessageContextBuilder, check_name
-from messaging.observability.monitor.masking import Masking
+from messaging.observability.monitor.plain import Masking
 from messaging.observability.monitor.snapshot import MAX_BYTES, NAME, SnapshotSampler
 from messaging.services import ServiceRegistry
 
@@ -80,8 +80,9 @@ class SnapshotPublisher(Closeable):
         check_optional("services", services, ServiceRegistry)
         self._m = m
         self._interval = checked_interval(interval)
-        self._channel = checked_channel(channel, process_name() if process is None else process)
-        name = self._channel.rpartition(SEPARATOR)[2]
+        #: of the snapshots
+        self.channel = checked_channel(channel, process_name() if process is None else process)
+        name = self.channel.rpartition(SEPARATOR)[2]
         self._sampler = SnapshotSampler(
             m.services if services is None else services, name, self._interval, Masking(mask)
         )
@@ -93,11 +94,6 @@ class SnapshotPublisher(Closeable):
         #: number of snapshots that were published, and that were not, because the broker took none
         self.published = 0
         self.skipped = 0
-
-    @property
-    def channel(self) -> str:
-        """The channel of the snapshots."""
-        return self._channel
 
     def __enter__(self) -> Self:
         if self._thread is not None:
@@ -115,31 +111,28 @@ class SnapshotPublisher(Closeable):
         try:
             self._m.publisher.publish(self._message(b"")).exception(_CLOSE_SECONDS)
         except MessagingError as error:  # closed, no connection, or on a thread that runs an event loop
-            logger.debug("monitor: the last snapshot of %s was not removed: %s", self._channel, error)
+            logger.debug("monitor: the last snapshot of %s was not removed: %s", self.channel, error)
 
     @tolerant
     def __repr__(self) -> str:
-        return f"<SnapshotPublisher {self._channel!r} every {self._interval:g} s>"
+        return f"<SnapshotPublisher {self.channel!r} every {self._interval:g} s>"
 
     # --- on the thread
 
     def _run(self) -> None:
+        delay = 0.0
         try:
-            self._publish_until_stopped()
+            while not self._stop.wait(delay):
+                delay = self._interval
+                try:
+                    self._publish()
+                    self._has_failed = False
+                except ClosedError:
+                    return  # the instance
+                except Exception as error:  # noqa: BLE001  # the thread must survive a fault of one snapshot
+                    self._note_failure(error)
         finally:
             self._ended.set()
-
-    def _publish_until_stopped(self) -> None:
-        delay = 0.0
-        while not self._stop.wait(delay):
-            delay = self._interval
-            try:
-                self._publish()
-                self._has_failed = False
-            except ClosedError:
-                return  # the instance
-            except Exception as error:  # noqa: BLE001  # the thread must survive a fault of one snapshot
-                self._note_failure(error)
 
     def _publish(self) -> None:
         if self._pending is not None:
@@ -161,7 +154,7 @@ class SnapshotPublisher(Closeable):
         report = logger.debug if self._has_failed else logger.warning
         self._has_failed = True
         report("monitor: cannot publish a snapshot to %s: %s; trying again every %g s",
-               self._channel, error, self._interval)  # fmt: skip
+               self.channel, error, self._interval)  # fmt: skip
 
     def _message(self, payload: bytes) -> Message:
         features = self._m.features
@@ -171,7 +164,7 @@ class SnapshotPublisher(Closeable):
             Features.EXTENSION_TIME_TO_LIVE: max(60.0, _EXPIRY_INTERVALS * self._interval),
         }
         extensions = {key: value for key, value in wanted.items() if key in features}
-        builder = MessageContextBuilder().channel(self._channel).content(payload).extensions(extensions)
+        builder = MessageContextBuilder().channel(self.channel).content(payload).extensions(extensions)
         if Features.MESSAGE_PROPERTIES in features and payload:
             builder.content_type("application/json")
         return builder.build_message()

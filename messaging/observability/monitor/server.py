@@ -1,8 +1,10 @@
 """Monitor: the live page of a process, or of the processes that publish their snapshots at a broker.
 
-**Threads.** ``messaging-monitor`` takes a snapshot once in an interval. Requests are answered, and subscriptions of the
-inspector made, on the threads of the HTTP server: see :mod:`messaging.observability.web`. Nothing of it runs on the
-engine's loop.
+A viewer that is slower than the events gets the newest state of each process, not every one.
+
+**Threads.** ``messaging-monitor`` takes a snapshot once in an interval, and puts the events for all viewers. Requests
+are answered, events taken, and subscriptions of the inspector made, on the threads of the HTTP server: see
+:mod:`messaging.observability.web`. Nothing of it runs on the engine's loop.
 """
 
 from __future__ import annotations
@@ -21,17 +23,16 @@ from messaging.instance import Messaging
 from messaging.observability.monitor.access import HEADERS, Access, find_token
 from messaging.observability.monitor.board import Board, BoardChange
 from messaging.observability.monitor.inspector import Inspection, InspectionRequest, Inspector
-from messaging.observability.monitor.masking import Masking
+from messaging.observability.monitor.plain import Masking
 from messaging.observability.monitor.published import PublishedSnapshots
 from messaging.observability.monitor.publisher import CHANNEL, checked_interval, process_name
 from messaging.observability.monitor.snapshot import SnapshotSampler
-from messaging.observability.monitor.viewers import Viewer, Viewers, event
 from messaging.observability.web import HttpAnswer, HttpRequest, WebServer, check_port, text_answer
 from messaging.services import ServiceRegistry, default_registry
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
 logger = SafeLog(__name__)
 
@@ -42,6 +43,8 @@ _FILES: Final = {
     "/monitor.css": ("monitor.css", "text/css; charset=utf-8"),
     "/monitor.svg": ("monitor.svg", "image/svg+xml"),
 }
+#: viewers at a time
+MAX_VIEWERS: Final = 16
 #: bytes of the body of a request
 _MAX_BODY: Final = 4096
 #: connections at a time
@@ -53,6 +56,99 @@ _PATIENCE: Final = 10.0
 #: a comment is sent to a viewer after so many seconds without an event, to find those that are gone
 _HEARTBEAT: Final = 15.0
 _EVENTS: Final = {"Content-Type": "text/event-stream; charset=utf-8"}
+
+
+class Viewer:
+    """What one viewer has not been sent yet: the newest event of each topic. Thread safe; one thread takes."""
+
+    __slots__ = ("_lock", "_pending", "_wake", "is_ended")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the following
+        self._pending: dict[str, bytes] = {}
+        self._wake = Flag()
+        self.is_ended = False
+
+    def put(self, topic: str, data: bytes) -> None:
+        """Replace the pending event of a topic."""
+        with self._lock:
+            self._pending[topic] = data
+            self._wake.set()
+
+    def end(self) -> None:
+        """End the stream: the server stops."""
+        self.is_ended = True
+        self._wake.set()
+
+    def take(self, timeout: float) -> list[bytes]:
+        """Wait for events for at most ``timeout`` seconds, and return the pending ones."""
+        self._wake.wait(timeout)
+        with self._lock:
+            if not self.is_ended:
+                self._wake.clear()
+            pending, self._pending = self._pending, {}
+        return [*pending.values()]
+
+
+class Viewers:
+    """All viewers, and the newest event of each topic, which a new viewer gets first. Thread safe.
+
+    Attributes:
+        dropped: number of viewers that were too slow.
+        refused: number of viewers for whom there was no room.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the following
+        self._viewers: set[Viewer] = set()
+        self._newest: dict[str, bytes] = {}
+        self._is_closed = False
+        self.dropped = 0
+        self.refused = 0
+
+    def put(self, topic: str, data: bytes) -> None:
+        """Send an event to all viewers, and to new ones."""
+        with self._lock:
+            self._newest[topic] = data
+            for each in self._viewers:
+                each.put(topic, data)
+
+    def remove(self, topic: str, data: bytes) -> None:
+        """Send the last event of a topic: new viewers do not get it."""
+        with self._lock:
+            self._newest.pop(topic, None)
+            for each in self._viewers:
+                each.put(topic, data)
+
+    def join(self) -> Viewer | None:
+        """Return a new viewer; ``None``: there is no room for it."""
+        with self._lock:
+            if len(self._viewers) >= MAX_VIEWERS or self._is_closed:
+                self.refused += 1
+                return None
+            viewer = Viewer()
+            for topic, data in self._newest.items():
+                viewer.put(topic, data)
+            self._viewers.add(viewer)
+            return viewer
+
+    def leave(self, viewer: Viewer, *, is_dropped: bool = False) -> None:
+        """Forget a viewer; count it as dropped if it was too slow."""
+        with self._lock:
+            self._viewers.discard(viewer)
+            self.dropped += is_dropped
+
+    def close(self) -> None:
+        """End the streams of all viewers."""
+        with self._lock:
+            self._is_closed = True
+            for each in self._viewers:
+                each.end()
+
+    def counts(self) -> Mapping[str, int]:
+        """Return the number of viewers, of dropped and of refused ones."""
+        with self._lock:
+            return {"viewers": len(self._viewers), "dropped": self.dropped, "refused": self.refused}
 
 
 class Monitor(Startable):
@@ -182,7 +278,7 @@ class Monitor(Startable):
                 try:
                     for change in self._changes():
                         self._tell(change)
-                    self._viewers.put("counts", event("counts", self._counts()))
+                    self._viewers.put("counts", _event("counts", self._counts()))
                 except Exception:
                     logger.exception("monitor: a snapshot failed; trying again in %g s", self._interval)
                 self._stopping.wait(self._interval)
@@ -202,9 +298,9 @@ class Monitor(Startable):
     def _tell(self, change: BoardChange) -> None:
         topic = f"process/{change.key}"
         if change.view is None:
-            self._viewers.remove(topic, event("gone", {"key": change.key}))
+            self._viewers.remove(topic, _event("gone", {"key": change.key}))
         else:
-            self._viewers.put(topic, event("process", change.view))
+            self._viewers.put(topic, _event("process", change.view))
 
     def _counts(self) -> dict[str, Any]:
         published = self._published
@@ -251,7 +347,7 @@ class Monitor(Startable):
         """Yield what a viewer is sent, until the server stops."""
         is_dropped = False
         try:
-            yield event("histories", self._board.histories())
+            yield _event("histories", self._board.histories())
             last = clock.monotonic()
             while not viewer.is_ended:
                 data = b"".join(viewer.take(_PAUSE))
@@ -286,15 +382,15 @@ class Monitor(Startable):
         try:
             while clock.monotonic() < end and not self._stopping.is_set():
                 if inspection.failure is not None:
-                    yield event("failure", {"text": str(inspection.failure)})
+                    yield _event("failure", {"text": str(inspection.failure)})
                     return
                 messages = inspection.take()
-                yield event("messages", {"total": inspection.total, "messages": messages}) if messages else b""
+                yield _event("messages", {"total": inspection.total, "messages": messages}) if messages else b""
                 if inspection.is_exhausted:
-                    yield event("end", {"text": "as many bytes were shown as one inspection may show"})
+                    yield _event("end", {"text": "as many bytes were shown as one inspection may show"})
                     return
                 self._stopping.wait(_PAUSE)
-            yield event("end", {"text": "the time of the inspection is over"})
+            yield _event("end", {"text": "the time of the inspection is over"})
         finally:
             inspection.close()
 
@@ -305,3 +401,8 @@ def _json(status: int, value: Any) -> HttpAnswer:
 
 def _problem(status: int, text: str) -> HttpAnswer:
     return _json(status, {"problem": text})
+
+
+def _event(name: str, value: Any) -> bytes:
+    """Return a server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n".encode()

@@ -36,7 +36,7 @@ from messaging.observability.monitor.plain import Bounds, Budget, Plain, clean
 from messaging.services.reporting import Reporter, reporters
 
 if TYPE_CHECKING:
-    from messaging.observability.monitor.masking import Masking
+    from messaging.observability.monitor.plain import Masking
     from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)

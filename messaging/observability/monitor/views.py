@@ -1,4 +1,6 @@
-"""Views: how the page shows a report. Each kind may have one; every other report is shown by :func:`generic`.
+"""Views: how the page shows a report, with the rates of its counters since the report before.
+
+Each kind may have a view; every other report is shown by :func:`generic`.
 
 A view is a plain value of JSON. The page puts its texts and numbers where they belong, and knows no kinds:
 
@@ -16,20 +18,25 @@ field         meaning
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-
-from messaging.observability.monitor.rates import Path, Rates, keyed
 
 if TYPE_CHECKING:
     from messaging.observability.monitor.snapshot import Report
+
+#: names of the fields and keys of the items that lead to a value
+Path: TypeAlias = tuple[str, ...]
 
 View: TypeAlias = dict[str, Any]
 #: dotted name of a field -> its role and unit
 Roles: TypeAlias = Mapping[str, str]
 #: makes the view of a report
-_Viewing: TypeAlias = Callable[[Any, Rates, Roles], View]
+_Viewing: TypeAlias = Callable[[Any, "Rates", Roles], View]
 
+#: fields that tell the items of a list apart, the best first; a dotted name is a field of a field
+_KEYS: Final = (
+    "id", "service_id", "name", "channel.name", "request_channel.name", "topic", "pattern", "channel", "key",
+)  # fmt: skip
 #: columns of a table, and rows
 _MAX_COLUMNS: Final = 16
 _MAX_ROWS: Final = 200
@@ -45,6 +52,88 @@ _LEVELS: Final[Mapping[str, str]] = {
     "failed": "bad",
     "closed": "idle",
 }
+
+
+# --- rates
+
+
+def keyed(items: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each item of a list with a key that it keeps when others come and go."""
+    seen: dict[str, int] = {}
+    for number, item in enumerate(items):
+        key = _key(item)
+        if key is None:
+            yield f"#{number}", item
+            continue
+        count = seen[key] = seen.get(key, 0) + 1
+        yield (key if count == 1 else f"{key}#{count}"), item
+
+
+def _key(item: Any) -> str | None:
+    if not isinstance(item, Mapping):
+        return None
+    for name in _KEYS:
+        value: Any = item
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
+            return f"{name}={value}"
+    return None
+
+
+def numbers(data: Any) -> dict[Path, float]:
+    """Return all numbers of a report by their paths."""
+    found: dict[Path, float] = {}
+    _collect(data, (), found)
+    return found
+
+
+def _collect(value: Any, path: Path, found: dict[Path, float]) -> None:
+    if isinstance(value, bool):
+        return
+    if isinstance(value, (int, float)):
+        found[path] = value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            _collect(each, (*path, name), found)
+    elif isinstance(value, list):
+        for key, each in keyed(value):
+            _collect(each, (*path, key), found)
+
+
+class Rates:
+    """The changes of the numbers of one report since the one before, per second.
+
+    Args:
+        now: the numbers.
+        before: the earlier numbers; ``None``: there are none, and no rates.
+        seconds: between the two.
+    """
+
+    __slots__ = ("_before", "_now", "_seconds")
+
+    def __init__(
+        self, now: Mapping[Path, float], before: Mapping[Path, float] | None = None, seconds: float = 0.0
+    ) -> None:
+        self._now = now
+        self._before = before if seconds > 0 else None
+        self._seconds = seconds
+
+    def of(self, path: Path) -> float | None:
+        """Return the increase of a counter per second; ``None`` if it is unknown, or the counter began anew."""
+        if self._before is None:
+            return None
+        now, before = self._now.get(path), self._before.get(path)
+        if now is None or before is None or now < before:
+            return None
+        return (now - before) / self._seconds
+
+    def total(self, paths: Sequence[Path]) -> float | None:
+        """Return the rounded sum of the known rates; ``None`` without an earlier report."""
+        return None if self._before is None else round(sum(filter(None, map(self.of, paths))), 3)
+
+
+# --- any kind
 
 
 def view(report: Report, rates: Rates) -> View:
@@ -66,17 +155,17 @@ def view(report: Report, rates: Rates) -> View:
     return found
 
 
-# --- any kind
-
-
 def generic(data: Any, rates: Rates, roles: Roles) -> View:
     """Return a view of a report of an unknown kind: its numbers, its texts, and a table for each list of objects."""
     found: View = {"facts": [], "tiles": [], "chart": {}, "tables": []}
     numbers: list[list[Any]] = []
     _add(data, (), rates, roles, found, numbers)
-    if numbers:
-        found["tables"].insert(0, {"title": "numbers", "columns": ["name", "value"], "rows": numbers[:_MAX_ROWS]})
-    return found
+    return found | {"tables": [*_table("numbers", ["name", "value"], numbers), *found["tables"]]}
+
+
+def _table(title: str, columns: list[str], rows: list[list[Any]]) -> list[dict[str, Any]]:
+    """Return a table; no table without rows."""
+    return [{"title": title, "columns": columns, "rows": rows[:_MAX_ROWS]}] if rows else []
 
 
 def _add(value: Any, path: Path, rates: Rates, roles: Roles, found: View, numbers: list[list[Any]]) -> None:
@@ -92,48 +181,44 @@ def _add(value: Any, path: Path, rates: Rates, roles: Roles, found: View, number
             _add(inner, (*path, each), rates, roles, found, numbers)
     elif isinstance(value, list) and value:
         if any(isinstance(each, Mapping) for each in value):
-            found["tables"].append(_Table(rates, roles).of(label, value, path))
+            found["tables"].append(_items_table(label, value, path, rates, roles))
         else:
             found["facts"].append([label, ", ".join(map(str, value[:50]))])
 
 
-class _Table:
-    """Makes tables of lists of objects; the columns are the leaves of the objects."""
+def _items_table(title: str, items: Sequence[Any], path: Path, rates: Rates, roles: Roles) -> dict[str, Any]:
+    """Return a table with a row for each object of a list; the columns are the leaves of the objects."""
+    rows: list[dict[str, Any]] = []
+    columns: dict[str, None] = {}
+    for key, item in [*keyed(items)][:_MAX_ROWS]:
+        cells: dict[str, Any] = {}
+        _add_cells(item, path, (), key, rates, roles, cells)
+        columns.update(dict.fromkeys(cells))
+        rows.append(cells)
+    used = [each for each in columns if any(row.get(each) not in (None, "") for row in rows)][:_MAX_COLUMNS]
+    return {
+        "title": title,
+        "columns": [each.replace("_", " ") for each in used],
+        "rows": [[row.get(each) for each in used] for row in rows],
+    }
 
-    def __init__(self, rates: Rates, roles: Roles) -> None:
-        self._rates = rates
-        self._roles = roles
 
-    def of(self, title: str, items: Sequence[Any], path: Path) -> dict[str, Any]:
-        """Return a table with a row for each item."""
-        rows: list[dict[str, Any]] = []
-        columns: dict[str, None] = {}
-        for key, item in [*keyed(items)][:_MAX_ROWS]:
-            cells: dict[str, Any] = {}
-            self._add(item, (), path, (*path, key), cells)
-            columns.update(dict.fromkeys(cells))
-            rows.append(cells)
-        used = [each for each in columns if any(row.get(each) not in (None, "") for row in rows)][:_MAX_COLUMNS]
-        return {
-            "title": title,
-            "columns": [each.replace("_", " ") for each in used],
-            "rows": [[row.get(each) for each in used] for row in rows],
-        }
-
-    def _add(self, value: Any, names: Path, above: Path, path: Path, cells: dict[str, Any]) -> None:
-        name = ".".join(names) or "value"
-        if isinstance(value, Mapping):
-            for each, inner in value.items():
-                self._add(inner, (*names, each), above, (*path, each), cells)
-        elif isinstance(value, list):
-            is_flat = not any(isinstance(each, (dict, list)) for each in value)
-            cells[name] = ", ".join(map(str, value[:20])) if is_flat else f"{len(value)} entries"
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            role = self._roles.get(".".join((*above, *names)), "")
-            if not role.startswith("identity"):
-                cells[name] = _number(value, self._rates.of(path), role)
-        else:
-            cells[name] = value
+def _add_cells(
+    value: Any, above: Path, names: Path, key: str, rates: Rates, roles: Roles, cells: dict[str, Any]
+) -> None:
+    name = ".".join(names) or "value"
+    if isinstance(value, Mapping):
+        for each, inner in value.items():
+            _add_cells(inner, above, (*names, each), key, rates, roles, cells)
+    elif isinstance(value, list):
+        is_flat = not any(isinstance(each, (dict, list)) for each in value)
+        cells[name] = ", ".join(map(str, value[:20])) if is_flat else f"{len(value)} entries"
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        role = roles.get(".".join((*above, *names)), "")
+        if not role.startswith("identity"):
+            cells[name] = _number(value, rates.of((*above, key, *names)), role)
+    else:
+        cells[name] = value
 
 
 def _number(value: float, rate: float | None, role: str = "") -> Any:
@@ -182,7 +267,7 @@ def _instance(data: Mapping[str, Any], rates: Rates, _: Roles) -> View:
     counters = [each["counters"] for each in subscriptions]
 
     def rate(name: str) -> float | None:
-        return _rounded(rates.total([("subscriptions", key, "counters", name) for key in keys]))
+        return rates.total([("subscriptions", key, "counters", name) for key in keys])
 
     tiles: list[list[Any]] = [
         ["in", rate("received"), "/s"],
@@ -205,29 +290,19 @@ def _instance(data: Mapping[str, Any], rates: Rates, _: Roles) -> View:
             ["oldest stored", outbox["oldest"], "seconds"],
             ["dead letters", outbox["dead_letters"], ""],
         ]
-    tables = []
-    if subscriptions:
-        rows = [
-            [
-                each["channel"]["name"],
-                "yes" if each["channel"]["connected"] else "no",
-                each["buffered"],
-                _in_flight(each["counters"]),
-                *(
-                    _number(each["counters"][name], rates.of(("subscriptions", key, "counters", name)))
-                    for name in _FATES
-                ),
-            ]
-            for key, each in keyed(subscriptions)
+    rows = [
+        [
+            each["channel"]["name"],
+            "yes" if each["channel"]["connected"] else "no",
+            each["buffered"],
+            _in_flight(each["counters"]),
+            *(_number(each["counters"][name], rates.of(("subscriptions", key, "counters", name))) for name in _FATES),
         ]
-        columns = ["channel", "connected", "buffered", "in flight", *(name.replace("_", " ") for name in _FATES)]
-        tables.append({"title": "subscriptions and queues", "columns": columns, "rows": rows[:_MAX_ROWS]})
-    if data["reply_to_subscriptions"]:
-        handlers = [
-            [each["request_channel"]["name"], _word(each["request_channel"]["connected"])]
-            for each in data["reply_to_subscriptions"]
-        ]
-        tables.append({"title": "request handlers", "columns": ["channel", "connected"], "rows": handlers[:_MAX_ROWS]})
+        for key, each in keyed(subscriptions)
+    ]
+    columns = ["channel", "connected", "buffered", "in flight", *(name.replace("_", " ") for name in _FATES)]
+    channels = [each["request_channel"] for each in data["reply_to_subscriptions"]]
+    handlers = [[each["name"], _word(each["connected"])] for each in channels]
     return {
         "state": _state(connection["state"]),
         "facts": _facts(
@@ -240,7 +315,10 @@ def _instance(data: Mapping[str, Any], rates: Rates, _: Roles) -> View:
         ),
         "tiles": [*tiles, ["in this state since", connection["since"], "since"]],
         "chart": {"in /s": rate("received"), "out /s": _rounded(rates.of(("publisher", "published")))},
-        "tables": tables,
+        "tables": [
+            *_table("subscriptions and queues", columns, rows),
+            *_table("request handlers", ["channel", "connected"], handlers),
+        ],
     }
 
 
@@ -257,19 +335,18 @@ def _event_service(data: Mapping[str, Any], rates: Rates, roles: Roles) -> View:
     handlers = data[field]
     found = generic(_without(data, field), rates, roles)
     waiting = sum(each["waiting"] for each in handlers)
-    if handlers:
-        rows = [
-            [
-                each["name"],
-                ", ".join(each["topics"]),
-                each["waiting"],
-                *(_number(each[name], rates.of((field, key, name))) for name in ("failures", "dropped")),
-                each["blocked"] or "",
-            ]
-            for key, each in keyed(handlers)
+    rows = [
+        [
+            each["name"],
+            ", ".join(each["topics"]),
+            each["waiting"],
+            *(_number(each[name], rates.of((field, key, name))) for name in ("failures", "dropped")),
+            each["blocked"] or "",
         ]
-        columns = ["handler", "topics", "waiting", "failures", "dropped", "blocked"]
-        found["tables"].insert(0, {"title": "handlers and topics", "columns": columns, "rows": rows[:_MAX_ROWS]})
+        for key, each in keyed(handlers)
+    ]
+    columns = ["handler", "topics", "waiting", "failures", "dropped", "blocked"]
+    found["tables"] = [*_table("handlers and topics", columns, rows), *found["tables"]]
     found["tiles"] = [
         ["handlers", len(handlers), ""],
         ["waiting events", waiting, ""],
@@ -291,10 +368,6 @@ def _journal(data: Mapping[str, Any], rates: Rates, _: Roles) -> View:
         [each["name"], each["position"], each["behind"], _rounded(rates.of(("cursors", key, "position")))]
         for key, each in keyed(data["cursors"])
     ]
-    tables = []
-    if cursors:
-        columns = ["cursor", "position", "behind", "records/s"]
-        tables.append({"title": "cursors", "columns": columns, "rows": cursors[:_MAX_ROWS]})
     tiles = [
         ["backlog", data["backlog"], ""],
         ["backlog bytes", data["backlog_bytes"], "bytes"],
@@ -312,7 +385,7 @@ def _journal(data: Mapping[str, Any], rates: Rates, _: Roles) -> View:
         "facts": _facts(("path", data["path"]), ("offsets", f"{data['begin']} to {data['end']}")),
         "tiles": tiles,
         "chart": {"backlog": data["backlog"], "appended /s": _rounded(rates.of(("end",)))},
-        "tables": tables,
+        "tables": _table("cursors", ["cursor", "position", "behind", "records/s"], cursors),
     }
 
 
@@ -333,30 +406,15 @@ def _gateway(data: Mapping[str, Any], rates: Rates, _: Roles) -> View:
     buffers = [each["buffer"] for each in routes]
 
     def rate(name: str) -> float | None:
-        return _rounded(rates.total([("routes", key, name) for key in keys]))
+        return rates.total([("routes", key, name) for key in keys])
 
     depth = sum(each["depth"] for each in buffers)
-    tables = [
-        {"title": title, "columns": columns, "rows": rows[:_MAX_ROWS]}
-        for title, columns, rows in (
-            ("routes", _ROUTE_COLUMNS, [_route(each, key, rates) for key, each in keyed(routes)]),
-            (
-                "routes of requests",
-                ["route", "from", "to", "pending", "answered", "failed"],
-                [
-                    [each["name"], each["source"], each["target"], each["pending"]]
-                    + [_number(each[name], rates.of(("requests", key, name))) for name in ("answered", "failed")]
-                    for key, each in keyed(data["requests"])
-                ],
-            ),
-            (
-                "devices",
-                ["devices", "known", "published as offline"],
-                [[each["name"], each["known"], each["is_offline"]] for each in data["devices"]],
-            ),
-        )
-        if rows
+    requests = [
+        [each["name"], each["source"], each["target"], each["pending"]]
+        + [_number(each[name], rates.of(("requests", key, name))) for name in ("answered", "failed")]
+        for key, each in keyed(data["requests"])
     ]
+    devices = [[each["name"], each["known"], each["is_offline"]] for each in data["devices"]]
     return {
         "state": _state(data["state"]),
         "facts": [],
@@ -372,7 +430,11 @@ def _gateway(data: Mapping[str, Any], rates: Rates, _: Roles) -> View:
             ["running since", data["started"], "since"],
         ],
         "chart": {"in /s": rate("received"), "out /s": rate("published"), "stored": depth},
-        "tables": tables,
+        "tables": [
+            *_table("routes", _ROUTE_COLUMNS, [_route(each, key, rates) for key, each in keyed(routes)]),
+            *_table("routes of requests", ["route", "from", "to", "pending", "answered", "failed"], requests),
+            *_table("devices", ["devices", "known", "published as offline"], devices),
+        ],
     }
 
 

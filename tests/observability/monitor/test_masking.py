@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from messaging.errors import ArgumentError
 from messaging.observability.monitor.inspector import payload_text
-from messaging.observability.monitor.masking import MASK, Masking
-from messaging.observability.monitor.plain import Bounds, Plain, clean
+from messaging.observability.monitor.plain import MASK, Bounds, Masking, Plain, clean
 from messaging.testing.tables import table
 
 SECRET = "hunter2hunter2"

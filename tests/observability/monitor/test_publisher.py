@@ -12,7 +12,7 @@ import pytest
 import messaging
 from messaging.errors import ArgumentError, ClosedError
 from messaging.observability.monitor import SnapshotPublisher
-from messaging.observability.monitor.masking import Masking
+from messaging.observability.monitor.plain import Masking
 from messaging.observability.monitor.published import PublishedSnapshots
 from messaging.observability.monitor.snapshot import MAX_BYTES
 from messaging.services import ServiceRegistry

@@ -22,8 +22,7 @@ from messaging.observability import web
 from messaging.observability.monitor import SnapshotPublisher
 from messaging.observability.monitor.access import TOKEN_VARIABLE
 from messaging.observability.monitor.inspector import MAX_INSPECTIONS
-from messaging.observability.monitor.server import Monitor
-from messaging.observability.monitor.viewers import MAX_VIEWERS
+from messaging.observability.monitor.server import MAX_VIEWERS, Monitor
 from messaging.services import ServiceRegistry
 from messaging.services.reporting import PartReporter, register_reporter
 from messaging.testing.brokers import Mosquitto

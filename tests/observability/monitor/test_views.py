@@ -9,11 +9,9 @@ from typing import Any
 import messaging
 from messaging.gateway.reports import BufferDTO, DeviceStateDTO, GatewayDTO, RequestRouteDTO, RouteDTO
 from messaging.journal import CursorDTO, JournalDTO
-from messaging.observability.monitor.masking import Masking
-from messaging.observability.monitor.plain import Bounds, Plain
-from messaging.observability.monitor.rates import Rates, numbers
+from messaging.observability.monitor.plain import Bounds, Masking, Plain
 from messaging.observability.monitor.snapshot import Report
-from messaging.observability.monitor.views import view
+from messaging.observability.monitor.views import Rates, numbers, view
 from messaging.services import ServiceRegistry
 from messaging.services.reporting import Histogram, counter, gauge, label
 from messaging.testing.tables import table
