@@ -86,6 +86,19 @@ _ITEMS: Final[Mapping[DataType, str]] = {
     DataType.DoubleArray: "d",
     DataType.DateTimeArray: "q",
 }
+#: the field of a message that holds a value
+_FIELDS: Final[Mapping[DataType, str]] = {
+    **{kind: "long_value" if bits == 64 else "int_value" for kind, (bits, _) in _INTEGERS.items()},
+    **dict.fromkeys(_TEXTS, "string_value"),
+    **dict.fromkeys(_BINARY | ARRAYS, "bytes_value"),
+    DataType.Float: "float_value",
+    DataType.Double: "double_value",
+    DataType.Boolean: "boolean_value",
+    DataType.DataSet: "dataset_value",
+    DataType.Template: "template_value",
+    DataType.PropertySet: "propertyset_value",
+    DataType.PropertySetList: "propertysets_value",
+}
 _FIELD_BITS: Final = {"int_value": 32, "long_value": 64}
 _COUNT: Final = struct.Struct("<I")
 _FLOAT: Final = struct.Struct("<f")
@@ -125,17 +138,12 @@ def read_scalar(kind: DataType, field: str, value: Any) -> Any:
         if field_bits < bits:
             raise _wrong_field(kind, field)
         return _integer(kind, value, bits, field_bits, is_signed=is_signed)
-    if kind is DataType.Float and field == "float_value":
+    # publishers may send a Double as a 32-bit number
+    if field != _FIELDS[kind] and (kind, field) != (DataType.Double, "float_value"):
+        raise _wrong_field(kind, field)
+    if field == "float_value":
         return shortest(value)
-    if kind is DataType.Double and field in ("double_value", "float_value"):
-        return shortest(value) if field == "float_value" else value
-    if kind is DataType.Boolean and field == "boolean_value":
-        return value
-    if kind in _TEXTS and field == "string_value":
-        return read_text(value)
-    if kind in _BINARY and field == "bytes_value":
-        return value
-    raise _wrong_field(kind, field)
+    return read_text(value) if kind in _TEXTS else value
 
 
 def _integer(kind: DataType, value: int, bits: int, field_bits: int, *, is_signed: bool) -> int:
@@ -147,25 +155,7 @@ def _integer(kind: DataType, value: int, bits: int, field_bits: int, *, is_signe
 
 
 def _wrong_field(kind: DataType, field: str) -> DecodeError:
-    return DecodeError(f"a value of type {kind.name} is transmitted as {_field(kind)}, not as {field}")
-
-
-def _field(kind: DataType) -> str:
-    if kind in _INTEGERS:
-        return "long_value" if _INTEGERS[kind][0] == 64 else "int_value"
-    if kind in _TEXTS:
-        return "string_value"
-    if kind in _BINARY or kind in ARRAYS:
-        return "bytes_value"
-    return {
-        DataType.Float: "float_value",
-        DataType.Double: "double_value",
-        DataType.Boolean: "boolean_value",
-        DataType.DataSet: "dataset_value",
-        DataType.Template: "template_value",
-        DataType.PropertySet: "propertyset_value",
-        DataType.PropertySetList: "propertysets_value",
-    }[kind]
+    return DecodeError(f"a value of type {kind.name} is transmitted as {_FIELDS[kind]}, not as {field}")
 
 
 def read_text(value: Any) -> str:
@@ -200,15 +190,15 @@ def write_scalar(kind: DataType, value: Any) -> tuple[str, Any]:
         least, most = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise EncodeError(f"{kind.name} must be an int from {least} to {most}, not {_shown(value)}")
-        return _field(kind), value if value >= 0 else value + (1 << bits)
+        return _FIELDS[kind], value if value >= 0 else value + (1 << bits)
     if kind in (DataType.Float, DataType.Double):
-        return _field(kind), _number(kind, value)
+        return _FIELDS[kind], _number(kind, value)
     expected: type = str if kind in _TEXTS else bytes if kind in _BINARY else bool
     if kind is not DataType.Boolean and expected is bool:
         raise EncodeError(f"a value of type {kind.name} is not allowed here")
     if not isinstance(value, expected):
         raise EncodeError(f"{kind.name} must be a {expected.__name__}, not {_shown(value)}")
-    return _field(kind), check_text(value) if isinstance(value, str) else value
+    return _FIELDS[kind], check_text(value) if isinstance(value, str) else value
 
 
 def _number(kind: DataType, value: Any) -> float:

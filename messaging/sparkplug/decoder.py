@@ -52,6 +52,17 @@ class _Node:
         #: whether a message was lost since the last NBIRTH, or that birth
         self.has_gap = False
 
+    def follow(self, seq: int | None) -> str | None:
+        """Note the sequence number of a message; return which ones are missing if a message before it was lost."""
+        before = self.seq
+        if seq is None:
+            return None
+        self.seq = seq
+        # the same number again is a message that the broker has delivered twice
+        if before is None or seq in ((before + 1) % _SEQUENCE, before):
+            return None
+        return f"a message was lost: sequence number {seq} came after {before}"
+
     @property
     def size(self) -> int:
         return sum(1 + each.count for each in self.births.values())
@@ -118,31 +129,14 @@ class SparkplugDecoder:
             DecodeError: the payload is no Sparkplug B payload, or a birth does not define its metrics.
             UnknownMetricError: a metric has no name or type, and no birth tells them; a rebirth is requested.
         """
-        topic = Topic.parse(channel)
-        if topic.type in _IGNORED:
-            return []
-        with self._lock:
-            found = self._read(topic, payload, is_new=True)
-            is_due = found.reason is not None and self._is_due((topic.group, topic.edge_node))
-        if is_due and found.reason is not None:
-            self._ask(topic, found.reason)
-        if found.error is not None:
-            raise found.error
-        return found.readings
+        return self._read(channel, payload, is_new=True)
 
     def reread(self, channel: str, payload: bytes) -> list[Reading]:
         """Return the readings of a message of the past, by the births that are known now. The state stays as it is.
 
         Raises: as :meth:`read`. No rebirth is requested.
         """
-        topic = Topic.parse(channel)
-        if topic.type in _IGNORED:
-            return []
-        with self._lock:
-            found = self._read(topic, payload, is_new=False)
-        if found.error is not None:
-            raise found.error
-        return found.readings
+        return self._read(channel, payload, is_new=False)
 
     @property
     def known_nodes(self) -> int:
@@ -154,18 +148,29 @@ class SparkplugDecoder:
         """Return the number of metrics, members of templates, devices and edge nodes that are known."""
         return self._metrics
 
-    def _read(self, topic: Topic, payload: bytes, *, is_new: bool) -> _Read:
+    def _read(self, channel: str, payload: bytes, *, is_new: bool) -> list[Reading]:
+        topic = Topic.parse(channel)
+        if topic.type in _IGNORED:
+            return []
         key = (topic.group, topic.edge_node)
-        node = self._nodes.get(key)
-        if node is not None:
-            self._nodes.move_to_end(key)
-        match topic.type:
-            case MessageType.NBIRTH | MessageType.DBIRTH:
-                return self._birth(topic, decode(payload), node, is_new=is_new)
-            case MessageType.NDEATH | MessageType.DDEATH:
-                return self._death(topic, decode(payload), node, is_new=is_new)
-            case _:
-                return self._data(topic, payload, node, is_new=is_new)
+        with self._lock:
+            node = self._nodes.get(key)
+            if node is not None:
+                self._nodes.move_to_end(key)
+            match topic.type:
+                case MessageType.NBIRTH | MessageType.DBIRTH:
+                    found = self._birth(topic, decode(payload), node, is_new=is_new)
+                case MessageType.NDEATH | MessageType.DDEATH:
+                    found = self._death(topic, decode(payload), node, is_new=is_new)
+                case _:
+                    found = self._data(topic, payload, node, is_new=is_new)
+            is_due = is_new and found.reason is not None and self._is_due(key)
+        if is_due and self._request_rebirth is not None:
+            logger.info("sparkplug: edge node '%s/%s': %s; asking it for a rebirth", *key, found.reason)
+            self._request_rebirth(str(Topic(MessageType.NCMD, *key)), rebirth_request())
+        if found.error is not None:
+            raise found.error
+        return found.readings
 
     # --- births
 
@@ -178,14 +183,13 @@ class SparkplugDecoder:
         if topic.device is None:
             stale = self._node_birth(topic, payload, node, definitions)
             return _Read([*stale, *_readings(topic, payload, payload.metrics, is_uncertain=False)])
-        reason = None
         if node is None:
             node = self._add(topic)
+        reason = node.follow(payload.seq)
         if None not in node.births:
             reason = "a device was born, and no birth of the edge node was received"
-        elif not _in_sequence(node, payload.seq):
-            node.has_gap, reason = True, _lost(node, payload)
-        _advance(node, payload.seq)
+        elif reason is not None:
+            node.has_gap = True
         self._define(topic, node, definitions)
         return _Read(_readings(topic, payload, payload.metrics, is_uncertain=False), reason)
 
@@ -240,9 +244,8 @@ class SparkplugDecoder:
             readings = [] if definitions is None else _stale(topic, topic.device, definitions, timestamp)
             reason = None
             if is_new:
-                if not _in_sequence(node, payload.seq):
-                    node.has_gap, reason = True, _lost(node, payload)
-                _advance(node, payload.seq)
+                reason = node.follow(payload.seq)
+                node.has_gap |= reason is not None
                 if definitions is not None:
                     self._metrics -= 1 + node.births.pop(topic.device).count
             return _Read(readings, reason)
@@ -270,9 +273,9 @@ class SparkplugDecoder:
         elif any(_is_undefined(each, definitions) for each in found.metrics):
             reason = "there is data of a metric that its birth does not define"
         if node is not None and is_new:
-            if not _in_sequence(node, found.seq):
-                node.has_gap, reason = True, reason or _lost(node, found)
-            _advance(node, found.seq)
+            lost = node.follow(found.seq)
+            node.has_gap |= lost is not None
+            reason = reason or lost
         is_uncertain = node is None or definitions is None or node.has_gap
         try:
             _check_known(topic, found.metrics, definitions)
@@ -296,14 +299,6 @@ class SparkplugDecoder:
             self._asked.popitem(last=False)
         return True
 
-    def _ask(self, topic: Topic, reason: str) -> None:
-        logger.info(
-            "sparkplug: edge node '%s/%s': %s; asking it for a rebirth", topic.group, topic.edge_node, reason
-        )  # fmt: skip
-        command = Topic(MessageType.NCMD, topic.group, topic.edge_node)
-        assert self._request_rebirth is not None  # noqa: S101  # _is_due has checked it
-        self._request_rebirth(str(command), rebirth_request())
-
 
 def rebirth_request() -> bytes:
     """Return the payload of a command that asks an edge node for its births (Sparkplug 3.0, 5.15)."""
@@ -320,20 +315,6 @@ def _bdseq(payload: Payload) -> int | None:
         if each.name == BDSEQ and isinstance(each.value, int):
             return each.value
     return None
-
-
-def _in_sequence(node: _Node, seq: int | None) -> bool:
-    # the same number again is a message that the broker has delivered twice
-    return seq is None or node.seq is None or seq in ((node.seq + 1) % _SEQUENCE, node.seq)
-
-
-def _advance(node: _Node, seq: int | None) -> None:
-    if seq is not None:
-        node.seq = seq
-
-
-def _lost(node: _Node, payload: Payload) -> str:
-    return f"a message was lost: sequence number {payload.seq} came after {node.seq}"
 
 
 def _readings(topic: Topic, payload: Payload, metrics: Iterable[Metric], *, is_uncertain: bool) -> list[Reading]:

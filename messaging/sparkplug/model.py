@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from messaging.errors import DecodeError
 from messaging.sparkplug.datatypes import DataType  # noqa: TC001  # type hints of dataclasses are resolved
@@ -130,16 +130,13 @@ class Payload:
     body: bytes | None = None
 
 
-class Definition:
-    """A metric of a birth. Immutable."""
+class Definition(NamedTuple):
+    """A metric of a birth."""
 
-    __slots__ = ("members", "name", "type")
-
-    def __init__(self, name: str, type: DataType, members: Definitions | None) -> None:  # noqa: A002  # Sparkplug's word
-        self.name = name
-        self.type = type
-        #: of a template
-        self.members = members
+    name: str
+    type: DataType
+    #: of a template
+    members: Definitions | None
 
 
 class Definitions:

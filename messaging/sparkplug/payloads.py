@@ -103,20 +103,20 @@ class _PayloadReader:
 
     def payload(self, message: Any, definitions: Definitions | None) -> Payload:
         self._take(len(message.metrics))
-        seq = message.seq if message.HasField("seq") else None
+        seq = _optional(message, "seq")
         if seq is not None and seq > _MAX_SEQ:
             raise DecodeError(f"the sequence number is {seq}; it must be in 0 to {_MAX_SEQ}")
         return Payload(
-            message.timestamp if message.HasField("timestamp") else None,
+            _optional(message, "timestamp"),
             tuple(self._metric(each, definitions, 0) for each in message.metrics),
             seq,
-            read_text(message.uuid) if message.HasField("uuid") else None,
-            message.body if message.HasField("body") else None,
+            _optional_text(message, "uuid"),
+            _optional(message, "body"),
         )
 
     def _metric(self, message: Any, definitions: Definitions | None, depth: int) -> Metric:
-        name = read_text(message.name) if message.HasField("name") else None
-        alias = message.alias if message.HasField("alias") else None
+        name = _optional_text(message, "name")
+        alias = _optional(message, "alias")
         # some publishers send an empty name beside the alias
         definition = None if definitions is None else definitions.find(name or None, alias)
         try:
@@ -124,12 +124,12 @@ class _PayloadReader:
             if definition is not None:
                 name, kind = definition.name, kind or definition.type
             value, kind = self._value(message, kind, None if definition is None else definition.members, depth)
-            properties = message.properties if message.HasField("properties") else None
+            properties = _optional(message, "properties")
             return Metric(
                 name,
                 value,
                 kind,
-                message.timestamp if message.HasField("timestamp") else None,
+                _optional(message, "timestamp"),
                 alias,
                 message.is_historical,
                 message.is_transient,
@@ -187,8 +187,8 @@ class _PayloadReader:
             kind = _required(data_type(each.type, BASIC), "a parameter of a template")
             parameters.append(Parameter(read_text(each.name), kind, _basic(kind, each)))
         return Template(
-            read_text(message.version) if message.HasField("version") else None,
-            read_text(message.template_ref) if message.HasField("template_ref") else None,
+            _optional_text(message, "version"),
+            _optional_text(message, "template_ref"),
             message.is_definition,
             tuple(parameters),
             tuple(self._metric(each, members, depth) for each in message.metrics),
@@ -216,6 +216,14 @@ class _PayloadReader:
             self._take(len(sets))
             return Property(kind, tuple(self._properties(each, depth + 1) for each in sets))
         return Property(kind, read_scalar(kind, field, getattr(message, field)))
+
+
+def _optional(message: Any, name: str) -> Any:
+    return getattr(message, name) if message.HasField(name) else None
+
+
+def _optional_text(message: Any, name: str) -> str | None:
+    return read_text(getattr(message, name)) if message.HasField(name) else None
 
 
 def _basic(kind: DataType, message: Any) -> Any:
