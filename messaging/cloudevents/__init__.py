@@ -19,8 +19,8 @@ from messaging.cloudevents.bindings import Mode as Mode
 from messaging.cloudevents.bindings import from_message as from_message
 from messaging.cloudevents.bindings import is_cloud_event as is_cloud_event
 from messaging.cloudevents.bindings import to_message as to_message
-from messaging.cloudevents.codec import CloudEventsCodec as CloudEventsCodec
 from messaging.cloudevents.event import CloudEvent as CloudEvent
+from messaging.cloudevents.json_format import CloudEventsCodec as CloudEventsCodec
 from messaging.cloudevents.json_format import JsonFormat as JsonFormat
 from messaging.cloudevents.streams import EventStream as EventStream
 from messaging.cloudevents.streams import events as events

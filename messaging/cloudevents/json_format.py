@@ -1,21 +1,23 @@
-"""The JSON event format (CloudEvents 1.0.2, JSON event format), and the data of events in binary mode."""
+"""The JSON event format (CloudEvents 1.0.2, JSON event format), its codec, and the data of events in binary mode."""
 
 from __future__ import annotations
 
 import base64
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudevents.core.formats.json import JSONFormat
 
 from messaging.cloudevents.attributes import canonical, is_json, is_text
 from messaging.cloudevents.event import CloudEvent, attributes_of, event_of
-from messaging.codecs import decode, encode
+from messaging.codecs import codec_for, decode, encode
 from messaging.errors import ArgumentError, CodecError, DecodeError, EncodeError, InvalidEventError
 from messaging.model import MessageContext
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from cloudevents.core.base import BaseCloudEvent, EventFactory
 
 _BYTES = (bytes, bytearray, memoryview)
@@ -41,13 +43,8 @@ class JsonFormat(JSONFormat):
         Raises:
             DecodeError: it represents none; the text names the attribute.
         """
-        try:
-            event = event_of(parse(data))
-        except InvalidEventError as error:
-            problem = str(error)
-        else:
-            return event if event_factory is None else event_factory(event.get_attributes(), event.get_data())
-        raise DecodeError(f"{self.CONTENT_TYPE}: {problem}")
+        event = read_event(data)
+        return event if event_factory is None else event_factory(event.get_attributes(), event.get_data())
 
     def write(self, event: BaseCloudEvent) -> bytes:
         """Return ``event`` as a JSON object.
@@ -58,17 +55,15 @@ class JsonFormat(JSONFormat):
         """
         attributes = attributes_of(event)
         data = event.get_data()
-        found: dict[str, Any] = {}
-        found |= {name: each if isinstance(each, (bool, int)) else canonical(each) for name, each in attributes.items()}
+        found: dict[str, Any] = {
+            name: each if isinstance(each, (bool, int)) else canonical(each) for name, each in attributes.items()
+        }
         if isinstance(data, _BYTES):
             found["data_base64"] = base64.b64encode(data).decode("ascii")
         elif data is not None:
             content_type = attributes.get("datacontenttype")
-            if not is_json(content_type) and not isinstance(data, str):
-                raise EncodeError(
-                    f"the data of a CloudEvent must be bytes or a str for datacontenttype {content_type!r:.80}, "
-                    f"not {type(data).__name__}"
-                )
+            if not is_json(content_type):
+                _check_text(data, content_type)
             found["data"] = data
         return encode(found, "application/json")[0]
 
@@ -85,11 +80,7 @@ class JsonFormat(JSONFormat):
         _check_content_type(datacontenttype)
         if datacontenttype is None or is_json(datacontenttype):
             return encode(data, "application/json")[0]
-        if not isinstance(data, str):
-            raise EncodeError(
-                f"the data of a CloudEvent must be bytes or a str for datacontenttype {datacontenttype!r:.80}, "
-                f"not {type(data).__name__}"
-            )
+        _check_text(data, datacontenttype)
         return encode(data, _text_type(datacontenttype))[0]
 
     def read_data(self, body: bytes, datacontenttype: str | None) -> Any:
@@ -125,6 +116,14 @@ def _text_type(media_type: str) -> str:
     """Return ``text/plain`` with the charset of ``media_type``, for the codec."""
     _, semicolon, parameters = media_type.partition(";")
     return f"text/plain{semicolon}{parameters}"
+
+
+def _check_text(data: Any, datacontenttype: Any) -> None:
+    if not isinstance(data, str):
+        raise EncodeError(
+            f"the data of a CloudEvent must be bytes or a str for datacontenttype {datacontenttype!r:.80}, "
+            f"not {type(data).__name__}"
+        )
 
 
 def _check_content_type(value: object) -> None:
@@ -183,7 +182,44 @@ def _finite(text: str) -> float:
     return value
 
 
-def read_event(payload: bytes) -> CloudEvent:
+def read_event(data: str | bytes) -> CloudEvent:
     """Return the event of a message in structured mode; raises as :meth:`JsonFormat.read`."""
-    event: Any = JsonFormat().read(None, payload)
-    return event  # type: ignore[no-any-return]
+    try:
+        return event_of(parse(data))
+    except InvalidEventError as error:
+        problem = str(error)
+    # outside of the handler, as in parse()
+    raise DecodeError(f"{JsonFormat.CONTENT_TYPE}: {problem}")
+
+
+class CloudEventsCodec:
+    """Encodes events in the JSON event format, and decodes them where a ``CloudEvent`` is asked for. Thread safe.
+
+    Other objects, and other types that are asked for, are left to the codec of ``application/json``. Importing
+    :mod:`messaging.cloudevents` registers it.
+    """
+
+    content_types: ClassVar[Sequence[str]] = (JsonFormat.CONTENT_TYPE,)
+
+    def encode(self, obj: Any, parameters: Mapping[str, str]) -> bytes:
+        """Return ``obj`` as a JSON object.
+
+        Raises:
+            InvalidEventError: an attribute of the event is missing or invalid.
+            EncodeError: its data, or another object, cannot be represented in JSON.
+        """
+        if hasattr(obj, "get_attributes"):
+            return JsonFormat().write(obj)
+        return codec_for("application/json").encode(obj, parameters)
+
+    def decode(self, data: bytes, model: Any, parameters: Mapping[str, str]) -> Any:
+        """Return the event that ``data`` represents if ``model`` is ``CloudEvent``, else the value of the JSON text.
+
+        Raises:
+            DecodeError: it represents none, or does not fit ``model``.
+        """
+        if model is CloudEvent:
+            return read_event(data)
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise ArgumentError(f"data must be bytes, not {type(data).__name__}")
+        return codec_for("application/json").decode(data, model, parameters)

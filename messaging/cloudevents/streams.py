@@ -106,19 +106,17 @@ class EventStream:
         return self
 
     def __next__(self) -> CloudEvent:
-        while True:
-            event = self._event(next(self._stream))
-            if event is not None:
-                return event
+        while (event := self._event(next(self._stream))) is None:
+            pass
+        return event
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> CloudEvent:
-        while True:
-            event = self._event(await anext(self._stream))
-            if event is not None:
-                return event
+        while (event := self._event(await anext(self._stream))) is None:
+            pass
+        return event
 
     def receive(self, timeout: float | None = None) -> CloudEvent:
         """Wait for the next event; for at most ``timeout`` seconds for each message until there is one.
@@ -128,10 +126,9 @@ class EventStream:
             ClosedError: the stream has ended.
             CodecError: the message is no event, and ``on_invalid`` is ``raise``.
         """
-        while True:
-            event = self._event(self._stream.receive(timeout))
-            if event is not None:
-                return event
+        while (event := self._event(self._stream.receive(timeout))) is None:
+            pass
+        return event
 
     def close(self) -> Promise[None]:
         """End the stream, see ``MessageStream.close``."""
