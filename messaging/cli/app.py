@@ -9,11 +9,11 @@ from importlib.metadata import version
 from typing import Annotated, Final
 
 import typer
-from typer import Option
 
 from messaging.cli import options
 from messaging.cli.commands import Commands
 from messaging.cli.completion import SCRIPTS, check_shell, current_shell, install
+from messaging.cli.options import flag, option
 from messaging.cli.output import PROGRAM, ExitCode, ReaderGoneError, diagnostics, report, write
 from messaging.errors import ArgumentError, CodecError, ConfigurationError, MessagingError, UnsupportedFeatureError
 
@@ -70,31 +70,27 @@ def _install_completion(context: typer.Context, shell: str | None) -> None:
 @app.callback(invoke_without_command=True)
 def program(
     context: typer.Context,
-    _: Annotated[
-        bool, Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
+    _: Annotated[bool, flag("--version", "Show the version and exit.", callback=_version, is_eager=True)] = False,
     _install: Annotated[
         str | None,
-        Option(
+        option(
             "--install-completion",
-            metavar="[SHELL]",
+            "[SHELL]",
+            "Install completion for bash, zsh or fish; default: the shell that runs this.",
             callback=_install_completion,
             autocompletion=lambda: SCRIPTS,
             is_eager=True,
-            show_default=False,
-            help="Install completion for bash, zsh or fish; default: the shell that runs this.",
         ),
     ] = None,
     _show: Annotated[
         str | None,
-        Option(
+        option(
             "--show-completion",
-            metavar="[SHELL]",
+            "[SHELL]",
+            "Write the completion script to stdout instead.",
             callback=_show_completion,
             autocompletion=lambda: SCRIPTS,
             is_eager=True,
-            show_default=False,
-            help="Write the completion script to stdout instead.",
         ),
     ] = None,
 ) -> None:

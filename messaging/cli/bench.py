@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
-from typer import Argument, Option
-
 from messaging.cli import options
 from messaging.cli.bench_load import LEAST_SIZE, MOST_MESSAGES, Gate, Latencies, Load, Tally
 from messaging.cli.connecting import BrokerOptions, identity, warn_of_memory
+from messaging.cli.options import argument, flag, option
 from messaging.cli.output import ExitCode, dump, report, show, write
 from messaging.errors import ArgumentError
 from messaging.instance import Messaging
@@ -37,28 +36,23 @@ _POLL: Final = 0.02
 class _BenchPlan:
     """The options that describe a run."""
 
-    topic: Annotated[
-        str | None, Option("--topic", "-t", metavar="CHANNEL", help="Channel; default: a new one for each run.")
-    ] = None
-    messages: Annotated[int, Option("--messages", metavar="N", help="Messages or requests of all publishers.")] = 10_000
-    size: Annotated[int, Option("--size", metavar="BYTES", help=f"Size of a payload, at least {LEAST_SIZE}.")] = 100
+    topic: Annotated[str | None, option("--topic -t", "CHANNEL", "Channel; default: a new one for each run.")] = None
+    messages: Annotated[int, option("--messages", "N", "Messages or requests of all publishers.")] = 10_000
+    size: Annotated[int, option("--size", "BYTES", f"Size of a payload, at least {LEAST_SIZE}.")] = 100
     qos: options.Qos = None
-    rate: Annotated[
-        float | None, Option("--rate", metavar="N", help="Most messages per second of all publishers together.")
-    ] = None
-    publishers: Annotated[int, Option("--publishers", metavar="N", help="Number of publishing connections.")] = 1
+    rate: Annotated[float | None, option("--rate", "N", "Most messages per second of all publishers together.")] = None
+    publishers: Annotated[int, option("--publishers", "N", "Number of publishing connections.")] = 1
     window: Annotated[
         int | None,
-        Option(
+        option(
             "--window",
-            metavar="N",
-            show_default=False,
-            help="Most messages per publisher that are unconfirmed or in flight; default: 1000, of requests 1.",
+            "N",
+            "Most messages per publisher that are unconfirmed or in flight; default: 1000, of requests 1.",
         ),
     ] = None
     timeout: Annotated[float | None, options.timeout_option("End after that long.")] = None
     responder: Annotated[
-        bool, Option("--responder/--no-responder", help="Answer the requests, on a connection of its own.")
+        bool, flag("--responder/--no-responder", "Answer the requests, on a connection of its own.")
     ] = True
 
     def check(self, mode: str) -> None:
@@ -89,15 +83,9 @@ def bench(
     broker: BrokerOptions,
     plan: _BenchPlan,
     mode: Annotated[
-        str,
-        Argument(
-            metavar="[both|pub|sub|request]",
-            help="Direction to measure.",
-            show_default=False,
-            autocompletion=lambda: MODES,
-        ),
+        str, argument("[both|pub|sub|request]", "Direction to measure.", autocompletion=lambda: MODES)
     ] = "both",
-    json: Annotated[bool, Option("--json", help="Report as one JSON object.")] = False,
+    json: Annotated[bool, flag("--json", "Report as one JSON object.")] = False,
 ) -> int:
     """Measure a broker: rates and latencies of publishing, receiving, both at once, or requests.
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
-from typer import Argument, Option
-
 from messaging.cli import completion, context_file, options
 from messaging.cli.context_file import PREFIX, SavedContext
+from messaging.cli.options import argument, flag
 from messaging.cli.output import ExitCode, dump, show_pairs, write
 from messaging.errors import ArgumentError
 
@@ -22,21 +21,19 @@ _LONGEST: Final = 65_536
 
 context = options.CommandGroup("context")
 
-_Name = Annotated[
-    str, Argument(metavar="NAME", show_default=False, autocompletion=completion.contexts, help="Name of the context.")
-]
+_Name = Annotated[str, argument("NAME", "Name of the context.", autocompletion=completion.contexts)]
 
 
 @context.command()
 def add(
     context_name: _Name,
-    url: Annotated[str, Argument(metavar="URL", show_default=False, help="Broker URL.")],
+    url: Annotated[str, argument("URL", "Broker URL.")],
     client_id: options.ClientId = None,
     option: options.Settings = None,
     password_stdin: Annotated[
-        bool, Option("--password-stdin", help="Read the password from the first line of stdin.")
+        bool, flag("--password-stdin", "Read the password from the first line of stdin.")
     ] = False,
-    replace: Annotated[bool, Option("--replace", help="Replace a context of that name.")] = False,
+    replace: Annotated[bool, flag("--replace", "Replace a context of that name.")] = False,
 ) -> int:
     """Save a broker. Checks the URL and the settings, but connects to nothing.
 
@@ -124,10 +121,7 @@ def _shown(saved: SavedContext) -> dict[str, object]:
 @context.command()
 def remove(
     context_names: Annotated[
-        list[str],
-        Argument(
-            metavar="NAME...", show_default=False, autocompletion=completion.contexts, help="Names of the contexts."
-        ),
+        list[str], argument("NAME...", "Names of the contexts.", autocompletion=completion.contexts)
     ],
 ) -> int:
     """Remove saved contexts: all of them, or none if one is not saved."""

@@ -13,11 +13,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
-
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, identity, split, warn_of_memory
-from messaging.cli.options import Grammar, NetworkOptions
+from messaging.cli.options import Grammar, NetworkOptions, argument, flag, option
 from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, is_reader_gone, write
 from messaging.errors import ArgumentError
 
@@ -39,19 +37,15 @@ class EventType(enum.StrEnum):
     ALL = "all"
 
 
-_Filters = Annotated[
-    list[str] | None,
-    Argument(metavar="FILTER", show_default=False, help="Topic filters, such as orders/**; default: every topic."),
-]
-_Json = Annotated[bool, Option("--json", help="Write each event as a JSON object on one line.")]
+_Filters = Annotated[list[str] | None, argument("FILTER", "Topic filters, such as orders/**; default: every topic.")]
+_Json = Annotated[bool, flag("--json", "Write each event as a JSON object on one line.")]
 _Format = Annotated[
     str | None,
-    Option(
-        "--format",
-        "-F",
-        metavar="FORMAT",
+    option(
+        "--format -F",
+        "FORMAT",
+        "text (the default), json, payload, or a format of sub: %t topic, %p data, %P sender and time, …",
         autocompletion=lambda: ("text", "json", "payload"),
-        help="text (the default), json, payload, or a format of sub: %t topic, %p data, %P sender and time, …",
     ),
 ]
 
@@ -68,8 +62,7 @@ def watch(
     network: NetworkOptions,
     filters: _Filters = None,
     type_: Annotated[
-        EventType,
-        Option("--type", metavar="data|all", show_default=False, help="data (the default), or all: session ends, too."),
+        EventType, option("--type", "data|all", "data (the default), or all: session ends, too.", show_default=False)
     ] = EventType.DATA,
     count: Annotated[int | None, options.count_option("End after N events.")] = None,
     timeout: Annotated[
@@ -141,32 +134,21 @@ def _write_events(watcher: Watcher, form: Form, count: int | None, timeout: floa
 def publish(
     broker: BrokerOptions,
     network: NetworkOptions,
-    topic: Annotated[
-        str | None, Argument(metavar="TOPIC", show_default=False, help="Topic, without wildcards.")
-    ] = None,
+    topic: Annotated[str | None, argument("TOPIC", "Topic, without wildcards.")] = None,
     payload: Annotated[
-        str | None,
-        Argument(
-            metavar="PAYLOAD", show_default=False, help="JSON, or text that does not begin like JSON; - for stdin."
-        ),
+        str | None, argument("PAYLOAD", "JSON, or text that does not begin like JSON; - for stdin.")
     ] = None,
-    file: Annotated[Path | None, Option("--file", "-f", metavar="PATH", help="Publish the content of a file.")] = None,
-    text: Annotated[bool, Option("--text", help="Publish the payload as text, even if it is JSON.")] = False,
-    correlation_id: Annotated[str | None, Option("--correlation-id", metavar="ID", help="Correlation id.")] = None,
-    reply_to: Annotated[str | None, Option("--reply-to", metavar="TOPIC", help="Topic for replies.")] = None,
+    file: Annotated[Path | None, option("--file -f", "PATH", "Publish the content of a file.")] = None,
+    text: Annotated[bool, flag("--text", "Publish the payload as text, even if it is JSON.")] = False,
+    correlation_id: Annotated[str | None, option("--correlation-id", "ID", "Correlation id.")] = None,
+    reply_to: Annotated[str | None, option("--reply-to", "TOPIC", "Topic for replies.")] = None,
     qos_names: Annotated[
         list[str] | None,
-        Option(
-            "--qos",
-            "-q",
-            metavar="NAME",
-            autocompletion=_qos_names,
-            help="Such as AT_LEAST_ONCE or PERSISTENT (RFC 214). Repeatable.",
+        option(
+            "--qos -q", "NAME", "Such as AT_LEAST_ONCE or PERSISTENT (RFC 214). Repeatable.", autocompletion=_qos_names
         ),
     ] = None,
-    notify: Annotated[
-        bool, Option("--notify", help="Wait until every consumer is notified, and name the members.")
-    ] = False,
+    notify: Annotated[bool, flag("--notify", "Wait until every consumer is notified, and name the members.")] = False,
     timeout: Annotated[float | None, options.timeout_option("How long --notify waits; default: 30.")] = None,
 ) -> int:
     """Publish an event, and wait for the broker's confirmation.
@@ -214,9 +196,7 @@ def members(
     broker: BrokerOptions,
     network: NetworkOptions,
     json: options.Json = False,
-    watch: Annotated[
-        bool, Option("--watch", help="Write a line for each change of a member, until interrupted.")
-    ] = False,
+    watch: Annotated[bool, flag("--watch", "Write a line for each change of a member, until interrupted.")] = False,
 ) -> int:
     """List the members of an event network: name, id, whether they are lost, what they want and publish.
 
@@ -229,25 +209,20 @@ def members(
 
 @events.command()
 def history(
-    path: Annotated[
-        str, Argument(metavar="PATH", show_default=False, help="Folder with the durable history of a typed event bus.")
-    ],
+    path: Annotated[str, argument("PATH", "Folder with the durable history of a typed event bus.")],
     filters: _Filters = None,
     since: Annotated[
-        str | None,
-        Option("--since", metavar="TIME|SEQUENCE", help="From this time (ISO 8601) or sequence on, inclusive."),
+        str | None, option("--since", "TIME|SEQUENCE", "From this time (ISO 8601) or sequence on, inclusive.")
     ] = None,
-    limit: Annotated[int | None, Option("--limit", "-n", metavar="N", min=1, help="Write at most N events.")] = None,
-    follow: Annotated[
-        bool, Option("--follow", "-f", help="Go on with the events that are stored, until interrupted.")
-    ] = False,
+    limit: Annotated[int | None, option("--limit -n", "N", "Write at most N events.", min=1)] = None,
+    follow: Annotated[bool, flag("--follow -f", "Go on with the events that are stored, until interrupted.")] = False,
     grammar: Annotated[
         Grammar,
-        Option(
+        option(
             "--grammar",
-            metavar="typed|distributed",
+            "typed|distributed",
+            "Grammar of the filters: of Typed Event (the default), or of RFC 214.",
             show_default=False,
-            help="Grammar of the filters: of Typed Event (the default), or of RFC 214.",
         ),
     ] = Grammar.TYPED,
     json: _Json = False,

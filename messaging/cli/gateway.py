@@ -10,9 +10,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from typer import Argument, Option
-
 from messaging.cli import options
+from messaging.cli.options import argument, flag, option
 from messaging.cli.output import (
     ExitCode,
     dump,
@@ -42,36 +41,26 @@ gateway.add_typer(dead_letters)
 #: most characters of a reason in a table
 _SHOWN: Final = 60
 
-_File = Annotated[
-    Path, Argument(metavar="FILE", show_default=False, help="Configuration: a .toml, .yaml or .yml file.")
-]
-_Place = Annotated[
-    Path, Argument(metavar="FILE", show_default=False, help="Configuration of the gateway, or its data folder.")
-]
-_Routes = Annotated[
-    list[str] | None,
-    Option("--route", "-r", metavar="NAME", show_default=False, help="Of this route. Repeatable; default: all."),
-]
+_File = Annotated[Path, argument("FILE", "Configuration: a .toml, .yaml or .yml file.")]
+_Place = Annotated[Path, argument("FILE", "Configuration of the gateway, or its data folder.")]
+_Routes = Annotated[list[str] | None, option("--route -r", "NAME", "Of this route. Repeatable; default: all.")]
 _Where = Annotated[
     str | None,
-    Option(
-        "--where", "-w", metavar="FILTER",
-        help="LDAP filter over id, stage, time, reason, channel, message_id and bytes: '(channel=plant/*)'.",
+    option(
+        "--where -w",
+        "FILTER",
+        "LDAP filter over id, stage, time, reason, channel, message_id and bytes: '(channel=plant/*)'.",
     ),
-]  # fmt: skip
-_Ids = Annotated[
-    list[int] | None, Option("--id", metavar="N", show_default=False, help="Only the dead letter N. Repeatable.")
 ]
-_All = Annotated[bool, Option("--all", help="Of all dead letters: needed without --id and --where.")]
+_Ids = Annotated[list[int] | None, option("--id", "N", "Only the dead letter N. Repeatable.")]
+_All = Annotated[bool, flag("--all", "Of all dead letters: needed without --id and --where.")]
 
 
 @gateway.command()
 def run(
     file: _File,
-    log_format: Annotated[
-        str, Option("--log-format", metavar="text|json", help="How log lines are written to stderr.")
-    ] = "text",
-    log_level: Annotated[str, Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, option("--log-format", "text|json", "How log lines are written to stderr.")] = "text",
+    log_level: Annotated[str, option("--log-level", "LEVEL", "debug, info, warning or error.")] = "info",
 ) -> int:
     """Run the gateway until SIGTERM or SIGINT. SIGHUP reads the configuration again.
 
@@ -206,8 +195,8 @@ def reload(file: _Place) -> int:
 @dead_letters.command("list")
 def list_letters(
     file: _Place, route: _Routes = None, where: _Where = None,
-    limit: Annotated[int, Option("--limit", "-n", metavar="N", min=1, help="At most N of each route.")] = 100,
-    json: Annotated[bool, Option("--json", help="Write JSON: one object per dead letter.")] = False,
+    limit: Annotated[int, option("--limit -n", "N", "At most N of each route.", min=1)] = 100,
+    json: Annotated[bool, flag("--json", "Write JSON: one object per dead letter.")] = False,
 ) -> int:  # fmt: skip
     """List dead letters: route, id, time, stage, channel, reason. Also while the gateway runs.
 
@@ -232,8 +221,8 @@ def list_letters(
 @dead_letters.command()
 def show(
     file: _Place,
-    route: Annotated[str, Option("--route", "-r", metavar="NAME", show_default=False, help="Name of the route.")],
-    id: Annotated[int, Option("--id", metavar="N", show_default=False, help="Id of the dead letter.")],  # noqa: A002
+    route: Annotated[str, option("--route -r", "NAME", "Name of the route.")],
+    id: Annotated[int, option("--id", "N", "Id of the dead letter.")],  # noqa: A002
 ) -> int:
     """Write one dead letter as JSON: reason, channel, properties and payload.
 
@@ -251,7 +240,7 @@ def show(
 def replay(
     file: _Place, route: _Routes = None, id: _Ids = None, where: _Where = None, all: _All = False,  # noqa: A002
     rate: Annotated[
-        float | None, Option("--rate", metavar="N", help="At most N messages per second.", show_default="unlimited")
+        float | None, option("--rate", "N", "At most N messages per second.", show_default="unlimited")
     ] = None,
 ) -> int:  # fmt: skip
     """Run the rest of the route again for dead letters, by the present configuration. The gateway must run.

@@ -12,11 +12,10 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from typer import Option
-
 from messaging.adapter import ENTRY_POINT_GROUP
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions  # noqa: TC001  # read at run time by options.command
+from messaging.cli.options import flag
 from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, dump, is_reader_gone, show, write
 from messaging.codecs import codec_for, content_types
 from messaging.environment import URL_VARIABLE
@@ -47,12 +46,10 @@ _PACKAGES: Final = (
 @options.command
 def info(
     broker: BrokerOptions,
-    json: Annotated[bool, Option("--json", help="Write one JSON object; with --watch, one per state.")] = False,
-    features: Annotated[
-        bool, Option("--features", help="List every known feature, and whether it is announced.")
-    ] = False,
+    json: Annotated[bool, flag("--json", "Write one JSON object; with --watch, one per state.")] = False,
+    features: Annotated[bool, flag("--features", "List every known feature, and whether it is announced.")] = False,
     watch: Annotated[
-        bool, Option("--watch", help="Write the states of the connection as they change, until interrupted.")
+        bool, flag("--watch", "Write the states of the connection as they change, until interrupted.")
     ] = False,
 ) -> int:
     """Show the features and the state of an instance connected to URL; without a URL, the installation.

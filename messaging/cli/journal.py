@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from typer import Argument, Option
-
 from messaging.cli import options
+from messaging.cli.options import argument, flag, option
 from messaging.cli.output import (
     ExitCode,
     ReaderGoneError,
@@ -40,17 +39,11 @@ _SHOWN: Final = 200
 
 journal = options.CommandGroup("journal")
 
-_Directory = Annotated[
-    Path, Argument(metavar="DIRECTORY", show_default=False, help="Folder of the journal, with its journal.json.")
-]
-_Json = Annotated[bool, Option("--json", help="Write JSON: one object on one line; for read, one per record.")]
-_From = Annotated[
-    int | None, Option("--from", metavar="OFFSET", min=0, help="First offset; default: the oldest record.")
-]
-_Limit = Annotated[int | None, Option("--limit", "-n", metavar="N", min=1, help="Write at most N records.")]
-_Channel = Annotated[
-    str | None, Option("--channel", "-t", metavar="PATTERN", help="Only records of these channels, with + and #.")
-]
+_Directory = Annotated[Path, argument("DIRECTORY", "Folder of the journal, with its journal.json.")]
+_Json = Annotated[bool, flag("--json", "Write JSON: one object on one line; for read, one per record.")]
+_From = Annotated[int | None, option("--from", "OFFSET", "First offset; default: the oldest record.", min=0)]
+_Limit = Annotated[int | None, option("--limit -n", "N", "Write at most N records.", min=1)]
+_Channel = Annotated[str | None, option("--channel -t", "PATTERN", "Only records of these channels, with + and #.")]
 
 
 @journal.command()
@@ -91,14 +84,13 @@ def read(
     limit: _Limit = None,
     channel: _Channel = None,
     cursor: Annotated[
-        str | None,
-        Option("--cursor", metavar="NAME", help="Begin where this cursor stands. It is not moved."),
+        str | None, option("--cursor", "NAME", "Begin where this cursor stands. It is not moved.")
     ] = None,
     follow: Annotated[
-        bool, Option("--follow", "-f", help="Go on with the records that are appended, until interrupted.")
+        bool, flag("--follow -f", "Go on with the records that are appended, until interrupted.")
     ] = False,
     dead_letters: Annotated[
-        bool, Option("--dead-letters", help="Write the records that could not be processed, with the reason.")
+        bool, flag("--dead-letters", "Write the records that could not be processed, with the reason.")
     ] = False,
     json: _Json = False,
 ) -> int:
@@ -173,7 +165,7 @@ def export(
     limit: _Limit = None,
     channel: _Channel = None,
     payloads: Annotated[
-        bool, Option("--payloads", help="Write payloads alone, each with a newline: the input of pub -l.")
+        bool, flag("--payloads", "Write payloads alone, each with a newline: the input of pub -l.")
     ] = False,
 ) -> int:
     """Write records as lines of JSON, with the whole context; a payload that is not UTF-8 in base 64.
@@ -196,11 +188,9 @@ def export(
 @journal.command()
 def trim(
     directory: _Directory,
-    before: Annotated[
-        int | None, Option("--before", metavar="OFFSET", min=0, help="Delete the records before this offset.")
-    ] = None,
+    before: Annotated[int | None, option("--before", "OFFSET", "Delete the records before this offset.", min=0)] = None,
     cursor: Annotated[
-        str | None, Option("--cursor", metavar="NAME", help="Delete the records that this cursor has acknowledged.")
+        str | None, option("--cursor", "NAME", "Delete the records that this cursor has acknowledged.")
     ] = None,
     json: _Json = False,
 ) -> int:

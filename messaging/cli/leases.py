@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument
-
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, split
+from messaging.cli.options import argument
 from messaging.cli.output import ExitCode, dump, show_table, write
 from messaging.errors import ArgumentError
 
@@ -27,8 +26,7 @@ WAIT = 1.0
 def list_leases(
     broker: BrokerOptions,
     channel: Annotated[
-        str | None,
-        Argument(metavar="CHANNEL", show_default=False, help="Of one object; default: ask all objects at the broker."),
+        str | None, argument("CHANNEL", "Of one object; default: ask all objects at the broker.")
     ] = None,
     timeout: Annotated[
         float | None, options.timeout_option("How long to wait for answers; default: 1, of one object 10.")

@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-from typer import Argument, Option
-
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, following, identity, warn_of_memory
+from messaging.cli.options import argument, option
 from messaging.cli.output import ExitCode, dump, show_list, wait_while_read, write
 from messaging.cli.signals import sigterm_stops
 from messaging.errors import (
@@ -61,26 +60,21 @@ class Full(enum.StrEnum):
     DROP_NEWEST = "drop_newest"
 
 
-_Words = Annotated[
-    list[str] | None,
-    Argument(metavar="CHANNEL", show_default=False, help="Channel of the mailbox."),
-]
+_Words = Annotated[list[str] | None, argument("CHANNEL", "Channel of the mailbox.")]
 _ChannelAndId = Annotated[
-    list[str] | None,
-    Argument(metavar="CHANNEL ID", show_default=False, help="Channel of the mailbox, and id of the registration."),
+    list[str] | None, argument("CHANNEL ID", "Channel of the mailbox, and id of the registration.")
 ]
 _MaxEvents = Annotated[
-    int | None, Option("--max-events", metavar="N", min=1, help="Events of one registration; default: unlimited.")
+    int | None, option("--max-events", "N", "Events of one registration; default: unlimited.", min=1)
 ]
 
 
 _Full = Annotated[
     Full | None,
-    Option(
+    option(
         "--full",
-        metavar="refuse|drop_oldest|drop_newest",
-        show_default=False,
-        help="What happens to an event without room; default: that of the mailbox.",
+        "refuse|drop_oldest|drop_newest",
+        "What happens to an event without room; default: that of the mailbox.",
     ),
 ]
 
@@ -88,20 +82,16 @@ _Full = Annotated[
 @mailbox.command()
 def run(
     broker: BrokerOptions,
-    words: Annotated[
-        list[str] | None,
-        Argument(metavar="CHANNEL PATH", show_default=False, help="Channel of the mailbox, and its folder."),
-    ] = None,
+    words: Annotated[list[str] | None, argument("CHANNEL PATH", "Channel of the mailbox, and its folder.")] = None,
     max_events: _MaxEvents = None,
     full: Annotated[
-        Full, Option("--full", metavar="refuse|drop_oldest|drop_newest", help="What happens to an event without room.")
+        Full, option("--full", "refuse|drop_oldest|drop_newest", "What happens to an event without room.")
     ] = Full.REFUSE,
     max_bytes: Annotated[
-        int | None, Option("--max-bytes", metavar="N", min=1, help="Bytes of one registration; default: 1 GiB.")
+        int | None, option("--max-bytes", "N", "Bytes of one registration; default: 1 GiB.", min=1)
     ] = None,
-    max_duration: Annotated[
-        float, Option("--max-duration", metavar="SECONDS", help="Longest lease of a registration.")
-    ] = 30 * 86_400.0,
+    max_duration: Annotated[float, option("--max-duration", "SECONDS", "Longest lease of a registration.")] = 30
+    * 86_400.0,
 ) -> int:
     """Run a mailbox until interrupted. Its events are in a folder, and survive restarts.
 
@@ -136,11 +126,9 @@ def run(
 def register(
     broker: BrokerOptions,
     words: _Words = None,
-    duration: Annotated[
-        float, Option("--duration", metavar="SECONDS", help="Seconds to ask for; fewer may be granted.")
-    ] = 86_400.0,
+    duration: Annotated[float, option("--duration", "SECONDS", "Seconds to ask for; fewer may be granted.")] = 86_400.0,
     keep: Annotated[
-        Keep, Option("--keep", metavar="all|latest|latest_and_count", help="Which events of each kind are kept.")
+        Keep, option("--keep", "all|latest|latest_and_count", "Which events of each kind are kept.")
     ] = Keep.ALL,
     max_events: _MaxEvents = None,
     full: _Full = None,

@@ -6,10 +6,9 @@ import threading
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
-
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions  # noqa: TC001  # read at run time by options.command
+from messaging.cli.options import option
 from messaging.cli.output import ExitCode, wait_while_read, write
 from messaging.errors import ArgumentError
 
@@ -18,27 +17,26 @@ from messaging.errors import ArgumentError
 def monitor(
     broker: BrokerOptions,
     listen: Annotated[
-        str, Option("--listen", metavar="HOST:PORT", help="Address of the page; port 0 for a free one.")
+        str, option("--listen", "HOST:PORT", "Address of the page; port 0 for a free one.")
     ] = "127.0.0.1:8787",
     channel: Annotated[
-        str, Option("--channel", "-t", metavar="CHANNEL", help="First levels of the channels of the snapshots.")
+        str, option("--channel -t", "CHANNEL", "First levels of the channels of the snapshots.")
     ] = "messaging/monitor",
     token_file: Annotated[
         Path | None,
-        Option(
-            "--token-file", metavar="FILE", show_default=False,
-            help="File with the token that viewers need; without one the page is for this machine only.",
+        option(
+            "--token-file",
+            "FILE",
+            "File with the token that viewers need; without one the page is for this machine only.",
         ),
     ] = None,
     allowed_host: Annotated[
-        list[str] | None,
-        Option("--allowed-host", metavar="NAME", show_default=False, help="Name of a proxy in front. Repeatable."),
+        list[str] | None, option("--allowed-host", "NAME", "Name of a proxy in front. Repeatable.")
     ] = None,
     mask: Annotated[
-        list[str] | None,
-        Option("--mask", metavar="NAME", show_default=False, help="Hide the values of these fields, too. Repeatable."),
+        list[str] | None, option("--mask", "NAME", "Hide the values of these fields, too. Repeatable.")
     ] = None,
-) -> int:  # fmt: skip
+) -> int:
     """Serve a live page of the processes that publish their snapshots at a broker, until interrupted.
 
     A process publishes with messaging.observability.monitor.SnapshotPublisher. The page shows instances, rates,

@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from typer import Argument, Option
-
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, identity, warn_of_memory
+from messaging.cli.options import argument, flag, option
 from messaging.cli.output import LOOK, ExitCode, dump, show, show_pairs, write
 from messaging.errors import ArgumentError, MessagingError
 
@@ -27,7 +26,7 @@ T = TypeVar("T")
 
 outbox = options.CommandGroup("outbox")
 
-_PANEL = "Database"
+
 #: sent rows that ``cleanup`` deletes in one transaction
 _AT_ONCE = 10_000
 
@@ -38,33 +37,24 @@ class DatabaseOptions:
 
     database: Annotated[
         str | None,
-        Option(
+        option(
             "--database",
-            metavar="URL",
-            rich_help_panel=_PANEL,
-            help="Database URL, such as postgresql://user@host/name or sqlite:///file.db; "
+            "URL",
+            "Database URL, such as postgresql://user@host/name or sqlite:///file.db; "
             "default: $MESSAGING_DATABASE, or the file $MESSAGING_DATABASE_FILE.",
         ),
     ] = None
     database_file: Annotated[
         Path | None,
-        Option(
+        option(
             "--database-file",
-            metavar="FILE",
-            rich_help_panel=_PANEL,
-            help="File with the database URL: other users of this machine see the arguments of a command.",
+            "FILE",
+            "File with the database URL: other users of this machine see the arguments of a command.",
         ),
     ] = None
-    table: Annotated[
-        str, Option("--table", metavar="NAME", rich_help_panel=_PANEL, help="Name of the outbox table.")
-    ] = "messaging_outbox"
-    inbox_table: Annotated[
-        str, Option("--inbox-table", metavar="NAME", rich_help_panel=_PANEL, help="Name of the inbox table.")
-    ] = "messaging_inbox"
-    schema: Annotated[
-        str | None,
-        Option("--schema", metavar="NAME", rich_help_panel=_PANEL, help="Database schema of the tables."),
-    ] = None
+    table: Annotated[str, option("--table", "NAME", "Name of the outbox table.")] = "messaging_outbox"
+    inbox_table: Annotated[str, option("--inbox-table", "NAME", "Name of the inbox table.")] = "messaging_inbox"
+    schema: Annotated[str | None, option("--schema", "NAME", "Database schema of the tables.")] = None
 
     @property
     def url(self) -> str:
@@ -102,40 +92,38 @@ class DatabaseOptions:
         return asyncio.run(run())
 
 
-_Json = Annotated[bool, Option("--json", help="Write JSON.")]
-_Ids = Annotated[list[int] | None, Argument(metavar="[ID]...", show_default=False, help="Ids of dead rows.")]
-_All = Annotated[bool, Option("--all", help="All dead rows.")]
+_Json = Annotated[bool, flag("--json", "Write JSON.")]
+_Ids = Annotated[list[int] | None, argument("[ID]...", "Ids of dead rows.")]
+_All = Annotated[bool, flag("--all", "All dead rows.")]
 
 
 @outbox.command()
 def relay(
     broker: BrokerOptions,
     database: DatabaseOptions,
-    once: Annotated[bool, Option("--once", help="Publish the rows that are ready, and end.")] = False,
-    batch: Annotated[int, Option("--batch", metavar="N", min=1, max=10_000, help="Most rows of a claim.")] = 500,
+    once: Annotated[bool, flag("--once", "Publish the rows that are ready, and end.")] = False,
+    batch: Annotated[int, option("--batch", "N", "Most rows of a claim.", min=1, max=10_000)] = 500,
     in_flight_per_key: Annotated[
         int,
-        Option(
+        option(
             "--in-flight-per-key",
-            metavar="N",
+            "N",
+            "Unconfirmed messages of one key at a time; with more than 1, a refused message may be overtaken.",
             min=1,
-            help="Unconfirmed messages of one key at a time; with more than 1, a refused message may be overtaken.",
         ),
     ] = 1,
     confirm_timeout: Annotated[
-        float, Option("--confirm-timeout", metavar="SECONDS", help="How long the broker may take to confirm.")
+        float, option("--confirm-timeout", "SECONDS", "How long the broker may take to confirm.")
     ] = 30.0,
     lease: Annotated[
-        float, Option("--lease", metavar="SECONDS", help="When the rows of a relay that died are claimed by others.")
+        float, option("--lease", "SECONDS", "When the rows of a relay that died are claimed by others.")
     ] = 15.0,
     poll_interval: Annotated[
-        float, Option("--poll-interval", metavar="SECONDS", help="Time between two looks at the outbox.")
+        float, option("--poll-interval", "SECONDS", "Time between two looks at the outbox.")
     ] = 1.0,
-    max_attempts: Annotated[
-        int, Option("--max-attempts", metavar="N", min=1, help="Refusals after which a row is dead.")
-    ] = 10,
+    max_attempts: Annotated[int, option("--max-attempts", "N", "Refusals after which a row is dead.", min=1)] = 10,
     retention: Annotated[
-        float, Option("--retention", metavar="SECONDS", help="How long sent rows are kept; 0 deletes them at once.")
+        float, option("--retention", "SECONDS", "How long sent rows are kept; 0 deletes them at once.")
     ] = 0.0,
 ) -> int:
     """Publish the rows of an outbox, in the order of the commits for each key, until interrupted.
@@ -173,8 +161,8 @@ def relay(
 def status(
     database: DatabaseOptions,
     json: _Json = False,
-    dead: Annotated[bool, Option("--dead", help="List the dead rows: id, channel, attempts, reason.")] = False,
-    limit: Annotated[int, Option("--limit", metavar="N", min=1, help="Most dead rows of a list.")] = 100,
+    dead: Annotated[bool, flag("--dead", "List the dead rows: id, channel, attempts, reason.")] = False,
+    limit: Annotated[int, option("--limit", "N", "Most dead rows of a list.", min=1)] = 100,
 ) -> int:
     """Show how many rows are pending, refused, sent and dead, or list the dead rows.
 
@@ -250,15 +238,9 @@ def _settle(
 @outbox.command()
 def cleanup(
     database: DatabaseOptions,
-    sent: Annotated[
-        float | None, Option("--sent", metavar="SECONDS", help="Delete sent rows that are older than this.")
-    ] = None,
-    inbox: Annotated[
-        float | None, Option("--inbox", metavar="SECONDS", help="Delete handled ids that are older than this.")
-    ] = None,
-    consumer: Annotated[
-        str, Option("--consumer", metavar="NAME", help="The consumer whose ids --inbox deletes.")
-    ] = "default",
+    sent: Annotated[float | None, option("--sent", "SECONDS", "Delete sent rows that are older than this.")] = None,
+    inbox: Annotated[float | None, option("--inbox", "SECONDS", "Delete handled ids that are older than this.")] = None,
+    consumer: Annotated[str, option("--consumer", "NAME", "The consumer whose ids --inbox deletes.")] = "default",
 ) -> int:
     """Delete old rows: those of sent messages, and the ids in the inbox of a consumer.
 
@@ -285,9 +267,7 @@ def cleanup(
 @outbox.command("create-tables")
 def create_tables_command(
     database: DatabaseOptions,
-    sql: Annotated[
-        bool, Option("--sql", help="Write the statements for PostgreSQL to stdout; change nothing.")
-    ] = False,
+    sql: Annotated[bool, flag("--sql", "Write the statements for PostgreSQL to stdout; change nothing.")] = False,
 ) -> int:
     """Create the tables of outbox and inbox that are missing. Programs with migrations create them there.
 

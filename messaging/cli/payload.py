@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
-from typer import Option
-
 import messaging
 from messaging.cli import options
+from messaging.cli.options import flag, option
 from messaging.errors import ArgumentError, PayloadTooLargeError
 
 if TYPE_CHECKING:
@@ -27,27 +26,25 @@ if TYPE_CHECKING:
 class MessageOptions:
     """The options that give a message its payload and context."""
 
-    text: Annotated[str | None, Option("--message", "-m", metavar="TEXT", help="Send this text.")] = None
-    file: Annotated[Path | None, Option("--file", "-f", metavar="PATH", help="Send the content of a file.")] = None
-    stdin: Annotated[bool, Option("--stdin", "-s", help="Send all of stdin as one message.")] = False
-    null: Annotated[bool, Option("--null", "-n", help="Send an empty message.")] = False
+    text: Annotated[str | None, option("--message -m", "TEXT", "Send this text.")] = None
+    file: Annotated[Path | None, option("--file -f", "PATH", "Send the content of a file.")] = None
+    stdin: Annotated[bool, flag("--stdin -s", "Send all of stdin as one message.")] = False
+    null: Annotated[bool, flag("--null -n", "Send an empty message.")] = False
     qos: options.Qos = None
     content_type: Annotated[str | None, options.content_type_option("Such as application/json.")] = None
     encoding: Annotated[
         str | None,
-        Option(
+        option(
             "--encoding",
-            metavar="NAME",
+            "NAME",
+            "Content encoding: gzip or zstd compress the payload.",
             autocompletion=lambda: ("gzip", "zstd"),
-            help="Content encoding: gzip or zstd compress the payload.",
         ),
     ] = None
     routing_key: options.RoutingKey = None
-    correlation_id: Annotated[str | None, Option("--correlation-id", metavar="ID", help="Correlation id.")] = None
-    reply_to: Annotated[str | None, Option("--reply-to", metavar="CHANNEL", help="Channel for replies.")] = None
-    header: Annotated[
-        list[str] | None, Option("--header", "-D", metavar="KEY=VALUE", help="A user header. Repeatable.")
-    ] = None
+    correlation_id: Annotated[str | None, option("--correlation-id", "ID", "Correlation id.")] = None
+    reply_to: Annotated[str | None, option("--reply-to", "CHANNEL", "Channel for replies.")] = None
+    header: Annotated[list[str] | None, option("--header -D", "KEY=VALUE", "A user header. Repeatable.")] = None
     extension: options.Extensions = None
 
     @property

@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Final
 
-from typer import Option
-
 import messaging
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, warn_of_memory
+from messaging.cli.options import flag, option
 from messaging.cli.output import ExitCode, report
 from messaging.cli.payload import MessageOptions, Outcomes, read_lines
 from messaging.errors import ArgumentError, MessagingError
@@ -32,18 +31,18 @@ _SHORTEST_SLEEP: Final = 0.001
 
 @options.command
 def pub(
-    topic: Annotated[str, Option("--topic", "-t", metavar="CHANNEL", show_default=False, help="Channel.")],
+    topic: Annotated[str, option("--topic -t", "CHANNEL", "Channel.")],
     outgoing: MessageOptions,
     broker: BrokerOptions,
-    lines: Annotated[bool, Option("--lines", "-l", help="Send each line of stdin, without its newline.")] = False,
-    retain: Annotated[bool, Option("--retain", "-r", help="Let the broker keep it for later subscribers.")] = False,
-    repeat: Annotated[int, Option("--repeat", metavar="N", min=1, help="Publish the same message N times.")] = 1,
-    rate: Annotated[float | None, Option("--rate", metavar="N", help="Publish at most N messages per second.")] = None,
+    lines: Annotated[bool, flag("--lines -l", "Send each line of stdin, without its newline.")] = False,
+    retain: Annotated[bool, flag("--retain -r", "Let the broker keep it for later subscribers.")] = False,
+    repeat: Annotated[int, option("--repeat", "N", "Publish the same message N times.", min=1)] = 1,
+    rate: Annotated[float | None, option("--rate", "N", "Publish at most N messages per second.")] = None,
     progress: Annotated[
         bool | None,
-        Option(
+        flag(
             "--progress/--no-progress",
-            help="Progress bar on stderr; default: for --lines and --repeat, if stderr is a terminal.",
+            "Progress bar on stderr; default: for --lines and --repeat, if stderr is a terminal.",
         ),
     ] = None,
 ) -> int:

@@ -7,10 +7,9 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
-
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, following, identity, warn_of_memory
+from messaging.cli.options import argument, flag, option
 from messaging.cli.output import ExitCode, show_outcome, write
 
 if TYPE_CHECKING:
@@ -26,9 +25,7 @@ queue = options.CommandGroup(
 #: most messages of one peek, as in ``Queues.peek``
 _MAX_PEEK = 1000
 
-_Words = Annotated[
-    list[str] | None, Argument(metavar="NAME", show_default=False, help="Name of the queue, as in sub --queue.")
-]
+_Words = Annotated[list[str] | None, argument("NAME", "Name of the queue, as in sub --queue.")]
 
 
 @queue.command()
@@ -36,14 +33,7 @@ def declare(
     broker: BrokerOptions,
     words: _Words = None,
     topics: Annotated[
-        list[str] | None,
-        Option(
-            "--topic",
-            "-t",
-            metavar="PATTERN",
-            show_default=False,
-            help="Bind it to this channel or pattern; repeatable.",
-        ),
+        list[str] | None, option("--topic -t", "PATTERN", "Bind it to this channel or pattern; repeatable.")
     ] = None,
     routing_key: options.RoutingKey = None,
     extension: options.Extensions = None,
@@ -66,10 +56,8 @@ def declare(
 def peek(
     broker: BrokerOptions,
     words: _Words = None,
-    most: Annotated[
-        int, Option("--max", "-n", metavar="N", min=1, max=_MAX_PEEK, help="Write at most N messages.")
-    ] = 10,
-    json: Annotated[bool, Option("--json", help="Write each message as a JSON object on one line.")] = False,
+    most: Annotated[int, option("--max -n", "N", "Write at most N messages.", min=1, max=_MAX_PEEK)] = 10,
+    json: Annotated[bool, flag("--json", "Write each message as a JSON object on one line.")] = False,
     verbose: options.Verbose = False,
     format_: options.Format = None,
     no_newline: options.NoNewline = False,
@@ -113,8 +101,8 @@ def purge(broker: BrokerOptions, words: _Words = None, json: options.Json = Fals
 def delete(
     broker: BrokerOptions,
     words: _Words = None,
-    if_empty: Annotated[bool, Option("--if-empty", help="Refuse a queue with messages.")] = False,
-    if_unused: Annotated[bool, Option("--if-unused", help="Refuse a queue with consumers.")] = False,
+    if_empty: Annotated[bool, flag("--if-empty", "Refuse a queue with messages.")] = False,
+    if_unused: Annotated[bool, flag("--if-unused", "Refuse a queue with consumers.")] = False,
     json: options.Json = False,
 ) -> int:
     """Delete a queue with its messages. Its consumers are cancelled.

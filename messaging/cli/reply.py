@@ -19,10 +19,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Final
 
-from typer import Option
-
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, identity, warn_of_memory
+from messaging.cli.options import flag, option
 from messaging.cli.output import ExitCode
 from messaging.errors import ArgumentError
 from messaging.execution import Flag, workers
@@ -44,27 +43,22 @@ def reply(
     topics: options.Topics,
     command: Annotated[
         str,
-        Option(
-            "--exec",
-            metavar="COMMAND",
-            show_default=False,
-            help="Run by the shell, once per request: its stdin is the payload, its stdout the reply.",
+        option(
+            "--exec", "COMMAND", "Run by the shell, once per request: its stdin is the payload, its stdout the reply."
         ),
     ],
     broker: BrokerOptions,
-    lines: Annotated[
-        bool, Option("--lines", "-l", help="Send each line of its stdout as one of many replies.")
-    ] = False,
+    lines: Annotated[bool, flag("--lines -l", "Send each line of its stdout as one of many replies.")] = False,
     queue: options.Queue = None,
     concurrency: Annotated[
         int,
-        Option(
+        option(
             "--concurrency",
-            metavar="N",
+            "N",
+            "Run up to N commands at the same time; default: 1, so that commands need not expect each other.",
             min=1,
             max=MAX_PREFETCH,
             show_default=False,
-            help="Run up to N commands at the same time; default: 1, so that commands need not expect each other.",
         ),
     ] = 1,
     timeout: Annotated[float | None, options.timeout_option("Kill a command after that long; default: never.")] = None,

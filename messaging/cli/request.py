@@ -7,11 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
-
 import messaging
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, warn_of_memory
+from messaging.cli.options import flag, option
 from messaging.cli.output import ExitCode, payload_line, record_line, report, wait_while_read, write
 from messaging.cli.payload import MessageOptions  # noqa: TC001  # typer evaluates annotations
 from messaging.errors import ArgumentError, DeadlineError, UnroutableError
@@ -22,18 +21,16 @@ if TYPE_CHECKING:
 
 @options.command
 def request(
-    topic: Annotated[
-        str, Option("--topic", "-t", metavar="CHANNEL", show_default=False, help="Channel of the responder.")
-    ],
+    topic: Annotated[str, option("--topic -t", "CHANNEL", "Channel of the responder.")],
     outgoing: MessageOptions,
     broker: BrokerOptions,
     timeout: Annotated[
         float | None,
         options.timeout_option("How long to wait for the reply, or for each of many; default: the setting timeout."),
     ] = None,
-    many: Annotated[bool, Option("--many", help="Write each of many replies as it arrives.")] = False,
+    many: Annotated[bool, flag("--many", "Write each of many replies as it arrives.")] = False,
     count: Annotated[int | None, options.count_option("End after N of many replies.")] = None,
-    json: Annotated[bool, Option("--json", help="Write each reply as a JSON object on one line.")] = False,
+    json: Annotated[bool, flag("--json", "Write each reply as a JSON object on one line.")] = False,
     no_newline: options.NoNewline = False,
 ) -> int:
     """Send a request, wait for its reply, and write the payload and a newline to stdout, or JSON.

@@ -14,6 +14,7 @@ import messaging
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, identity, warn_of_memory
 from messaging.cli.formats import UnformattableError, is_retained, message_form
+from messaging.cli.options import flag, option
 from messaging.cli.output import ExitCode, ReaderGoneError, wait_while_read, write
 from messaging.cli.payload import Outcomes
 from messaging.errors import ArgumentError, MessagingError, UnsupportedFeatureError
@@ -47,22 +48,19 @@ def sub(
     timeout: Annotated[
         float | None, options.timeout_option("End that long after subscribing (see exit codes).")
     ] = None,
-    json: Annotated[bool, Option("--json", help="Write each message as a JSON object on one line.")] = False,
+    json: Annotated[bool, flag("--json", "Write each message as a JSON object on one line.")] = False,
     verbose: options.Verbose = False,
     format_: options.Format = None,
     no_newline: options.NoNewline = False,
     filter_out: Annotated[
-        list[str] | None, Option("--filter-out", "-T", metavar="PATTERN", help="Skip these channels. Repeatable.")
+        list[str] | None, option("--filter-out -T", "PATTERN", "Skip these channels. Repeatable.")
     ] = None,
-    no_retained: Annotated[
-        bool, Option("--no-retained", "-R", help="Skip messages that the broker had retained.")
-    ] = False,
+    no_retained: Annotated[bool, flag("--no-retained -R", "Skip messages that the broker had retained.")] = False,
     retained_only: Annotated[
-        bool, Option("--retained-only", help="Write retained messages only, and end at the first other one.")
+        bool, flag("--retained-only", "Write retained messages only, and end at the first other one.")
     ] = False,
     remove_retained: Annotated[
-        bool,
-        Option("--remove-retained", help="Remove retained messages from the broker, except those of --filter-out."),
+        bool, flag("--remove-retained", "Remove retained messages from the broker, except those of --filter-out.")
     ] = False,
     queue: options.Queue = None,
     routing_key: options.RoutingKey = None,
