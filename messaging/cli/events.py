@@ -234,15 +234,11 @@ def history(
     """
     from messaging.cli.events_lines import form_of, past_events, since_of
     from messaging.cli.events_network import grammar_of
-    from messaging.cli.formats import UnformattableError
+    from messaging.cli.formats import write_formatted
 
     form = form_of(format_, json=json)
     found = past_events(
         path, filters or [], grammar_of(NetworkOptions(grammar=grammar)), since_of(since), follow=follow
     )
-    for line in itertools.islice(found, limit):
-        try:
-            write(form(line))
-        except UnformattableError as error:
-            logger.warning("%s", error)
+    write_formatted(itertools.islice(found, limit), form)
     return ExitCode.OK

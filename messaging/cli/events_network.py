@@ -88,11 +88,6 @@ def grammar_of(network: NetworkOptions) -> TopicGrammar[Any]:
     return TYPED_EVENTS if network.grammar is Grammar.TYPED else DISTRIBUTED_EVENTS
 
 
-def interest_in(topics: str, network: NetworkOptions) -> TopicInterest:
-    """Return the interest in the events of a topic filter."""
-    return TopicInterest(topics, grammar=network.grammar.value)
-
-
 def settings_of(network: NetworkOptions) -> EventNetwork:
     """Return the settings of a network.
 
@@ -192,7 +187,7 @@ class Watcher(NodeService):
         self, topics: Iterable[str], network: NetworkOptions, grammar: TopicGrammar[Any], *, with_ends: bool
     ) -> None:
         self._filters = [grammar.parse(each) for each in dict.fromkeys(topics)]
-        self._interests = frozenset(interest_in(each.text, network) for each in self._filters)
+        self._interests = frozenset(TopicInterest(each.text, grammar=network.grammar.value) for each in self._filters)
         self._with_ends = with_ends
         self._seen = SeenEvents()
         #: ``None`` for a sender that did not announce itself in time
@@ -512,11 +507,9 @@ def publish_event(
         notify: how long to wait until every consumer is notified, seconds; ``None``: not at all.
 
     Raises:
-        InvalidTopicError: the topic breaks the grammar.
         UnsupportedFeatureError: the instance does not keep a quality of service.
         MessagingError: the event cannot be published.
     """
-    grammar_of(network).check_topic(event.topic)
     settings_of(network)  # a wrong one is an error before anything is connected
     with broker.connect("events-publish") as m:
         wanted = QosReader(m.name, supported_by(m)).read(qos)

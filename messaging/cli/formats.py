@@ -8,17 +8,22 @@ and ``\\`` and a letter for a character.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import messaging
-from messaging.cli.output import dump, payload_fields, payload_line, record_line
+from messaging.cli.output import dump, payload_fields, payload_line, record_line, write
 from messaging.errors import ArgumentError, MessagingError
 
 if TYPE_CHECKING:
     from messaging.model import Message
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _SEQUENCE: Final = re.compile(
     rb"%(?P<flag>[0-]?)(?P<width>\d{0,4})(?:\.(?P<most>\d{1,4}))?(?P<letter>[^\d.-])|@(?P<time>.)|\\(?P<escape>.)"
@@ -46,6 +51,15 @@ _Part = Callable[["Message", int], bytes]
 
 class UnformattableError(MessagingError):
     """A message cannot be written in the format, such as a payload for ``%J`` that is not JSON."""
+
+
+def write_formatted(items: Iterable[T], form: Callable[[T], bytes]) -> None:
+    """Write each of ``items`` to stdout in a form; log those that cannot be written so."""
+    for each in items:
+        try:
+            write(form(each))
+        except UnformattableError as error:
+            logger.warning("%s", error)
 
 
 def _text(value: object) -> bytes:

@@ -24,7 +24,7 @@ from messaging.cli.output import (
 )
 from messaging.errors import ArgumentError, MessagingError
 from messaging.errors.text import visible
-from messaging.journal import DeadLetter, Journal, JournalView, Record, outline, verify
+from messaging.journal import Journal, JournalView, Record, outline, verify
 from messaging.journal import repair as repair_identity
 from messaging.model import check_pattern, matcher
 
@@ -107,12 +107,12 @@ def read(
         if dead_letters:
             letters = (each for each in view.read_dead_letters() if is_wanted(each.stored))
             for letter in itertools.islice(letters, limit):
-                write(dump(_letter_fields(letter)) if json else _line(letter.stored, f"  ({letter.reason})"))
+                fields = {"reason": letter.reason, "failed": _time(letter.at), **_fields(letter.stored)}
+                write(dump(fields) if json else _line(letter.stored, f"  ({letter.reason})"))
             return ExitCode.OK
         if cursor is not None:
             start = max(view.begin, _position(view, cursor))
-        records = (each for each in read_records(view, start, follow=follow) if is_wanted(each))
-        for record in itertools.islice(records, limit):
+        for record in itertools.islice(filter(is_wanted, read_records(view, start, follow=follow)), limit):
             write(dump(_fields(record)) if json else _line(record))
     return ExitCode.OK
 
@@ -174,8 +174,7 @@ def export(
     """
     is_wanted = _filter(channel)
     with Journal.view(directory) as view:
-        records = (each for each in read_records(view, start, follow=False) if is_wanted(each))
-        for record in itertools.islice(records, limit):
+        for record in itertools.islice(filter(is_wanted, read_records(view, start, follow=False)), limit):
             if not payloads:
                 write(dump(_fields(record)))
             elif b"\n" in record.payload:
@@ -202,8 +201,7 @@ def trim(
     """
     if (before is None) == (cursor is None):
         raise ArgumentError("say what to delete with exactly one of --before and --cursor")
-    Journal.view(directory).close()  # nothing is created
-    with Journal.open(directory) as opened:
+    with _opened(directory) as opened:
         at = before if before is not None else _position(opened, str(cursor))
         begin, kept = opened.begin, opened.cursors()
         found = {"deleted": opened.trim(at) - begin, "begin": opened.begin, "end": opened.end}
@@ -220,10 +218,15 @@ def purge(directory: _Directory, json: _Json = False) -> int:
 
     Example: messaging journal purge /var/lib/plant/outbox
     """
-    Journal.view(directory).close()  # nothing is created
-    with Journal.open(directory) as opened:
+    with _opened(directory) as opened:
         found = {"deleted": opened.purge(), "begin": opened.begin, "end": opened.end}
     return show_outcome(found, "deleted {deleted} records; the next one has the offset {end}", json=json)
+
+
+def _opened(directory: Path) -> Journal:
+    """Open a journal that exists: nothing is created."""
+    Journal.view(directory).close()
+    return Journal.open(directory)
 
 
 # --- records
@@ -303,10 +306,6 @@ def _fields(record: Record) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None} | payload_fields(record.payload)
 
 
-def _letter_fields(letter: DeadLetter) -> dict[str, Any]:
-    return {"reason": letter.reason, "failed": _time(letter.at), **_fields(letter.stored)}
-
-
 def _line(record: Record, more: str = "") -> bytes:
     """Return a record as a line for people, without control characters."""
     try:
@@ -318,11 +317,7 @@ def _line(record: Record, more: str = "") -> bytes:
     return f"{text}\n".encode()
 
 
-# --- output
-
-
 def _range(damage: dict[str, Any]) -> str:
     lost = damage["until"] - damage["first"]
     records = f"{lost} records are lost, offsets {damage['first']} to {damage['until'] - 1}"
-    place = f"bytes {damage['position']} to {damage['end']}"
-    return f"{place}, {records if lost else 'no stored record is lost'}"
+    return f"bytes {damage['position']} to {damage['end']}, {records if lost else 'no stored record is lost'}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, following, identity, warn_of_memory
 from messaging.cli.options import argument, flag, option
-from messaging.cli.output import ExitCode, show_outcome, write
+from messaging.cli.output import ExitCode, show_outcome
 
 if TYPE_CHECKING:
     from messaging import Messaging
@@ -69,16 +69,12 @@ def peek(
 
     Example: messaging queue peek amqp://localhost work --max 3 --json
     """
-    from messaging.cli.formats import UnformattableError, message_form
+    from messaging.cli.formats import message_form, write_formatted
 
     form, _ = message_form(format_, json=json, verbose=verbose, no_newline=no_newline)
     with _connected(broker, words) as (m, name):
         found = m.queues.peek(name, most).result()
-    for message in found:
-        try:
-            write(form(message))
-        except UnformattableError as error:
-            logger.warning("%s", error)
+    write_formatted(found, form)
     if found:
         logger.info("%d messages of queue %r were peeked at: they are marked as redelivered now", len(found), name)
     return ExitCode.OK
