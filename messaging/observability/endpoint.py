@@ -13,6 +13,7 @@ It has no access control and shows no secrets. It listens on loopback unless ano
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from typing import TYPE_CHECKING, Final, Self
@@ -62,6 +63,7 @@ class MonitoringEndpoint(Startable):
         self.host = host
         self.port = port
         self._services = default_registry() if services is None else services
+        #: renders metrics for the headers ``Accept`` and ``Accept-Encoding``
         self._metrics: Callable[[str, str], tuple[bytes, dict[str, str]]] | None = None
         self._server: WebServer | None = None
         self._lock = threading.Lock()  # guards ``_server`` and ``_is_closed``
@@ -80,7 +82,9 @@ class MonitoringEndpoint(Startable):
             if self._server is not None:
                 return self
             try:
-                self._metrics = _renderer(self._services)
+                from messaging.observability import metrics  # needs an extra
+
+                self._metrics = functools.partial(metrics.rendered, metrics.default_metrics(self._services))
             except MissingExtraError as error:
                 logger.warning("monitoring endpoint: no /metrics: %s", error)
             self._server = WebServer(
@@ -117,11 +121,3 @@ class MonitoringEndpoint(Startable):
             return text_answer(404, "there are /healthz, /readyz and /metrics")
         body = json.dumps(health.as_dict()).encode() + b"\n"
         return HttpAnswer(200 if health.is_right else 503, body, {"Content-Type": "application/json"})
-
-
-def _renderer(services: ServiceRegistry) -> Callable[[str, str], tuple[bytes, dict[str, str]]]:
-    """Return what renders metrics for the headers ``Accept`` and ``Accept-Encoding``. Raises ``MissingExtraError``."""
-    from messaging.observability.metrics import default_metrics, rendered
-
-    registry = default_metrics(services)
-    return lambda accept, encodings: rendered(registry, accept, encodings)

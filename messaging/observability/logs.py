@@ -50,22 +50,11 @@ class JsonFormatter(logging.Formatter):
         try:
             return json.dumps(self._fields(record), default=_text, ensure_ascii=False)
         except Exception as error:  # noqa: BLE001  # of an argument's __str__, say
-            fields = {
-                "time": _time(record.created),
-                "level": record.levelname.lower(),
-                "logger": record.name,
-                "message": f"a log record cannot be formatted: {type(error).__name__}",
-            }
-            return json.dumps(fields)
+            return json.dumps(_head(record, f"a log record cannot be formatted: {type(error).__name__}"))
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
         message = _cut(record.getMessage())
-        fields: dict[str, Any] = {
-            "time": _time(record.created),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": message,
-        }
+        fields = _head(record, message)
         found = _COMPONENT.match(message)
         if found is not None:
             fields["component"], fields["name"] = found.groups()
@@ -127,8 +116,10 @@ def formatter(format: str) -> logging.Formatter:  # noqa: A002
     raise ArgumentError(f"log format must be one of {', '.join(_FORMATS)}, not {format!r:.40}")
 
 
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _head(record: logging.LogRecord, message: str) -> dict[str, Any]:
+    """Return the fields that every line has."""
+    time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return {"time": time, "level": record.levelname.lower(), "logger": record.name, "message": message}
 
 
 def _cut(text: str) -> str:

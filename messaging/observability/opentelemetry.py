@@ -151,7 +151,8 @@ class OpenTelemetryInterceptor(Interceptor):
         name, shared = found
         span = self._tracer.start_span(name, parent, kind, self._attributes(shared, message))
         carrier: dict[str, str] = {}
-        self._inject(carrier, trace.set_span_in_context(span, parent))
+        propagator = self._propagator or propagate.get_global_textmap()
+        propagator.inject(carrier, context=trace.set_span_in_context(span, parent))
         if carrier:
             outbound.add_headers(carrier)
         instance, start = outbound.instance, clock.wall_ns()
@@ -207,9 +208,6 @@ class OpenTelemetryInterceptor(Interceptor):
         propagator = self._propagator or propagate.get_global_textmap()
         carrier = {name: value for name in propagator.fields if isinstance(value := headers.get(name), str)}
         return propagator.extract(carrier) if carrier else context.get_current()
-
-    def _inject(self, carrier: dict[str, str], of: Context) -> None:
-        (self._propagator or propagate.get_global_textmap()).inject(carrier, context=of)
 
     def start_processing(self, inbound: InboundMessage) -> tuple[Span, Context]:
         """Return the span of a received message, and the context to process it in."""

@@ -72,12 +72,16 @@ def check_port(port: object) -> None:
 
 def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches ``host``. Names are not looked up: only ``localhost`` is known."""
-    if host.lower() == "localhost":
-        return True
+    found = address(host)
+    return host.lower() == "localhost" or (found is not None and found.is_loopback)
+
+
+def address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that ``host`` is; ``None`` for a name."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
 
 
 class WebServer(http.server.HTTPServer):

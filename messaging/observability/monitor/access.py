@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from messaging.errors import ArgumentError, ConfigurationError
-from messaging.observability.web import is_loopback
+from messaging.observability.web import address, is_loopback
 
 if TYPE_CHECKING:
     from messaging.observability.web import HttpRequest
@@ -93,14 +92,6 @@ def find_token(token: str | None, token_file: str | os.PathLike[str] | None) -> 
     return AccessToken(token)
 
 
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 class Access:
     """The rules of one monitor. Immutable.
 
@@ -144,7 +135,7 @@ class Access:
             return False
         if host in self._names:
             return True
-        return is_loopback(host) if self._is_loopback else host == "localhost" or _is_address(host)
+        return is_loopback(host) if self._is_loopback else host == "localhost" or address(host) is not None
 
     def allows_origin(self, origin: str | None, host: str, site: str | None) -> bool:
         """Return whether a request that changes something comes from the page itself, or from no browser."""

@@ -90,9 +90,7 @@ class Board:
                 self._update(process, snapshot, None)
             else:
                 before = process.snapshot
-                is_same = (before.pid, before.started, before.host) == (
-                    snapshot.pid, snapshot.started, snapshot.host
-                )  # fmt: skip
+                is_same = before.start == snapshot.start
                 if is_same and snapshot.uptime <= before.uptime:
                     return []
                 if not is_same:
@@ -115,16 +113,8 @@ class Board:
             for line, value in shown["chart"].items():
                 if line in kept or self._lines() < _MAX_LINES:
                     kept.setdefault(line, deque(maxlen=POINTS)).append(value)
-            process.views.append(
-                {
-                    "key": key,
-                    "kind": report.kind,
-                    "name": report.name,
-                    "problems": list(report.problems),
-                    "error": report.error,
-                    **shown,
-                }
-            )
+            about = {"key": key, "kind": report.kind, "name": report.name, "error": report.error}
+            process.views.append({**about, "problems": list(report.problems), **shown})
 
     def _lines(self) -> int:
         return sum(len(lines) for process in self._processes.values() for lines in process.lines.values())

@@ -76,11 +76,8 @@ class Report:
     def fields(self) -> dict[str, Any]:
         """Return the report as an object of JSON."""
         found = {"kind": self.kind, "name": self.name, "data": self.data, "problems": self.problems}
-        if self.error is not None:
-            found["error"] = self.error
-        if self.roles:
-            found["roles"] = self.roles
-        return found
+        more = {"error": self.error, "roles": self.roles or None}
+        return found | {name: value for name, value in more.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +93,11 @@ class Snapshot:
     interval: float
     reports: tuple[Report, ...]
     omitted: int = 0
+
+    @property
+    def start(self) -> tuple[int, float, str]:
+        """Identify the start of the process: counters of another one are not compared."""
+        return self.pid, self.started, self.host
 
     def fields(self) -> dict[str, Any]:
         """Return the snapshot as an object of JSON."""
