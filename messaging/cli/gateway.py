@@ -5,6 +5,7 @@ The modules behind it are imported when a command runs: help and completion must
 
 from __future__ import annotations
 
+import itertools
 import json as json_
 import logging
 from pathlib import Path
@@ -27,7 +28,7 @@ from messaging.errors.text import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from messaging.gateway.dead_letters import Letter, Selection
+    from messaging.gateway.dead_letters import Letter
     from messaging.gateway.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
@@ -202,17 +203,14 @@ def list_letters(
 
     Example: messaging gateway dead-letters list gateway.toml --where '(reason=*refused*)'
     """
-    import itertools
-
     rows: list[list[str]] = []
-    for name, found in _letters(file, route, _selection(None, where)):
-        for letter in itertools.islice(found, limit):
-            fields = letter.fields()
-            if json:
-                write(dump({"route": name, **fields}))
-                continue
-            reason = letter.reason if len(letter.reason) <= _SHOWN else f"{letter.reason[: _SHOWN - 3]}..."
-            rows.append([name, str(letter.id), fields["time"], letter.stage, letter.channel, reason])
+    for name, letter in _letters(file, route, None, where, limit):
+        fields = letter.fields()
+        if json:
+            write(dump({"route": name, **fields}))
+            continue
+        reason = letter.reason if len(letter.reason) <= _SHOWN else f"{letter.reason[: _SHOWN - 3]}..."
+        rows.append([name, str(letter.id), fields["time"], letter.stage, letter.channel, reason])
     if rows:
         show_table(["route", "id", "time", "stage", "channel", "reason"], rows)
     return ExitCode.OK
@@ -228,11 +226,10 @@ def show(
 
     Example: messaging gateway dead-letters show gateway.toml --route telemetry --id 7
     """
-    for _, found in _letters(file, [route], _selection([id], None)):
-        for letter in found:
-            properties = json_.loads(letter.properties) if letter.properties else {}
-            write(dump({**letter.fields(), "properties": properties, **payload_fields(letter.payload)}))
-            return ExitCode.OK
+    for _, letter in _letters(file, [route], [id], None, 1):
+        properties = json_.loads(letter.properties) if letter.properties else {}
+        write(dump({**letter.fields(), "properties": properties, **payload_fields(letter.payload)}))
+        return ExitCode.OK
     raise ArgumentError(f"route '{route}' has no dead letter {id}")
 
 
@@ -280,15 +277,14 @@ def drop(
 
 def _drop(data: Path, route: str, selection: Mapping[str, Any]) -> int:
     from messaging.gateway.control import call
-    from messaging.gateway.dead_letters import letters, route_folders
+    from messaging.gateway.dead_letters import Selection, letters, route_folders
     from messaging.journal import Journal
 
     try:
         return int(call(data, "drop", {"route": route, **selection}))
     except ConnectFailedError:  # it does not run, and nothing else changes its journals
         with Journal.open(route_folders(data)[route]) as journal:
-            found = letters(journal, _selection(selection["ids"], selection["where"]))
-            return journal.remove_dead_letters([letter.id for letter in found])
+            return journal.remove_dead_letters([letter.id for letter in letters(journal, Selection(**selection))])
 
 
 # --- places
@@ -334,25 +330,25 @@ def _routes(data: Path, given: list[str] | None) -> list[str]:
     return given or known
 
 
-def _letters(file: Path, routes: list[str] | None, selection: Selection) -> Iterator[tuple[str, Iterator[Letter]]]:
-    from messaging.gateway.dead_letters import letters, route_folders
+def _letters(
+    file: Path, routes: list[str] | None, ids: list[int] | None, where: str | None, limit: int
+) -> Iterator[tuple[str, Letter]]:
+    """Yield the dead letters of each route that are asked for, at most ``limit`` of each."""
+    from messaging.gateway.dead_letters import Selection, letters, route_folders
     from messaging.journal import Journal
 
-    data = _data(file)
+    selection, data = Selection(ids or (), where), _data(file)
     folders = route_folders(data)
     for name in _routes(data, routes):
         with Journal.view(folders[name]) as view:
-            yield name, letters(view, selection)
-
-
-def _selection(ids: list[int] | None, where: str | None) -> Selection:
-    from messaging.gateway.dead_letters import Selection
-
-    return Selection(ids or (), where)
+            for letter in itertools.islice(letters(view, selection), limit):
+                yield name, letter
 
 
 def _required_selection(ids: list[int] | None, where: str | None, every: bool) -> dict[str, Any]:
+    from messaging.gateway.dead_letters import Selection
+
     if every == bool(ids or where):
         raise ArgumentError("give --id or --where for some dead letters, or --all for all of them")
-    _selection(ids, where)  # checks the filter
+    Selection(ids or (), where)  # checks the filter
     return {"ids": ids or [], "where": where}

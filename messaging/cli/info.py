@@ -16,7 +16,7 @@ from messaging.adapter import ENTRY_POINT_GROUP
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions  # noqa: TC001  # read at run time by options.command
 from messaging.cli.options import flag
-from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, dump, is_reader_gone, show, write
+from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, dump, is_reader_gone, show, show_table, write
 from messaging.codecs import codec_for, content_types
 from messaging.environment import URL_VARIABLE
 from messaging.errors import ArgumentError, BrokerError, MessagingError
@@ -75,8 +75,15 @@ def info(
         return ExitCode.OK
     if is_installation:
         show(*_installation_tables(found))
+    elif features:
+        kinds = _kinds()
+        rows = [
+            [name, kinds.get(name, "adapter's own"), "yes" if is_announced else "no"]
+            for name, is_announced in found.items()
+        ]
+        show_table(["feature", "kind", "announced"], rows)
     else:
-        show(_features_table(found, _kinds()) if features else _state_table(found))
+        show(_table("", _flat(found)))
     return ExitCode.OK
 
 
@@ -191,11 +198,6 @@ def _installation_tables(found: Mapping[str, Any]) -> list[Table]:
     return [_table(title, each.items()) for title, each in rows.items()]
 
 
-def _state_table(found: Mapping[str, Any]) -> Table:
-    """Return the table of the state of an instance."""
-    return _table("", _flat(found))
-
-
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield nested data as rows of name and value, without service properties, which repeat parts of the DTO."""
     for name, each in value.items():
@@ -219,14 +221,4 @@ def _table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
         table.add_row(Text(title, style="bold"), "")
     for name, value in rows:
         table.add_row(Text(("  " if title else "") + name), Text(value))
-    return table
-
-
-def _features_table(found: Mapping[str, bool], kinds: Mapping[str, str]) -> Table:
-    """Return the table of announced features."""
-    from rich.table import Table
-
-    table = Table("feature", "kind", "announced", box=None, pad_edge=False, header_style="bold")
-    for name, announced in found.items():
-        table.add_row(name, kinds.get(name, "adapter's own"), "yes" if announced else "no")
     return table

@@ -72,14 +72,14 @@ def pub(
             payloads = map(outgoing.encoded, read_lines(source, limit))
         else:
             payloads = [outgoing.read(source, limit)] * repeat
-        run = _PublishRun(m, context)
+        outcomes = Outcomes()
         many = lines or repeat > 1
-        with _progress_bar(run.outcomes, None if lines else repeat, progress) if many else contextlib.nullcontext():
-            interrupted = run.publish(payloads, rate)
+        with _progress_bar(outcomes, None if lines else repeat, progress) if many else contextlib.nullcontext():
+            interrupted, started = _publish(m, context, payloads, rate, outcomes)
         warn_of_memory(m)
         stack.close()  # sends the accepted messages, and settles every promise
-        run.outcomes.settle()
-    return run.summary(many=many, interrupted=interrupted)
+        outcomes.settle()
+    return _summary(outcomes, many=many, interrupted=interrupted, started=started)
 
 
 def _progress_bar(
@@ -93,59 +93,56 @@ def _progress_bar(
     return progress(lambda: outcomes.succeeded + outcomes.failed, total)
 
 
-class _PublishRun:
-    """Publishes the messages of one command."""
+def _publish(
+    m: Messaging, context: MessageContext, payloads: Iterable[bytes], rate: float | None, outcomes: Outcomes
+) -> tuple[bool, float]:
+    """Publish at most ``rate`` messages per second and wait for the outcomes.
 
-    def __init__(self, m: Messaging, context: MessageContext) -> None:
-        self._publisher = m.publisher
-        self._context = context
-        self._started = time.monotonic()
-        self.outcomes = Outcomes()
+    A refused message counts as failed, and so does an error that ends the input early.
 
-    def publish(self, payloads: Iterable[bytes], rate: float | None) -> bool:
-        """Publish at most ``rate`` messages per second and wait for the outcomes; return whether interrupted.
+    Returns:
+        Whether it was interrupted, and when the first message was published, by the monotonic clock.
 
-        A refused message counts as failed, and so does an error that ends the input early.
-
-        Raises:
-            MessagingError: the first message failed, so nothing was sent.
-        """
-        attempted = 0
-        try:
-            for data in payloads:
-                if not attempted:
-                    self._started = time.monotonic()
-                if rate is not None:
-                    ahead = self._started + attempted / rate - time.monotonic()
-                    if ahead > _SHORTEST_SLEEP:
-                        time.sleep(ahead)
-                try:
-                    promise = self._publisher.publish(messaging.Message(data, self._context))
-                except MessagingError as error:
-                    if not attempted:
-                        raise
-                    self.outcomes.fail(error)
-                else:
-                    self.outcomes.add(promise, _IN_FLIGHT)
-                attempted += 1
-            self.outcomes.settle()
-        except MessagingError as error:
+    Raises:
+        MessagingError: the first message failed, so nothing was sent.
+    """
+    send = m.publisher.publish
+    attempted, started = 0, time.monotonic()
+    try:
+        for data in payloads:
             if not attempted:
-                raise
-            self.outcomes.fail(error)
-        except KeyboardInterrupt:
-            return True
-        return False
+                started = time.monotonic()
+            if rate is not None:
+                ahead = started + attempted / rate - time.monotonic()
+                if ahead > _SHORTEST_SLEEP:
+                    time.sleep(ahead)
+            try:
+                promise = send(messaging.Message(data, context))
+            except MessagingError as error:
+                if not attempted:
+                    raise
+                outcomes.fail(error)
+            else:
+                outcomes.add(promise, _IN_FLIGHT)
+            attempted += 1
+        outcomes.settle()
+    except MessagingError as error:
+        if not attempted:
+            raise
+        outcomes.fail(error)
+    except KeyboardInterrupt:
+        return True, started
+    return False, started
 
-    def summary(self, *, many: bool, interrupted: bool) -> ExitCode:
-        """Report the outcome on stderr and return the exit code."""
-        published, failed = self.outcomes.succeeded, self.outcomes.failed
-        if many:
-            seconds = max(time.monotonic() - self._started, 1e-6)
-            logger.info("published %d messages in %.2f s (%.0f/s)", published, seconds, published / seconds)
-        if failed:
-            error = self.outcomes.error
-            report(f"{failed} of {published + failed} messages failed: {error}" if many else error)
-        if interrupted:
-            return ExitCode.INTERRUPTED
-        return ExitCode.FAILED if failed else ExitCode.OK
+
+def _summary(outcomes: Outcomes, *, many: bool, interrupted: bool, started: float) -> ExitCode:
+    """Report the outcome on stderr and return the exit code."""
+    published, failed = outcomes.succeeded, outcomes.failed
+    if many:
+        seconds = max(time.monotonic() - started, 1e-6)
+        logger.info("published %d messages in %.2f s (%.0f/s)", published, seconds, published / seconds)
+    if failed:
+        report(f"{failed} of {published + failed} messages failed: {outcomes.error}" if many else outcomes.error)
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    return ExitCode.FAILED if failed else ExitCode.OK
