@@ -24,7 +24,7 @@ from messaging.model import Features, Message, MessageContext
 if TYPE_CHECKING:
     from messaging.dispatch import TopicGrammar
     from messaging.dispatch.eventnetwork import ArrivedEvent
-    from messaging.journal import JournalView, Record
+    from messaging.journal import Record
 
 logger = logging.getLogger(__name__)
 
@@ -229,25 +229,19 @@ def past_events(
         raise ArgumentError("PATH must be the folder of a durable history, and no broker URL")
     with Journal.view(path) as view:
         skipped = 0
-        for line, offset in _recorded(view, follow=follow):
-            if line is None:
+        for record in read_records(view, None, follow=follow):
+            try:
+                line = _line_of(record)
+            except MessagingError as error:
+                logger.debug("journal %s: offset %d: %s", view.path, record.offset, error)
                 skipped += 1
                 if skipped <= _NAMED:
-                    logger.warning("journal %s: the record at offset %d is no event: skipped", view.path, offset)
+                    logger.warning("journal %s: the record at offset %d is no event: skipped", view.path, record.offset)
                 continue
             if (not filters or any(each.matches(line.event.topic) for each in filters)) and since(line):
                 yield line
         if skipped > _NAMED:
             logger.warning("journal %s: skipped %d records that are no events", view.path, skipped)
-
-
-def _recorded(view: JournalView, *, follow: bool) -> Iterator[tuple[EventLine | None, int]]:
-    for record in read_records(view, None, follow=follow):
-        try:
-            yield _line_of(record), record.offset
-        except MessagingError as error:
-            logger.debug("journal %s: offset %d: %s", view.path, record.offset, error)
-            yield None, record.offset
 
 
 def _line_of(record: Record) -> EventLine:

@@ -121,15 +121,6 @@ def sub(
     return writer.result(timeout)
 
 
-class _FilterVerdict(enum.Enum):
-    """The decision on a message."""
-
-    WRITE = enum.auto()
-    SKIP = enum.auto()
-    #: write neither this message nor any later one
-    END = enum.auto()
-
-
 class _Filter:
     """Decides on each message.
 
@@ -151,14 +142,13 @@ class _Filter:
         self._live_only = live_only
         self._retained_only = retained_only
 
-    def verdict(self, message: Message) -> _FilterVerdict:
-        """Return the decision on ``message``."""
-        retained = is_retained(message)
-        if self._retained_only and not retained:
-            return _FilterVerdict.END
-        if (self._live_only and retained) or self.excludes(message):
-            return _FilterVerdict.SKIP
-        return _FilterVerdict.WRITE
+    def ends(self, message: Message) -> bool:
+        """Return whether neither ``message`` nor any later one is written."""
+        return self._retained_only and not is_retained(message)
+
+    def skips(self, message: Message) -> bool:
+        """Return whether ``message`` is not written."""
+        return (self._live_only and is_retained(message)) or self.excludes(message)
 
     def excludes(self, message: Message) -> bool:
         """Return whether the channel of ``message`` is filtered out."""
@@ -235,7 +225,7 @@ class _MessageWriter:
         self._acknowledge = ack is Ack.WRITTEN
         self._lock = threading.Lock()  # one line at a time; guards the fields below
         self._written = 0
-        #: whether a message ended the output, see _FilterVerdict.END
+        #: whether a message ended the output, see _Filter.ends
         self._is_complete = False
         self._error: Exception | None = None
         self.over = threading.Event()
@@ -253,16 +243,14 @@ class _MessageWriter:
         with self._lock:
             if self.over.is_set():
                 return
-            verdict = self._filter.verdict(message)
-            if self.removal is not None and self.removal.is_echo(message):
-                # the broker sends the retained messages of a pattern before any echo
-                verdict = verdict if verdict is _FilterVerdict.END and self.is_single else _FilterVerdict.SKIP
-            if verdict is _FilterVerdict.END:
+            is_echo = self.removal is not None and self.removal.is_echo(message)
+            # the broker sends the retained messages of a pattern before any echo
+            if self._filter.ends(message) and (self.is_single or not is_echo):
                 self._is_complete = True
                 self.over.set()
                 return
             try:
-                if verdict is _FilterVerdict.WRITE:
+                if not is_echo and not self._filter.skips(message):
                     write(self._form(message))
                     self._written += 1
             except UnformattableError as error:

@@ -178,11 +178,11 @@ class SparkplugDecoder:
         definitions = Definitions(payload.metrics)
         if definitions.count >= self._max_metrics:
             raise DecodeError(f"a birth of {definitions.count} metrics; at most {self._max_metrics - 1} are kept")
+        readings = _readings(topic, payload, is_uncertain=False)
         if not is_new:
-            return _Read(_readings(topic, payload, payload.metrics, is_uncertain=False))
+            return _Read(readings)
         if topic.device is None:
-            stale = self._node_birth(topic, payload, node, definitions)
-            return _Read([*stale, *_readings(topic, payload, payload.metrics, is_uncertain=False)])
+            return _Read([*self._node_birth(topic, payload, node, definitions), *readings])
         if node is None:
             node = self._add(topic)
         reason = node.follow(payload.seq)
@@ -191,7 +191,7 @@ class SparkplugDecoder:
         elif reason is not None:
             node.has_gap = True
         self._define(topic, node, definitions)
-        return _Read(_readings(topic, payload, payload.metrics, is_uncertain=False), reason)
+        return _Read(readings, reason)
 
     def _node_birth(
         self, topic: Topic, payload: Payload, node: _Node | None, definitions: Definitions
@@ -281,7 +281,7 @@ class SparkplugDecoder:
             _check_known(topic, found.metrics, definitions)
         except UnknownMetricError as error:
             return _Read([], reason or str(error), error)
-        return _Read(_readings(topic, found, found.metrics, is_uncertain=is_uncertain), reason)
+        return _Read(_readings(topic, found, is_uncertain=is_uncertain), reason)
 
     # --- rebirths
 
@@ -317,14 +317,14 @@ def _bdseq(payload: Payload) -> int | None:
     return None
 
 
-def _readings(topic: Topic, payload: Payload, metrics: Iterable[Metric], *, is_uncertain: bool) -> list[Reading]:
+def _readings(topic: Topic, payload: Payload, *, is_uncertain: bool) -> list[Reading]:
     return [
         Reading(
             topic.group, topic.edge_node, topic.device, each.name or "", each.type, each.value,
             payload.timestamp if each.timestamp is None else each.timestamp, each.alias, quality_of(each),
             each.is_historical, each.is_transient, is_uncertain, each.properties, each.metadata,
         )
-        for each in metrics
+        for each in payload.metrics
     ]  # fmt: skip
 
 

@@ -90,17 +90,14 @@ class Reading:
             "is_null": self.is_null,
             "is_stale": self.is_stale,
         }
-        if self.alias is not None:
-            found["alias"] = self.alias
-        if self.is_transient:
-            found["is_transient"] = True
-        if self.is_uncertain:
-            found["is_uncertain"] = True
-        if self.properties:
-            found["properties"] = json_value(self.properties)
-        if self.metadata is not None:
-            found["metadata"] = json_value(self.metadata)
-        return found
+        more = {
+            "alias": self.alias,
+            "is_transient": self.is_transient or None,
+            "is_uncertain": self.is_uncertain or None,
+            "properties": json_value(self.properties) if self.properties else None,
+            "metadata": None if self.metadata is None else json_value(self.metadata),
+        }
+        return found | {name: value for name, value in more.items() if value is not None}
 
 
 def quality_of(metric: Metric) -> int:
