@@ -5,13 +5,12 @@ The modules behind it are imported when a command runs: help and completion must
 
 from __future__ import annotations
 
-import enum
 import itertools
 import logging
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, identity, split, warn_of_memory
@@ -28,14 +27,8 @@ logger = logging.getLogger(__name__)
 events = options.CommandGroup("events")
 
 
-class EventType(enum.StrEnum):
-    """Which events are written."""
-
-    #: events with data
-    DATA = "data"
-    #: also the ends of sessions
-    ALL = "all"
-
+#: which events are written: those with data, or also the ends of sessions
+EventType = Literal["data", "all"]
 
 _Filters = Annotated[list[str] | None, argument("FILTER", "Topic filters, such as orders/**; default: every topic.")]
 _Json = Annotated[bool, flag("--json", "Write each event as a JSON object on one line.")]
@@ -63,7 +56,7 @@ def watch(
     filters: _Filters = None,
     type_: Annotated[
         EventType, option("--type", "data|all", "data (the default), or all: session ends, too.", show_default=False)
-    ] = EventType.DATA,
+    ] = "data",
     count: Annotated[int | None, options.count_option("End after N events.")] = None,
     timeout: Annotated[
         float | None, options.timeout_option("End that long after subscribing (see exit codes).")
@@ -85,7 +78,7 @@ def watch(
     topics = topics or [network.everything]
     options.check_timeout(timeout)
     form = form_of(format_, json=json)
-    watcher = Watcher(topics, network, grammar_of(network), with_ends=type_ is EventType.ALL)
+    watcher = Watcher(topics, network, grammar_of(network), with_ends=type_ == "all")
     settings_of(network)
     with broker.connect("events-watch") as m, joined(m, network, watcher) as node:
         watcher.node = node
@@ -224,7 +217,7 @@ def history(
             "Grammar of the filters: of Typed Event (the default), or of RFC 214.",
             show_default=False,
         ),
-    ] = Grammar.TYPED,
+    ] = "typed",
     json: _Json = False,
     format_: _Format = None,
 ) -> int:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.cli.events_lines import EventLine
-from messaging.cli.options import Grammar, NetworkOptions
 from messaging.cli.output import LOOK, ExitCode, dump, one_line, report, show_list, wait_while_read, write
 from messaging.codecs.cache import BoundedCache
 from messaging.dispatch import DISTRIBUTED_EVENTS, TYPED_EVENTS
@@ -55,6 +54,7 @@ from messaging.errors.text import did_you_mean
 
 if TYPE_CHECKING:
     from messaging.cli.connecting import BrokerOptions
+    from messaging.cli.options import Grammar, NetworkOptions
     from messaging.dispatch import TopicGrammar
     from messaging.dispatch.eventnetwork import MemberDTO, NodeDTO
     from messaging.dispatch.eventnetwork.other_members import OtherMember
@@ -85,7 +85,7 @@ _JSON: Final = ("{", "[", '"')
 
 def grammar_of(network: NetworkOptions) -> TopicGrammar[Any]:
     """Return the grammar of the topics of a network."""
-    return TYPED_EVENTS if network.grammar is Grammar.TYPED else DISTRIBUTED_EVENTS
+    return TYPED_EVENTS if network.grammar == "typed" else DISTRIBUTED_EVENTS
 
 
 def settings_of(network: NetworkOptions) -> EventNetwork:
@@ -187,7 +187,7 @@ class Watcher(NodeService):
         self, topics: Iterable[str], network: NetworkOptions, grammar: TopicGrammar[Any], *, with_ends: bool
     ) -> None:
         self._filters = [grammar.parse(each) for each in dict.fromkeys(topics)]
-        self._interests = frozenset(TopicInterest(each.text, grammar=network.grammar.value) for each in self._filters)
+        self._interests = frozenset(TopicInterest(each.text, grammar=network.grammar) for each in self._filters)
         self._with_ends = with_ends
         self._seen = SeenEvents()
         #: ``None`` for a sender that did not announce itself in time
@@ -457,7 +457,7 @@ def data_of(payload: bytes, grammar: Grammar, *, is_text: bool) -> Any:
     data = text if is_text else _parsed(text)
     if data is None:
         raise NullEventError("the payload is null")
-    if grammar is Grammar.TYPED and not isinstance(from_portable(data), dict):
+    if grammar == "typed" and not isinstance(from_portable(data), dict):
         raise ArgumentError('the events of --grammar typed are JSON objects, such as {"id": 7}')
     return data
 

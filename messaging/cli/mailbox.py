@@ -5,12 +5,11 @@ The modules behind it are imported when a command runs: help and completion must
 
 from __future__ import annotations
 
-import enum
 import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, following, identity, warn_of_memory
@@ -44,21 +43,10 @@ _DELAY: Final = 0.2
 mailbox = options.CommandGroup("mailbox")
 
 
-class Keep(enum.StrEnum):
-    """Which events a registration keeps."""
-
-    ALL = "all"
-    LATEST = "latest"
-    LATEST_AND_COUNT = "latest_and_count"
-
-
-class Full(enum.StrEnum):
-    """What happens to an event that has no room."""
-
-    REFUSE = "refuse"
-    DROP_OLDEST = "drop_oldest"
-    DROP_NEWEST = "drop_newest"
-
+#: which events a registration keeps
+Keep = Literal["all", "latest", "latest_and_count"]
+#: what happens to an event that has no room
+Full = Literal["refuse", "drop_oldest", "drop_newest"]
 
 _Words = Annotated[list[str] | None, argument("CHANNEL", "Channel of the mailbox.")]
 _ChannelAndId = Annotated[
@@ -86,7 +74,7 @@ def run(
     max_events: _MaxEvents = None,
     full: Annotated[
         Full, option("--full", "refuse|drop_oldest|drop_newest", "What happens to an event without room.")
-    ] = Full.REFUSE,
+    ] = "refuse",
     max_bytes: Annotated[
         int | None, option("--max-bytes", "N", "Bytes of one registration; default: 1 GiB.", min=1)
     ] = None,
@@ -111,7 +99,7 @@ def run(
     with sigterm_stops(), broker.connect("mailbox") as m:
         _refuse_other(m, channel)
         box = EventMailbox(
-            path, messaging=m, max_events=max_events, max_bytes=max_bytes or MAX_BYTES, full=full.value,
+            path, messaging=m, max_events=max_events, max_bytes=max_bytes or MAX_BYTES, full=full,
             max_duration=max_duration, name=channel,
         )  # fmt: skip
         with box, MailboxServer(m, channel, box) as server:
@@ -129,7 +117,7 @@ def register(
     duration: Annotated[float, option("--duration", "SECONDS", "Seconds to ask for; fewer may be granted.")] = 86_400.0,
     keep: Annotated[
         Keep, option("--keep", "all|latest|latest_and_count", "Which events of each kind are kept.")
-    ] = Keep.ALL,
+    ] = "all",
     max_events: _MaxEvents = None,
     full: _Full = None,
     json: options.Json = False,
@@ -143,9 +131,7 @@ def register(
     broker, (channel,) = _following(broker, words, "CHANNEL")
     _check_seconds("--duration", duration)
     with broker.connect("mailbox-register") as m:
-        promise = _mailbox(m, channel).register(
-            duration, keep=keep.value, max_events=max_events, full=None if full is None else full.value
-        )
+        promise = _mailbox(m, channel).register(duration, keep=keep, max_events=max_events, full=full)
         registration = promise.result()
         if json:
             granted = registration.lease.duration

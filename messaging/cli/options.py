@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import inspect
 import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from typer import Argument, Option, Typer
 
@@ -100,13 +99,9 @@ Extensions = Annotated[
 ]
 
 
-class Grammar(enum.StrEnum):
-    """The grammar of topics and topic filters."""
-
-    #: RFC 214: ``orders/placed``, ``orders/*``, ``orders/**``
-    DISTRIBUTED = "distributed"
-    #: Typed Event 1.1: ``orders/placed``, ``orders/+``, ``orders/*``
-    TYPED = "typed"
+#: the grammar of topics and topic filters: of RFC 214 (``orders/placed``, ``orders/*``, ``orders/**``), or of Typed
+#: Event 1.1 (``orders/placed``, ``orders/+``, ``orders/*``)
+Grammar = Literal["distributed", "typed"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,12 +125,12 @@ class NetworkOptions:
             "Grammar of topics: of RFC 214 (the default), or of Typed Event.",
             show_default=False,
         ),
-    ] = Grammar.DISTRIBUTED
+    ] = "distributed"
 
     @property
     def everything(self) -> str:
         """Return the topic filter that matches every public topic."""
-        return "*" if self.grammar is Grammar.TYPED else "**"
+        return "*" if self.grammar == "typed" else "**"
 
 
 #: help is plain: importing rich takes as long as all the rest of a help text. Tracebacks are, too: rich shows the

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from typer import Option
 
@@ -31,12 +30,8 @@ _UNCONFIRMED: Final = 500
 _REMEMBERED: Final = 10_000
 
 
-class Ack(enum.StrEnum):
-    """When a message is acknowledged."""
-
-    WRITTEN = "written"
-    ARRIVAL = "arrival"
-    NEVER = "never"
+#: when a message is acknowledged
+Ack = Literal["written", "arrival", "never"]
 
 
 @options.command
@@ -70,7 +65,7 @@ def sub(
             "--ack",
             help="When to acknowledge: once written to stdout, on arrival, or never (messages return to the broker).",
         ),
-    ] = Ack.WRITTEN,
+    ] = "written",
     extension: options.Extensions = None,
 ) -> int:
     """Write every message that arrives to stdout: its payload unchanged and a newline, JSON, or in a format.
@@ -88,7 +83,7 @@ def sub(
     form, wanted = message_form(format_, json=json, verbose=verbose, no_newline=no_newline)
     select = _Filter(filter_out or (), live_only=no_retained, retained_only=retained_only)
     given = wanted | options.extensions(
-        extension, qos=qos, queue=queue, autoAcknowledge=True if ack is Ack.ARRIVAL else None
+        extension, qos=qos, queue=queue, autoAcknowledge=True if ack == "arrival" else None
     )
     writer = _MessageWriter(form, select, count, ack)
     with broker.connect("sub") as m:
@@ -222,7 +217,7 @@ class _MessageWriter:
         self.removal: _Removal | None = None
         self.is_single = True
         self._count = count
-        self._acknowledge = ack is Ack.WRITTEN
+        self._acknowledge = ack == "written"
         self._lock = threading.Lock()  # one line at a time; guards the fields below
         self._written = 0
         #: whether a message ended the output, see _Filter.ends
