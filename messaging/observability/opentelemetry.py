@@ -70,8 +70,6 @@ _OUTBOUND: Final[Mapping[str, tuple[str, SpanKind]]] = {
 _SYSTEMS: Final[Mapping[str, str]] = {
     "amqp": "rabbitmq", "amqps": "rabbitmq", "mqtt": "mqtt", "mqtts": "mqtt", "ws": "mqtt", "wss": "mqtt",
 }  # fmt: skip
-#: instances whose attributes are kept
-_MAX_INSTANCES: Final = 1000
 #: channels whose attributes are kept
 _CACHED: Final = 4096
 
@@ -126,8 +124,6 @@ class OpenTelemetryInterceptor(Interceptor):
             "messaging.process.duration", "s", "Time in which a message was processed.",
             explicit_bucket_boundaries_advisory=_BUCKETS,
         )  # fmt: skip
-        #: of an instance: what all its spans have in common
-        self._common: dict[InstanceInfo, dict[str, Any]] = {}
         #: names of spans, and the attributes that all messages of a channel share
         self._spans: BoundedCache[tuple[Any, ...], tuple[str, dict[str, Any]]] = BoundedCache(_CACHED)
         #: attributes of metrics
@@ -186,21 +182,6 @@ class OpenTelemetryInterceptor(Interceptor):
 
     # --- parts of both
 
-    def _of(self, instance: InstanceInfo) -> dict[str, Any]:
-        """Return the attributes of an instance."""
-        found = self._common.get(instance)
-        if found is None:
-            found = {"messaging.system": _SYSTEMS.get(instance.scheme, instance.scheme)}
-            if instance.scheme != "memory":
-                found["server.address"] = instance.host
-                if instance.port is not None:
-                    found["server.port"] = instance.port
-            if instance.client_id is not None:
-                found["messaging.client.id"] = instance.client_id
-            if len(self._common) < _MAX_INSTANCES:
-                self._common[instance] = found
-        return found
-
     def _extracted(self, headers: Mapping[str, Any] | None) -> Context:
         """Return the context that a message carries, on top of the current one."""
         if not headers:
@@ -253,7 +234,7 @@ class OpenTelemetryInterceptor(Interceptor):
         self, instance: InstanceInfo, operation: str, failure: str | None, more: Mapping[str, str]
     ) -> dict[str, Any]:
         """Return the attributes of a measurement."""
-        found = {name: value for name, value in self._of(instance).items() if name != "messaging.client.id"}
+        found = {name: value for name, value in _of(instance).items() if name != "messaging.client.id"}
         found["messaging.operation.name"] = operation
         if failure is not None:
             found["error.type"] = failure
@@ -263,7 +244,7 @@ class OpenTelemetryInterceptor(Interceptor):
         self, instance: InstanceInfo, operation: str, kind: str, channel: str, more: Mapping[str, str]
     ) -> tuple[str, dict[str, Any]]:
         """Return the name of a span, and the attributes that all messages of a channel share."""
-        found = {**self._of(instance), "messaging.destination.name": channel, **more}
+        found = {**_of(instance), "messaging.destination.name": channel, **more}
         if self._has_new_names:
             found |= {"messaging.operation.name": operation, "messaging.operation.type": kind}
         if self._has_old_names:
@@ -280,6 +261,18 @@ class OpenTelemetryInterceptor(Interceptor):
         if message.context.correlation_id is not None:
             found["messaging.message.conversation_id"] = message.context.correlation_id
         return found
+
+
+def _of(instance: InstanceInfo) -> dict[str, Any]:
+    """Return the attributes of an instance."""
+    found: dict[str, Any] = {"messaging.system": _SYSTEMS.get(instance.scheme, instance.scheme)}
+    if instance.scheme != "memory":
+        found["server.address"] = instance.host
+        if instance.port is not None:
+            found["server.port"] = instance.port
+    if instance.client_id is not None:
+        found["messaging.client.id"] = instance.client_id
+    return found
 
 
 def _subscribed(inbound: InboundMessage) -> dict[str, str]:

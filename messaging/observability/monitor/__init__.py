@@ -3,8 +3,7 @@
 ::
 
     server      Monitor: the page, its API, and its viewers
-    publisher   SnapshotPublisher: publishes the snapshots of a process at a broker
-    published   the snapshots of other processes
+    publisher   SnapshotPublisher: publishes the snapshots of a process at a broker; receives those of others
     snapshot    the reports of a process at one time, and their form in JSON
     plain       reports as plain, bounded values; masks secrets
     board       the newest snapshot of each process, its rates and charts

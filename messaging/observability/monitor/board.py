@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.execution import clock
+from messaging.observability.monitor.snapshot import FORGET
 from messaging.observability.monitor.views import Path, Rates, numbers, view
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ _MAX_LINES: Final = 2_000
 #: a process is silent after this many of its intervals without a snapshot, and at least after so many seconds
 _SILENT_INTERVALS: Final = 3.0
 _SILENT_LEAST: Final = 2.0
-#: a process that is silent for this long is forgotten, seconds
-FORGET: Final = 600.0
 #: kinds of reports that are shown first -> place
 _ORDER: Final = {"gateway": 0, "instance": 1, "journal": 2}
 #: most processes

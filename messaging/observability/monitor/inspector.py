@@ -21,7 +21,7 @@ from messaging.errors.text import visible
 from messaging.execution import clock
 from messaging.model import MessageContextBuilder, check_pattern
 from messaging.observability.monitor.plain import Bounds, Plain, clean
-from messaging.observability.monitor.published import observing
+from messaging.observability.monitor.publisher import observing
 from messaging.receiving import MessageSubscription
 from messaging.services import LdapFilter, ServiceRegistry, escaped
 

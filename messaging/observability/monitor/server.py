@@ -24,8 +24,7 @@ from messaging.observability.monitor.access import HEADERS, Access, find_token
 from messaging.observability.monitor.board import Board, BoardChange
 from messaging.observability.monitor.inspector import Inspection, InspectionRequest, Inspector
 from messaging.observability.monitor.plain import Masking
-from messaging.observability.monitor.published import PublishedSnapshots
-from messaging.observability.monitor.publisher import CHANNEL, checked_interval, process_name
+from messaging.observability.monitor.publisher import CHANNEL, PublishedSnapshots, checked_interval, process_name
 from messaging.observability.monitor.snapshot import SnapshotSampler
 from messaging.observability.web import HttpAnswer, HttpRequest, WebServer, check_port, text_answer
 from messaging.services import ServiceRegistry, default_registry

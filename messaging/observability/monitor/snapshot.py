@@ -44,6 +44,8 @@ logger = SafeLog(__name__)
 VERSION: Final = 1
 #: bytes of a snapshot that is read
 MAX_BYTES: Final = 256 * 1024
+#: a process whose snapshots stay out for this long is forgotten, seconds
+FORGET: Final = 600.0
 #: reports of a snapshot, problems of a report
 MAX_REPORTS: Final = 200
 _MAX_PROBLEMS: Final = 20

@@ -13,7 +13,7 @@ import messaging
 from messaging.errors import ArgumentError, ClosedError
 from messaging.observability.monitor import SnapshotPublisher
 from messaging.observability.monitor.plain import Masking
-from messaging.observability.monitor.published import PublishedSnapshots
+from messaging.observability.monitor.publisher import PublishedSnapshots
 from messaging.observability.monitor.snapshot import MAX_BYTES
 from messaging.services import ServiceRegistry
 from messaging.services.reporting import PartReporter, register_reporter

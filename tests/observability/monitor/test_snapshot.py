@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 
 from messaging.errors import DecodeError
 from messaging.observability.monitor import board as boards
-from messaging.observability.monitor.board import FORGET, Board
+from messaging.observability.monitor.board import Board
 from messaging.observability.monitor.plain import Masking
-from messaging.observability.monitor.snapshot import MAX_BYTES, Report, Snapshot, SnapshotSampler, decoded, encoded
+from messaging.observability.monitor.snapshot import (
+    FORGET,
+    MAX_BYTES,
+    Report,
+    Snapshot,
+    SnapshotSampler,
+    decoded,
+    encoded,
+)
 from messaging.observability.monitor.views import keyed
 from messaging.services import ServiceRegistry
 from messaging.services.reporting import PartReporter, register_reporter
