@@ -50,7 +50,7 @@ class _BenchPlan:
             "Most messages per publisher that are unconfirmed or in flight; default: 1000, of requests 1.",
         ),
     ] = None
-    timeout: Annotated[float | None, options.timeout_option("End after that long.")] = None
+    timeout: Annotated[float | None, options.timeout("End after that long.")] = None
     responder: Annotated[
         bool, flag("--responder/--no-responder", "Answer the requests, on a connection of its own.")
     ] = True

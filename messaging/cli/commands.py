@@ -1,8 +1,8 @@
 """The commands of the program: its own, and the commands of other packages.
 
-A command is imported when it is run, not before: help and completion must be fast. Commands of other packages are
-entry points of the group ``messaging.commands``, each a ``typer.Typer``. A package that does not load affects only its
-own command.
+A command is imported when it is run, and imports large parts of this project only then: help and completion must be
+fast. Commands of other packages are entry points of the group ``messaging.commands``, each a ``typer.Typer``. A package
+that does not load affects only its own command.
 """
 
 from __future__ import annotations

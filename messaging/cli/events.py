@@ -1,7 +1,4 @@
-"""``messaging events``: follow, publish and look up the events of an event network, and read past events.
-
-The modules behind it are imported when a command runs: help and completion must be fast.
-"""
+"""``messaging events``: follow, publish and look up the events of an event network, and read past events."""
 
 from __future__ import annotations
 
@@ -57,10 +54,8 @@ def watch(
     type_: Annotated[
         EventType, option("--type", "data|all", "data (the default), or all: session ends, too.", show_default=False)
     ] = "data",
-    count: Annotated[int | None, options.count_option("End after N events.")] = None,
-    timeout: Annotated[
-        float | None, options.timeout_option("End that long after subscribing (see exit codes).")
-    ] = None,
+    count: Annotated[int | None, options.count("End after N events.")] = None,
+    timeout: Annotated[float | None, options.timeout("End that long after subscribing (see exit codes).")] = None,
     json: _Json = False,
     format_: _Format = None,
 ) -> int:
@@ -142,7 +137,7 @@ def publish(
         ),
     ] = None,
     notify: Annotated[bool, flag("--notify", "Wait until every consumer is notified, and name the members.")] = False,
-    timeout: Annotated[float | None, options.timeout_option("How long --notify waits; default: 30.")] = None,
+    timeout: Annotated[float | None, options.timeout("How long --notify waits; default: 30.")] = None,
 ) -> int:
     """Publish an event, and wait for the broker's confirmation.
 

@@ -1,7 +1,4 @@
-"""``messaging gateway``: run a gateway from a file, check and explain the file, and look after its dead letters.
-
-The modules behind it are imported when a command runs: help and completion must be fast.
-"""
+"""``messaging gateway``: run a gateway from a file, check and explain the file, and look after its dead letters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``messaging leases``: show the leases that are served at a broker.
-
-The modules behind it are imported when a command runs: help and completion must be fast.
-"""
+"""``messaging leases``: show the leases that are served at a broker."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ def list_leases(
         str | None, argument("CHANNEL", "Of one object; default: ask all objects at the broker.")
     ] = None,
     timeout: Annotated[
-        float | None, options.timeout_option("How long to wait for answers; default: 1, of one object 10.")
+        float | None, options.timeout("How long to wait for answers; default: 1, of one object 10.")
     ] = None,
     json: options.Json = False,
 ) -> int:

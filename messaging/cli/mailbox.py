@@ -1,7 +1,4 @@
-"""``messaging mailbox``: store remote events for devices that sleep, and take them out.
-
-The modules behind it are imported when a command runs: help and completion must be fast.
-"""
+"""``messaging mailbox``: store remote events for devices that sleep, and take them out."""
 
 from __future__ import annotations
 
@@ -166,9 +163,9 @@ def list_registrations(broker: BrokerOptions, words: _Words = None, json: option
 def drain(
     broker: BrokerOptions,
     words: _ChannelAndId = None,
-    count: Annotated[int | None, options.count_option("End after N events.")] = None,
+    count: Annotated[int | None, options.count("End after N events.")] = None,
     timeout: Annotated[
-        float | None, options.timeout_option("Wait that long for further events; default: take the stored ones.")
+        float | None, options.timeout("Wait that long for further events; default: take the stored ones.")
     ] = None,
 ) -> int:
     """Write the stored events of a registration as JSON, one on each line, and remove them from the mailbox.

@@ -142,17 +142,17 @@ _PLAIN: Final[Mapping[str, Any]] = {
 }
 
 
-def count_option(text: str) -> Any:
+def count(text: str) -> Any:
     """Return the option ``--count`` with ``text`` as its help."""
     return option("--count -C", "N", text, min=1)
 
 
-def content_type_option(text: str) -> Any:
+def content_type(text: str) -> Any:
     """Return the option ``--content-type`` with ``text`` as its help."""
     return option("--content-type", "TYPE", text, autocompletion=completion.content_types)
 
 
-def timeout_option(text: str) -> Any:
+def timeout(text: str) -> Any:
     """Return the option ``--timeout`` with ``text`` as its help; see :func:`check_timeout`."""
     return option("--timeout -W", "SECONDS", text)
 

@@ -31,7 +31,7 @@ class MessageOptions:
     stdin: Annotated[bool, flag("--stdin -s", "Send all of stdin as one message.")] = False
     null: Annotated[bool, flag("--null -n", "Send an empty message.")] = False
     qos: options.Qos = None
-    content_type: Annotated[str | None, options.content_type_option("Such as application/json.")] = None
+    content_type: Annotated[str | None, options.content_type("Such as application/json.")] = None
     encoding: Annotated[
         str | None,
         option(

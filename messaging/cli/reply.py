@@ -61,11 +61,9 @@ def reply(
             show_default=False,
         ),
     ] = 1,
-    timeout: Annotated[float | None, options.timeout_option("Kill a command after that long; default: never.")] = None,
-    count: Annotated[int | None, options.count_option("End after N requests.")] = None,
-    content_type: Annotated[
-        str | None, options.content_type_option("Content type of the replies; default: none.")
-    ] = None,
+    timeout: Annotated[float | None, options.timeout("Kill a command after that long; default: never.")] = None,
+    count: Annotated[int | None, options.count("End after N requests.")] = None,
+    content_type: Annotated[str | None, options.content_type("Content type of the replies; default: none.")] = None,
     qos: options.Qos = None,
     extension: options.Extensions = None,
 ) -> int:

@@ -26,10 +26,10 @@ def request(
     broker: BrokerOptions,
     timeout: Annotated[
         float | None,
-        options.timeout_option("How long to wait for the reply, or for each of many; default: the setting timeout."),
+        options.timeout("How long to wait for the reply, or for each of many; default: the setting timeout."),
     ] = None,
     many: Annotated[bool, flag("--many", "Write each of many replies as it arrives.")] = False,
-    count: Annotated[int | None, options.count_option("End after N of many replies.")] = None,
+    count: Annotated[int | None, options.count("End after N of many replies.")] = None,
     json: Annotated[bool, flag("--json", "Write each reply as a JSON object on one line.")] = False,
     no_newline: options.NoNewline = False,
 ) -> int:

@@ -39,10 +39,8 @@ def sub(
     topics: options.Topics,
     broker: BrokerOptions,
     qos: options.Qos = None,
-    count: Annotated[int | None, options.count_option("End after N messages.")] = None,
-    timeout: Annotated[
-        float | None, options.timeout_option("End that long after subscribing (see exit codes).")
-    ] = None,
+    count: Annotated[int | None, options.count("End after N messages.")] = None,
+    timeout: Annotated[float | None, options.timeout("End that long after subscribing (see exit codes).")] = None,
     json: Annotated[bool, flag("--json", "Write each message as a JSON object on one line.")] = False,
     verbose: options.Verbose = False,
     format_: options.Format = None,
