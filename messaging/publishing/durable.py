@@ -72,7 +72,6 @@ class DurableOutbox(Outbox):
         self._name = name
         self.journal = journal
         self.intake = DiskIntake(engine, name, journal, self, self._keep, self.advance, max_messages, max_bytes)
-        self.retry = self._retry
         # --- the loop
         self._dead_letters = DeadLetters(engine, name, journal, self._release)
         self._backlog = Backlog(engine, name, self.intake, self.advance)
@@ -231,10 +230,10 @@ class DurableOutbox(Outbox):
         if entry.is_stored:
             self._release(_offset(entry), size)
 
-    def _retry(self, entry: Publication) -> bool:
+    def retry(self, entry: Publication) -> bool:
         """See ``Publications``. Report a message over which a broker may have closed the connection again and again."""
         if not entry.is_stored:
-            return self._sender.retry(entry)
+            return super().retry(entry)
         offset = _offset(entry)
         if offset == self._queue.first and entry.was_sent:
             self._losses = self._losses + 1 if offset == self._lost else 1
@@ -245,7 +244,7 @@ class DurableOutbox(Outbox):
                     "refuses it, set max_message_size",
                     self._name, _MANY_LOSSES, entry.message_id, entry.plan.channel, len(entry.payload),
                 )  # fmt: skip
-        return self._sender.retry(entry)
+        return super().retry(entry)
 
     def fail(self, entry: Publication, error: MessagingError) -> None:
         """Keep a message that the broker refused as a dead letter; one of a closed instance stays in the journal."""

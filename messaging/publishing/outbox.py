@@ -1,8 +1,8 @@
 """The outbox: the messages of one instance from their acceptance until they are settled, each with a deadline.
 
-:class:`~messaging.publishing.sending.Admission` accepts them from any thread and wakes the loop once per burst.
-:class:`~messaging.publishing.sending.Sender` hands them to the adapter. :class:`Outbox` counts them, fails them at
-their deadlines, and closes.
+:class:`~messaging.publishing.sending.Admission` accepts them from any thread and wakes the loop once per burst. The
+outbox is the :class:`~messaging.publishing.sending.Sender` that hands them to the adapter; it also counts them, fails
+them at their deadlines, and closes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,17 @@ if TYPE_CHECKING:
     from messaging.publishing.stored import DiskIntake, DurableOutboxDTO
 
 
-class Outbox:
+class Outbox(Sender):
     """The messages of one instance that are not settled yet, bounded in messages and bytes.
 
     Everything runs on the loop, except :meth:`put`, :attr:`deadlines` ``.watch`` and the properties, which are for any
     thread.
 
     Attributes:
-        put, post, withdraw, refuse: see :class:`~messaging.publishing.sending.Admission`.
-        start, disconnected, retry, outstanding: see :class:`~messaging.publishing.sending.Sender`.
+        put, post, withdraw: see :class:`~messaging.publishing.sending.Admission`.
         admission: accepts the messages; public, because the publisher calls it without a detour.
         id: distinguishes the outboxes of all processes: message ids must not repeat.
         generation: see :mod:`messaging.environment.forks`.
-        deadlines: of all messages that are not settled.
         intake, journal: take and hold the messages on disk, with the setting ``outbox_path``, see
             :class:`~messaging.publishing.durable.DurableOutbox`.
     """
@@ -48,19 +46,13 @@ class Outbox:
     def __init__(self, engine: Engine, adapter: Adapter, timeout: float, max_messages: int, max_bytes: int) -> None:
         self.id = secrets.token_hex(8)
         self.generation = forks.generation
-        self._engine = engine
-        self.deadlines = Deadlines(engine, timeout, self._expire)
-        self.admission = admission = Admission(engine, adapter.name, max_messages, max_bytes, self._wake)
-        self._sender = sender = Sender(engine, adapter, admission, self.deadlines)
-        self._in_flight = sender.in_flight
+        admission = Admission(engine, adapter.name, max_messages, max_bytes, self._wake)
+        super().__init__(engine, adapter, admission, Deadlines(engine, timeout, self._expire))
         self._failed = 0
         #: resolved when every accepted message is settled; ``None`` unless :meth:`drain` waits for that
         self._drained: asyncio.Future[None] | None = None
-        # the methods of its parts are its own, without a call in between
-        self.put, self.post = admission.put, admission.post
-        self.withdraw = admission.withdraw
-        self.disconnected = sender.disconnected
-        self.retry, self.outstanding = sender.retry, sender.outstanding
+        # the methods of its part are its own, without a call in between
+        self.put, self.post, self.withdraw = admission.put, admission.post, admission.withdraw
 
     @property
     def published(self) -> int:
@@ -81,19 +73,6 @@ class Outbox:
         """Return a snapshot of the messages on disk; ``None`` without the setting ``outbox_path``."""
         return None
 
-    def start(self) -> None:
-        """Start sending, as soon as there is a connection."""
-        self._sender.start()
-
-    @property
-    def is_connected(self) -> bool:
-        """Return whether messages can be sent."""
-        return self._sender.is_connected
-
-    def connected(self) -> None:
-        """Send from now on, see :class:`~messaging.publishing.sending.Sender`."""
-        self._sender.connected()
-
     def refuse(self) -> None:
         """Accept no more messages."""
         self.admission.refuse()
@@ -104,10 +83,13 @@ class Outbox:
         return bool(self.admission.posted)
 
     def _wake(self) -> None:
-        if self._sender.is_stopped:  # meanwhile, by a signal handler that interrupted ``put``
+        """Send the messages that were accepted."""
+        if self.is_stopped:  # meanwhile, by a signal handler that interrupted ``put``
             self.close()
-        else:
-            self._sender.wake()
+            return
+        self._wakeup.set()
+        if not self.deadlines.is_watching:
+            self.deadlines.start()
 
     def _count(self, entry: Publication) -> None:
         """Count a settled message and make room for others; called once per message."""
@@ -119,8 +101,8 @@ class Outbox:
             admission.widen(-1, -size)
         if not entry.plan.options.last_will:  # the adapter hands a will to the broker with every connection
             del entry.payload
-        if self._in_flight:
-            self._in_flight.pop(entry.sequence, None)
+        if self.in_flight:
+            self.in_flight.pop(entry.sequence, None)
         if admission.blocked.flags:
             admission.offer_room_in_steps()
         if self._drained is not None and not admission.pending and not self._drained.done():
@@ -145,17 +127,16 @@ class Outbox:
             self._count(entry)
         entry.reject(error)
 
-    def fail_expired(self, entry: Publication, error: MessagingError) -> None:
-        """See ``Publications``."""
-        self.fail(entry, error)
+    #: see ``Publications``
+    fail_expired = fail
 
     def adopt(self, will: Publication) -> None:
         """Fail a will at its deadline, as a message in flight."""
-        if self._sender.is_stopped:
+        if self.is_stopped:
             self.fail(will, will.unfinished("the instance was closed"))
         elif not will.settled:
             will.is_waiting = False
-            self._in_flight[will.sequence] = will
+            self.in_flight[will.sequence] = will
 
     async def drain(self, deadline: float) -> None:
         """Wait until every accepted message is settled, or until ``deadline`` (loop time)."""
@@ -168,14 +149,14 @@ class Outbox:
         """Fail every remaining message with ``ClosedError``, or with ``OutcomeUnknownError`` if it was sent."""
         admission = self.admission
         self.refuse()
-        self._sender.stop()
+        self.stop()
         # ``put`` may be about to accept another message on its thread: its wake-up settles that one
         admission.is_signalled = False
         self.deadlines.stop()
-        for entry in self._sender.outstanding():
+        for entry in self.outstanding():
             self.fail(entry, entry.unfinished("the instance was closed"))
             self.count_late(entry)
-        self._sender.drop_settled()
+        self.drop_settled()
         admission.purge()
 
     async def finish(self) -> None:
@@ -184,13 +165,13 @@ class Outbox:
     def abandon(self) -> None:
         """Refuse every message in a forked child; the promises of the parent's messages end by themselves."""
         self.admission.abandon()
-        self._sender.is_stopped = True
+        self.is_stopped = True
 
     def _expire(self, now: float) -> float | None:
         """Fail the messages whose deadline has passed; see ``Deadlines``."""
         earliest = inf
         expired = False
-        for entry in self._sender.outstanding():
+        for entry in self.outstanding():
             if entry.settled:
                 expired = expired or _is_uncounted(entry)
                 continue
@@ -206,12 +187,12 @@ class Outbox:
                 why = "sent, but not confirmed before its deadline; it may arrive"
                 self.fail(entry, OutcomeUnknownError(f"{entry.what}: {why}"))
             else:
-                why = "the broker takes no more messages" if self._sender.is_connected else "no connection"
+                why = "the broker takes no more messages" if self.is_connected else "no connection"
                 self.fail(entry, DeadlineError(f"{entry.what}: not sent before its deadline: {why}"))
         if expired:
             # settled messages leave the queue now, also behind messages that still have time: they do not count
             self.admission.purge()
-        self._sender.drop_settled()
+        self.drop_settled()
         if self.admission.blocked.flags:
             self.admission.offer_room()
         return earliest if self.admission.pending else None

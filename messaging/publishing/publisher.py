@@ -232,9 +232,7 @@ class MessagePublisher:
         """Return the plan of a stored message. From any thread; raises as :meth:`publish`."""
         if self._size_limit is not None:
             self.check_payload(payload)
-        plan: PublishPlan | None = context.plan
-        if plan is None or plan.stamp is not self.stamp:  # the broker has other features meanwhile
-            plan = self._compile(context)
+        plan = self.compile(context)
         if plan.record is None:
             self._plan_record(plan, context)
         return plan

@@ -226,6 +226,8 @@ _AFTER_FAILURE: Final = 0.02
 class Sender:
     """Sends the messages of one instance in the order of their sequence. On the loop.
 
+    The base of the outbox, which also counts the messages, and fails them at their deadlines.
+
     Args:
         engine: runs the task.
         adapter: publishes the messages.
@@ -233,6 +235,7 @@ class Sender:
         deadlines: of all messages that are not settled.
 
     Attributes:
+        admission, deadlines: see the arguments.
         in_flight: unsettled messages that the adapter has, by sequence.
         is_connected: whether the adapter can publish.
         is_stopped: whether nothing more is sent.
@@ -241,8 +244,8 @@ class Sender:
     def __init__(self, engine: Engine, adapter: Adapter, admission: Admission, deadlines: Deadlines) -> None:
         self._engine = engine
         self._adapter = adapter
-        self._admission = admission
-        self._deadlines = deadlines
+        self.admission = admission
+        self.deadlines = deadlines
         self.in_flight: dict[int, Publication] = {}
         self.is_connected = False
         self.is_stopped = False
@@ -272,15 +275,9 @@ class Sender:
         """Hold everything back until :meth:`connected`."""
         self.is_connected = False
 
-    def wake(self) -> None:
-        """Send the messages that were accepted."""
-        self._wakeup.set()
-        if not self._deadlines.is_watching:
-            self._deadlines.start()
-
     def outstanding(self) -> Iterable[Publication]:
         """Return the accepted messages; some may be settled."""
-        return (*self._admission.waiting, *self._batch, *self.in_flight.values(), *self._returned)
+        return (*self.admission.waiting, *self._batch, *self.in_flight.values(), *self._returned)
 
     def drop_settled(self) -> None:
         """Remove the settled messages from the messages to send again."""
@@ -305,7 +302,7 @@ class Sender:
     def _requeue(self) -> None:
         if not self._returned:
             return
-        returned, waiting = self._returned, self._admission.waiting
+        returned, waiting = self._returned, self.admission.waiting
         latest = max(entry.sequence for entry in returned)
         # some may have been returned before
         while waiting and waiting[0].sequence < latest:
@@ -316,7 +313,7 @@ class Sender:
         self._wakeup.set()
 
     async def _run(self) -> None:
-        admission = self._admission
+        admission = self.admission
         while True:
             await self._wakeup.wait()
             self._wakeup.clear()
@@ -328,18 +325,18 @@ class Sender:
                 self._wakeup.set()
 
     async def _send_waiting(self) -> None:
-        while self._admission.waiting and self.is_connected:
+        while self.admission.waiting and self.is_connected:
             self._batch = self._take()
             # nothing of a batch may stay in this frame: it would keep its payloads until the next one
             await self._send_batch()
             self._batch = []
-            if self._admission.blocked.flags:
-                self._admission.offer_room()
+            if self.admission.blocked.flags:
+                self.admission.offer_room()
             # an adapter that never has to wait must not keep the loop from other tasks
             await asyncio.sleep(0)
 
     def _take(self) -> list[Publication]:
-        waiting = self._admission.waiting
+        waiting = self.admission.waiting
         batch = []
         for _ in range(min(len(waiting), self._adapter.capabilities.publish_window)):
             entry = waiting.popleft()
@@ -354,8 +351,8 @@ class Sender:
         batch = self._batch
         if not batch:
             return
-        if not self._deadlines.is_watching:
-            self._deadlines.start()
+        if not self.deadlines.is_watching:
+            self.deadlines.start()
         try:
             await of_library(self._adapter.publish(batch))
         except MessagingError as error:
