@@ -336,7 +336,7 @@ def _steps(part: _Section) -> Iterator[Finding]:
     if not is_right:
         return
     try:
-        Pipeline.compile(route, gateway=part.checked.settings.name, name=part.name)
+        Pipeline(route, gateway=part.checked.settings.name, name=part.name)
     except MessagingError as wrong:
         text = str(wrong).removeprefix(f"{where}: ").removeprefix(f"{where}.")
         if text.startswith(("from.channel: ", "to.channel: ", "key: ")):  # found already

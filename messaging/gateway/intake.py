@@ -150,7 +150,7 @@ class Rules:
         passed = self.pipeline.process(self.draft(payload, context, message_id, source), clock.monotonic())
         for each in passed.released:
             each.context.settle(True)
-        ready = [*passed.ready, *self.pipeline.flush().ready]
+        ready = [*passed.ready, *self.pipeline.due().ready]
         if not ready:  # filtered out by now
             source.settle(True)
         return [
@@ -243,7 +243,7 @@ class RouteIntake:
         if rules is not None:
             old, self.rules = self.rules, rules
             rules.pipeline.inherit(old.pipeline)
-            self._finish(old, old.pipeline.flush())
+            self._finish(old, old.pipeline.due())
 
     def pause(self) -> None:
         """Take no more messages. Those that are not stored stay with their broker."""

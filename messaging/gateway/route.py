@@ -96,9 +96,7 @@ class Route:
         return Rules(
             self.name,
             settings,
-            Pipeline.compile(
-                settings, gateway=self._gateway, name=self.name, request_rebirth=self._rebirth_requests(settings)
-            ),
+            Pipeline(settings, gateway=self._gateway, name=self.name, request_rebirth=self._rebirth_requests(settings)),
             Destinations(settings.source, settings.target, self._gateway, self._max_hops, target),
         )
 

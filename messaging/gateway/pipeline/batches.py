@@ -129,16 +129,12 @@ class Batcher:
         """Return when the first batch has waited long enough, in monotonic seconds."""
         return next(iter(self._open.values())).due if self._open else None
 
-    def due(self, now: float) -> list[Draft]:
-        """Return the batches that have waited long enough."""
+    def due(self, now: float = math.inf) -> list[Draft]:
+        """Return the batches that have waited long enough; all of them by default."""
         found: list[Draft] = []
         while self._open and next(iter(self._open.values())).due <= now:
             found.append(self._close(next(iter(self._open))))
         return found
-
-    def flush(self) -> list[Draft]:
-        """Return all batches."""
-        return [self._close(target) for target in [*self._open]]
 
 
 def _is_plain(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from messaging.errors import ConfigurationError, MessagingError
@@ -18,10 +19,10 @@ from messaging.gateway.pipeline.steps import (
     template_names,
     transform,
 )
-from messaging.gateway.pipeline.thinning import KEYS, Deadband, FirstSample, LastSample, RecentKeys
+from messaging.gateway.pipeline.thinning import LastSample, Thinning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from messaging.gateway.pipeline.steps import Step
     from messaging.gateway.recognition import Recognition
@@ -66,7 +67,14 @@ class Passed(NamedTuple):
 class Pipeline:
     """The steps of one route. For one thread at a time; functions of the configuration are called by it.
 
-    Made by :meth:`compile`.
+    Args:
+        route: its settings.
+        gateway: name of the gateway.
+        name: of the route, for errors.
+        request_rebirth: publishes a command to the source, given its channel and payload; for Sparkplug.
+
+    Raises:
+        ConfigurationError: a step cannot be made; the error names its key.
 
     Attributes:
         is_plain: whether every message comes out as it is.
@@ -76,11 +84,21 @@ class Pipeline:
     recognition: Recognition | None = None
 
     def __init__(
-        self, route: RouteSettings, gateway: str, passes: Callable[[Draft], bool] | None,
-        steps: Iterable[tuple[str, Step]], where: str = "",
-    ) -> None:  # fmt: skip
-        self._passes = passes
-        self._steps = [*steps]
+        self,
+        route: RouteSettings,
+        *,
+        gateway: str,
+        name: str,
+        request_rebirth: Callable[[str, bytes], object] | None = None,
+    ) -> None:
+        where = f"routes.{name}."
+        self._passes = None if route.where is None else _located(f"{where}where", lambda: condition(str(route.where)))
+        self._steps: list[tuple[str, Step]] = [
+            (f"transform[{number}]", transform(each, f"{where}transform[{number}]"))
+            for number, each in enumerate(route.transform)
+        ]
+        for step in self._sparkplug_steps():
+            step.request_rebirth = request_rebirth
         self._gateway = gateway
         self._key = route.key
         has_readings = any(each.sparkplug for each in route.transform)
@@ -92,22 +110,18 @@ class Pipeline:
         if route.compress is not None:
             # a missing package is found now, and not with the first message
             _located(f"{where}compress", lambda: compressed(Draft("check", b""), str(route.compress)))
-        deadband, sample = route.deadband, route.sample
-        self._deadband = None if deadband is None else _located(f"{where}deadband.field", lambda: Deadband(deadband))
-        #: id of the last message that has passed both of them
-        self._passed: RecentKeys[str] = RecentKeys(KEYS)
-        self._first: FirstSample | None = None
+        sample, interval = route.sample, 0.0
         self._last: LastSample | None = None
-        if sample is not None:
-            if sample.keep == "first":
-                self._first = FirstSample(sample.every)
-            else:
-                self._last = LastSample(sample.every, max(1, route.source.prefetch // 2))
+        if sample is not None and sample.keep == "first":
+            interval = sample.every
+        elif sample is not None:
+            self._last = LastSample(sample.every, max(1, route.source.prefetch // 2))
+        self._thinning: Thinning | None = None
+        if route.deadband is not None or interval:
+            self._thinning = _located(f"{where}deadband.field", lambda: Thinning(route.deadband, interval))
         self._batcher = None if route.batch is None else Batcher(route.batch, route.compress)
         self._holds = self._last is not None or self._batcher is not None
-        self.is_plain = not (
-            self._steps or passes or self._deadband or self._first or self._last or self._batcher or route.compress
-        )
+        self.is_plain = not (self._steps or self._passes or self._thinning or self._holds or route.compress)
 
     def _check_names(self, route: RouteSettings, where: str, *, has_readings: bool) -> None:
         pattern = _located(f"{where}from.channel", lambda: ChannelPattern(route.source.channel))
@@ -119,40 +133,9 @@ class Pipeline:
                     f"{where}{place}: there is no capture {{{name}}}; there are {', '.join(sorted(names))}"
                 )
 
-    @classmethod
-    def compile(
-        cls,
-        route: RouteSettings,
-        *,
-        gateway: str,
-        name: str,
-        request_rebirth: Callable[[str, bytes], object] | None = None,
-    ) -> Pipeline:
-        """Return the pipeline of a route.
-
-        Args:
-            route: its settings.
-            gateway: name of the gateway.
-            name: of the route, for errors.
-            request_rebirth: publishes a command to the source, given its channel and payload; for Sparkplug.
-
-        Raises:
-            ConfigurationError: a step cannot be made; the error names its key.
-        """
-        where = f"routes.{name}."
-        passes = None if route.where is None else _located(f"{where}where", lambda: condition(str(route.where)))
-        steps = [
-            (f"transform[{number}]", transform(each, f"{where}transform[{number}]"))
-            for number, each in enumerate(route.transform)
-        ]
-        made = cls(route, gateway, passes, steps, where)
-        for step in made.sparkplug_steps():
-            step.request_rebirth = request_rebirth
-        return made
-
     # --- Sparkplug
 
-    def sparkplug_steps(self) -> Iterator[SparkplugStep]:
+    def _sparkplug_steps(self) -> Iterator[SparkplugStep]:
         """Yield the steps that read Sparkplug payloads."""
         for _, step in self._steps:
             if isinstance(step, SparkplugStep):
@@ -160,12 +143,12 @@ class Pipeline:
 
     def inherit(self, other: Pipeline) -> None:
         """Go on with the births that the pipeline knows which this one replaces."""
-        for step, known in zip(self.sparkplug_steps(), other.sparkplug_steps(), strict=False):
+        for step, known in zip(self._sparkplug_steps(), other._sparkplug_steps(), strict=False):
             step.inherit(known)
 
     def reread(self, other: Pipeline) -> None:
         """Read messages of the past by the births that another pipeline knows; from another thread than that one's."""
-        for step, known in zip(self.sparkplug_steps(), other.sparkplug_steps(), strict=False):
+        for step, known in zip(self._sparkplug_steps(), other._sparkplug_steps(), strict=False):
             step.reread(known)
 
     # --- messages
@@ -261,26 +244,16 @@ class Pipeline:
 
     def _is_kept(self, draft: Draft, now: float, undo: list[Callable[[], None]]) -> bool:
         """Return whether a message passes deadband and sampling, and remember that; ``undo`` gets what forgets it."""
-        if self._deadband is None and self._first is None:
+        if self._thinning is None:
             return True
         key = self._key_of(draft)
         # the first copy has passed, and is acknowledged later than the message that comes now would be: after a
         # crash in between it would be lost
-        is_last = draft.message_id is not None and self._passed.get(key) == draft.message_id
-        if is_last and draft.is_redelivered:
+        if self._thinning.repeats(draft, key):
             return True
-        if self._deadband is not None and not self._deadband.passes(draft, key, now):
+        if not self._thinning.passes(draft, key, now):
             return False
-        if self._first is not None:
-            if not self._first.passes(key, now):
-                return False
-            undo.append(self._first.note(key, now))
-        if self._deadband is not None:
-            undo.append(self._deadband.note(draft, key, now))
-        if draft.message_id is not None:
-            before = self._passed.get(key)
-            self._passed.put(key, draft.message_id)
-            undo.append(lambda: self._passed.restore(key, before))
+        undo.append(self._thinning.note(draft, key, now))
         return True
 
     def _hold(
@@ -333,18 +306,11 @@ class Pipeline:
         dues = [each.next_due for each in (self._last, self._batcher) if each is not None]
         return min((due for due in dues if due is not None), default=None)
 
-    def due(self, now: float) -> Passed:
-        """Return the messages and batches that were held long enough."""
+    def due(self, now: float = math.inf) -> Passed:
+        """Return the messages and batches that were held long enough; all of them by default."""
         ready = [] if self._last is None else self._batched(self._last.due(now), now)
         if self._batcher is not None:
             ready += self._batcher.due(now)
-        return Passed(ready, [])
-
-    def flush(self) -> Passed:
-        """Return all messages and batches that are held."""
-        ready = [] if self._last is None else self._batched(self._last.flush(), 0.0)
-        if self._batcher is not None:
-            ready += self._batcher.flush()
         return Passed(ready, [])
 
 

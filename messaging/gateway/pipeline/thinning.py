@@ -1,14 +1,10 @@
-"""Steps that let fewer messages of a key through: deadband (report by exception) and sampling.
-
-They keep the state of each key, for ``KEYS`` keys at most; the key that was not seen for longest is forgotten first,
-and its next message passes. A step decides with ``passes`` and remembers with ``note``, which returns what ``restore``
-needs: a message that fails in a later step changes nothing.
-"""
+"""Steps that let fewer messages of a key through: deadband (report by exception) and sampling."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from messaging.errors import CodecError
 from messaging.gateway.pipeline.paths import FieldPath
@@ -20,100 +16,90 @@ if TYPE_CHECKING:
     from messaging.gateway.pipeline.draft import Draft
     from messaging.gateway.settings import DeadbandSettings
 
-T = TypeVar("T")
-
 #: keys whose state is kept
 KEYS: Final = 100_000
 
 
-class RecentKeys(OrderedDict[str, T]):
-    """The states of the keys that were used last, in the order of use. Change them by :meth:`put`."""
+class _LastPassed(NamedTuple):
+    """The last message of a key that has passed."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    def put(self, key: str, state: T) -> None:
-        """Set the state of a key, which is then the last one to be forgotten."""
-        self[key] = state
-        self.move_to_end(key)
-        if len(self) > self._most:
-            self.popitem(last=False)
-
-    def restore(self, key: str, state: T | None) -> None:
-        """Set the state of a key as it was; ``None``: it had none."""
-        if state is None:
-            self.pop(key, None)
-        else:
-            self.put(key, state)
+    #: of the deadband; ``None``: the message has none
+    number: float | None
+    #: monotonic seconds
+    time: float
+    #: of the last one with an id
+    message_id: str | None
 
 
-class Deadband:
-    """Passes a message if its number differs enough from that of the last one that passed, or after a time.
+class Thinning:
+    """Deadband, and sampling that passes the first message of a key in each interval.
 
-    A message without the number always passes, and the next one with a number, too.
+    A deadband passes a message if its number differs enough from that of the last one that passed, or after a time. A
+    message without the number always passes, and the next one with a number, too.
+
+    The key that was not seen for longest is forgotten first, and its next message passes. :meth:`passes` decides, and
+    :meth:`note` remembers: a message that fails in a later step changes nothing.
 
     Args:
-        settings: of the deadband.
-        keys: bound of the keys.
+        deadband: its settings; ``None``: each number passes.
+        interval: of sampling, seconds.
+        keys: whose state is kept, at most.
     """
 
-    def __init__(self, settings: DeadbandSettings, keys: int = KEYS) -> None:
-        self._path = FieldPath(settings.field)
-        self._absolute = settings.absolute
-        self._percent = settings.percent
-        self._silence = settings.max_silence
-        #: number and monotonic time of the last message that passed
-        self._last: RecentKeys[tuple[float | None, float]] = RecentKeys(keys)
+    def __init__(self, deadband: DeadbandSettings | None = None, interval: float = 0.0, keys: int = KEYS) -> None:
+        self._deadband = deadband
+        self._path = None if deadband is None else FieldPath(deadband.field)
+        self._interval = interval
+        self._most = keys
+        #: in the order of use
+        self._last: OrderedDict[str, _LastPassed] = OrderedDict()
+
+    def repeats(self, draft: Draft, key: str) -> bool:
+        """Return whether a message is delivered again that was the last one of its key to pass."""
+        last = self._last.get(key)
+        is_last = last is not None and draft.message_id is not None and last.message_id == draft.message_id
+        return is_last and draft.is_redelivered
 
     def passes(self, draft: Draft, key: str, now: float) -> bool:
         """Return whether a message passes."""
         last = self._last.get(key)
-        number = self._number(draft)
-        if last is None or number is None or last[0] is None:
+        if last is None:
             return True
-        if self._silence is not None and now - last[1] >= self._silence:
+        return now - last.time >= self._interval and self._is_changed(draft, last, now)
+
+    def _is_changed(self, draft: Draft, last: _LastPassed, now: float) -> bool:
+        band, number = self._deadband, self._number(draft)
+        if band is None or number is None or last.number is None:
             return True
-        difference = abs(number - last[0])
-        if self._absolute is not None:
-            return difference > self._absolute or (self._absolute > 0 and difference == self._absolute)
-        return difference > 0 and difference >= abs(last[0]) * (self._percent or 0.0) / 100
+        if band.max_silence is not None and now - last.time >= band.max_silence:
+            return True
+        difference = abs(number - last.number)
+        if band.absolute is not None:
+            return difference > band.absolute or (band.absolute > 0 and difference == band.absolute)
+        return difference > 0 and difference >= abs(last.number) * (band.percent or 0.0) / 100
 
     def note(self, draft: Draft, key: str, now: float) -> Callable[[], None]:
         """Remember a message that has passed; return what undoes that."""
-        before = self._last.get(key)
-        self._last.put(key, (self._number(draft), now))
-        return lambda: self._last.restore(key, before)
+        before, message_id = self._last.get(key), draft.message_id
+        if message_id is None and before is not None:
+            message_id = before.message_id
+        self._put(key, _LastPassed(self._number(draft), now, message_id))
+        return lambda: self._put(key, before)
+
+    def _put(self, key: str, state: _LastPassed | None) -> None:
+        if state is None:
+            self._last.pop(key, None)
+            return
+        self._last[key] = state
+        self._last.move_to_end(key)
+        if len(self._last) > self._most:
+            self._last.popitem(last=False)
 
     def _number(self, draft: Draft) -> float | None:
         try:
-            return number_of(self._path.get(draft.value))
+            return None if self._path is None else number_of(self._path.get(draft.value))
         except CodecError:
             return None
-
-
-class FirstSample:
-    """Passes the first message of a key in each interval.
-
-    Args:
-        interval: seconds.
-        keys: bound of the keys.
-    """
-
-    def __init__(self, interval: float, keys: int = KEYS) -> None:
-        self._interval = interval
-        self._begun: RecentKeys[float] = RecentKeys(keys)
-
-    def passes(self, key: str, now: float) -> bool:
-        """Return whether a message passes."""
-        begun = self._begun.get(key)
-        return begun is None or now - begun >= self._interval
-
-    def note(self, key: str, now: float) -> Callable[[], None]:
-        """Remember that a message has passed; return what undoes that."""
-        before = self._begun.get(key)
-        self._begun.put(key, now)
-        return lambda: self._begun.restore(key, before)
 
 
 class LastSample:
@@ -146,15 +132,9 @@ class LastSample:
         """Return when the first interval ends, in monotonic seconds."""
         return next(iter(self._held.values()))[0] if self._held else None
 
-    def due(self, now: float) -> list[Draft]:
-        """Return the messages whose interval is over."""
+    def due(self, now: float = math.inf) -> list[Draft]:
+        """Return the messages whose interval is over; all of them by default."""
         found: list[Draft] = []
         while self._held and next(iter(self._held.values()))[0] <= now:
             found.append(self._held.popitem(last=False)[1][1])
-        return found
-
-    def flush(self) -> list[Draft]:
-        """Return all messages that are held."""
-        found = [draft for _, draft in self._held.values()]
-        self._held.clear()
         return found

@@ -23,7 +23,7 @@ def route(source: str = "in/{x}", target: str = "out/{x}", **other: Any) -> Rout
 
 def pipeline(source: str = "in/{x}", target: str = "out/{x}", **other: Any) -> Pipeline:
     """Return the pipeline of a route ``r`` of the gateway ``gw``."""
-    return Pipeline.compile(route(source, target, **other), gateway="gw", name="r")
+    return Pipeline(route(source, target, **other), gateway="gw", name="r")
 
 
 class Context:

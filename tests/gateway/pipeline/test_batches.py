@@ -38,7 +38,7 @@ def test_a_batch_is_closed_by_its_count() -> None:
     assert batch.payload == '1\n{"a":"ä"}\nnull\n'.encode()
     assert (batch.content_type, batch.content_encoding) == ("application/x-ndjson", None)
     assert made.next_due == 10
-    (rest,) = made.flush().ready
+    (rest,) = made.due().ready
     assert rest.payload == b"4\n"
     assert made.next_due is None
 
@@ -65,14 +65,14 @@ def test_a_batch_is_closed_by_its_bytes() -> None:
     assert [each.payload for each in ready] == [
         b'"aaaaaa"\n"bbbbbb"\n', b'"cccccc"\n', b'"' + b"d" * 50 + b'"\n',
     ]  # fmt: skip
-    assert [each.payload for each in made.flush().ready] == [b'"e"\n']
+    assert [each.payload for each in made.due().ready] == [b'"e"\n']
 
 
 @given(st.lists(st.integers(0, 30), max_size=40), st.integers(5, 60), st.sampled_from(["json_lines", "json_array"]))
 def test_batches_hold_every_message_once_in_order_within_bounds(lengths: list[int], most: int, kind: str) -> None:
     made = batching(count=5, max_bytes=most, format=kind)
     texts = [f"{number}{'x' * length}" for number, length in enumerate(lengths)]
-    ready = [*fill(made, *texts), *made.flush().ready]
+    ready = [*fill(made, *texts), *made.due().ready]
     found: list[str] = []
     for batch in ready:
         lines = batch.payload.splitlines() if kind == "json_lines" else [batch.payload]
@@ -160,7 +160,7 @@ def test_nothing_of_a_message_is_kept_when_a_part_of_it_cannot_be_batched() -> N
     made = pipeline(transform=[{"call": "tests.gateway.pipeline.functions:bad_item"}], batch={"count": 2, "delay": 10})
     with pytest.raises(PipelineError, match="the payload is not JSON"):
         made.process(draft(1, source=source), 0)
-    assert made.flush().ready == []
+    assert made.due().ready == []
     assert source.settled == []
     # the sampling has not seen it, either
     plain = pipeline(sample={"every": 5}, batch={"count": 1, "delay": 10})

@@ -36,7 +36,7 @@ def test_a_target_that_is_no_channel_fails_before_anything_is_kept() -> None:
     with pytest.raises(PipelineError, match="wildcard"):
         pipeline("in/{x}", "out/{x}", transform=[{"drop": ["a"]}]).process(draft({}, x="+"), 0)
     assert made.process(draft(["a"], source=source), 0).ready == []
-    (held,) = made.flush().ready
+    (held,) = made.due().ready
     assert (held.target, held.sources) == ("target/a", (source,))
 
 
@@ -105,7 +105,7 @@ def test_a_replaced_part_does_not_settle_the_message_of_the_others() -> None:
     (replaced,) = outcome.released
     replaced.context.settle(True)
     assert source.settled == []
-    (held,) = made.flush().ready
+    (held,) = made.due().ready
     held.sources[0].context.settle(True)
     assert source.settled == [True]
 
@@ -180,7 +180,7 @@ def test_every_message_is_settled_once_and_not_before_its_parts_are_ready(
         now += pause
         sources.append(Source())
         outcomes += [made.due(now), made.process(draft(items, f"in/{x}", x=x, source=sources[-1]), now)]
-    outcomes.append(made.flush())
+    outcomes.append(made.due())
     for outcome in outcomes:
         tokens = {id(token): token for each in outcome.ready for token in each.sources}
         for token in [*tokens.values(), *outcome.released]:

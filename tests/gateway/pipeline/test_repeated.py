@@ -63,7 +63,7 @@ def test_a_message_that_comes_again_while_its_batch_is_open_is_in_it_once() -> N
     # once it is closed, others know it
     late = made.process(draft(1, message_id="m1", source=again()), 0)
     assert (late.ready, late.released, late.repeated) == ([], [], 0)
-    assert values(made.flush().ready) == [[1]]
+    assert values(made.due().ready) == [[1]]
 
 
 def test_equal_messages_are_all_in_the_batch() -> None:
@@ -105,7 +105,7 @@ def test_the_parts_of_a_message_that_comes_again_are_recognised_one_by_one() -> 
     for each in joined:
         each.settle(True)
     assert (first.settled, copy.settled) == ([], [])
-    settle(made.flush().ready)
+    settle(made.due().ready)
     assert (first.settled, copy.settled) == ([True], [True])
 
 
@@ -124,6 +124,6 @@ def test_a_message_that_comes_again_passes_as_its_first_copy_did(
     assert [len(each.released) for each in outcomes] == [0, 0, 1, 1]
     assert [each.filtered for each in outcomes] == [0, 0, 1, 1]
     if batch:
-        assert values(made.flush().ready) == [[{"v": 1}]]
+        assert values(made.due().ready) == [[{"v": 1}]]
     else:
         assert [len(each.ready) for each in outcomes] == [1, 1, 0, 0]

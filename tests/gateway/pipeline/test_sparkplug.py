@@ -47,9 +47,7 @@ def made(target: str = "out/{group}/{edge_node}/{device}/{metric}", **other: Any
         assert decode(payload).metrics[0].value is True
         requests.append(channel)
 
-    found = Pipeline.compile(
-        route("spBv1.0/#", target, transform=STEP, **other), gateway="gw", name="r", request_rebirth=note
-    )
+    found = Pipeline(route("spBv1.0/#", target, transform=STEP, **other), gateway="gw", name="r", request_rebirth=note)
     return found, requests
 
 

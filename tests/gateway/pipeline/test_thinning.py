@@ -8,17 +8,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messaging.gateway.pipeline.thinning import Deadband, FirstSample, LastSample, RecentKeys
+from messaging.gateway.pipeline.thinning import LastSample, Thinning
 from messaging.gateway.settings import DeadbandSettings
 from messaging.testing.tables import table
 from tests.gateway.pipeline.kit import Source, draft, pipeline, values
 
 
-def deadband(keys: int = 100, **settings: Any) -> Deadband:
-    return Deadband(DeadbandSettings.model_validate({"field": "v", **settings}), keys)
+def deadband(keys: int = 100, **settings: Any) -> Thinning:
+    return Thinning(DeadbandSettings.model_validate({"field": "v", **settings}), keys=keys)
 
 
-def passed(band: Deadband, *numbers: Any, times: list[float] | None = None, key: str = "k") -> list[Any]:
+def passed(band: Thinning, *numbers: Any, times: list[float] | None = None, key: str = "k") -> list[Any]:
     """Return the numbers that pass, one each second."""
     found = []
     for at, number in zip(times or range(len(numbers)), numbers, strict=True):
@@ -85,10 +85,10 @@ def test_the_key_that_was_silent_for_longest_is_forgotten() -> None:
         passed(band, 1, key=key)
     assert passed(band, 1, key="c") == passed(band, 1, key="b") == []
     assert passed(band, 1, key="a") == [1]
-    keys: RecentKeys[int] = RecentKeys(3)
+    band = deadband(keys=3, absolute=1)
     for number in range(10):
-        keys.put(str(number % 5), number)
-    assert len(keys) == 3
+        passed(band, number, key=str(number % 5))
+    assert [key for key in "01234" if not band.passes(draft({"v": int(key) + 5}), key, 0)] == ["2", "3", "4"]
 
 
 @given(st.lists(st.floats(-100, 100), max_size=30), st.floats(0.01, 50))
@@ -107,14 +107,14 @@ def test_what_does_not_pass_is_within_the_band(numbers: list[float], band: float
 
 
 def test_the_first_message_of_an_interval_passes() -> None:
-    sample = FirstSample(10)
+    sample, made = Thinning(interval=10), draft()
     found = []
     for at in (0, 1, 9.9, 10, 15, 20, 100):
-        if sample.passes("k", at):
-            sample.note("k", at)
+        if sample.passes(made, "k", at):
+            sample.note(made, "k", at)
             found.append(at)
     assert found == [0, 10, 20, 100]
-    assert sample.passes("other", 1)
+    assert sample.passes(made, "other", 1)
 
 
 def test_the_last_message_of_an_interval_passes_at_its_end() -> None:
@@ -137,8 +137,8 @@ def test_the_messages_that_are_held_are_bounded() -> None:
     sample.put(made[0], "a", 0)
     sample.put(made[1], "b", 1)
     assert sample.put(made[2], "c", 2) == (None, made[0])
-    assert sample.flush() == made[1:]
-    assert sample.flush() == []
+    assert sample.due() == made[1:]
+    assert sample.due() == []
 
 
 # --- in a pipeline

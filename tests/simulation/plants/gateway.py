@@ -125,9 +125,9 @@ GATEWAY = (
         "gateway",
         (
             Edit(
-                "messaging/gateway/pipeline/pipeline.py",
-                "        if is_last and draft.is_redelivered:\n",
-                "        if is_last and not draft.sources:\n",
+                "messaging/gateway/pipeline/thinning.py",
+                "        return is_last and draft.is_redelivered\n",
+                "        return is_last and not draft.sources\n",
             ),
         ),
         "tests/gateway/pipeline/test_repeated.py::test_a_message_that_comes_again_passes_as_its_first_copy_did",
