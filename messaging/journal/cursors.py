@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, JournalError, JournalRangeError
 from messaging.errors.checks import check_instance
-from messaging.execution import clock
+from messaging.execution import clock, doubled
 from messaging.journal.folders import journal_errors
 from messaging.journal.reader import RecordReader
 from messaging.journal.records import check_offset
@@ -256,7 +256,7 @@ class Cursors:
                     self._storing.release()
         except JournalError as error:
             self._failures += 1
-            pause = min(_RETRY_MOST, _SAVE_PAUSE * float(2**self._failures))
+            pause = doubled(_SAVE_PAUSE, _RETRY_MOST, self._failures)
             if self._failures == 1:
                 logger.warning("%s; positions of cursors are kept in memory, and stored with the next try", error)
         else:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import delete, func, select, update
 
 from messaging.errors import ArgumentError
 from messaging.errors.checks import check_instance
 from messaging.execution import seconds
-from messaging.outbox.sql.connections import database_now, in_transaction
+from messaging.outbox.sql.connections import database_now, transactional
 from messaging.outbox.sql.tables import DEAD, DEFAULT_TABLES, PENDING, SENT, OutboxTables
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection
-
-    from messaging.outbox.sql.connections import AnyConnection, AwaitedConnection, SyncConnection
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +68,10 @@ class DeadRow:
     reason: str
 
 
-@overload
-def outbox_status(connection: SyncConnection, tables: OutboxTables = ...) -> OutboxStatus: ...
-@overload
-def outbox_status(connection: AwaitedConnection, tables: OutboxTables = ...) -> Awaitable[OutboxStatus]: ...
-def outbox_status(
-    connection: AnyConnection, tables: OutboxTables = DEFAULT_TABLES
-) -> OutboxStatus | Awaitable[OutboxStatus]:
+@transactional
+def outbox_status(connection: Connection, tables: OutboxTables = DEFAULT_TABLES) -> OutboxStatus:
     """Return the state of the outbox; it reads every row that is not deleted."""
     check_instance("tables", tables, OutboxTables)
-    return in_transaction(connection, lambda each: _status(each, tables))
-
-
-def _status(connection: Connection, tables: OutboxTables) -> OutboxStatus:
     outbox, lease = tables.outbox, tables.lease
     counts = {
         state: (count, oldest)
@@ -104,15 +93,8 @@ def _status(connection: Connection, tables: OutboxTables) -> OutboxStatus:
     )  # fmt: skip
 
 
-@overload
-def dead_rows(connection: SyncConnection, limit: int = ..., tables: OutboxTables = ...) -> Sequence[DeadRow]: ...
-@overload
-def dead_rows(
-    connection: AwaitedConnection, limit: int = ..., tables: OutboxTables = ...
-) -> Awaitable[Sequence[DeadRow]]: ...
-def dead_rows(
-    connection: AnyConnection, limit: int = 100, tables: OutboxTables = DEFAULT_TABLES
-) -> Sequence[DeadRow] | Awaitable[Sequence[DeadRow]]:
+@transactional
+def dead_rows(connection: Connection, limit: int = 100, tables: OutboxTables = DEFAULT_TABLES) -> Sequence[DeadRow]:
     """Return at most ``limit`` dead rows, the latest first."""
     check_instance("tables", tables, OutboxTables)
     _check_limit(limit)
@@ -124,18 +106,11 @@ def dead_rows(
         )
         .where(outbox.c.state == DEAD).order_by(outbox.c.settled_at.desc(), outbox.c.id.desc()).limit(limit)
     )  # fmt: skip
-    return in_transaction(connection, lambda each: [DeadRow(*row) for row in each.execute(wanted)])
+    return [DeadRow(*row) for row in connection.execute(wanted)]
 
 
-@overload
-def retry_dead(connection: SyncConnection, ids: Iterable[int] | None = ..., tables: OutboxTables = ...) -> int: ...
-@overload
-def retry_dead(
-    connection: AwaitedConnection, ids: Iterable[int] | None = ..., tables: OutboxTables = ...
-) -> Awaitable[int]: ...
-def retry_dead(
-    connection: AnyConnection, ids: Iterable[int] | None = None, tables: OutboxTables = DEFAULT_TABLES
-) -> int | Awaitable[int]:
+@transactional
+def retry_dead(connection: Connection, ids: Iterable[int] | None = None, tables: OutboxTables = DEFAULT_TABLES) -> int:
     """Have dead rows published again, within the transaction of ``connection``; return how many there were.
 
     They keep their message ids, and come after the messages of their key that were published meanwhile.
@@ -149,39 +124,27 @@ def retry_dead(
     outbox = tables.outbox
     revived: dict[str, Any] = {"state": PENDING, "attempts": 0, "retry_at": None, "settled_at": None}
     statement = update(outbox).where(outbox.c.state == DEAD, *_among(outbox, ids)).values(revived)
-    return in_transaction(connection, lambda each: each.execute(statement).rowcount)
+    return connection.execute(statement).rowcount
 
 
-@overload
-def discard_dead(connection: SyncConnection, ids: Iterable[int] | None = ..., tables: OutboxTables = ...) -> int: ...
-@overload
+@transactional
 def discard_dead(
-    connection: AwaitedConnection, ids: Iterable[int] | None = ..., tables: OutboxTables = ...
-) -> Awaitable[int]: ...
-def discard_dead(
-    connection: AnyConnection, ids: Iterable[int] | None = None, tables: OutboxTables = DEFAULT_TABLES
-) -> int | Awaitable[int]:
+    connection: Connection, ids: Iterable[int] | None = None, tables: OutboxTables = DEFAULT_TABLES
+) -> int:
     """Delete dead rows; otherwise as :func:`retry_dead`."""
     check_instance("tables", tables, OutboxTables)
     outbox = tables.outbox
     statement = delete(outbox).where(outbox.c.state == DEAD, *_among(outbox, ids))
-    return in_transaction(connection, lambda each: each.execute(statement).rowcount)
+    return connection.execute(statement).rowcount
 
 
-@overload
+@transactional
 def delete_sent(
-    connection: SyncConnection, older_than: float = ..., tables: OutboxTables = ..., limit: int | None = ...
-) -> int: ...
-@overload
-def delete_sent(
-    connection: AwaitedConnection, older_than: float = ..., tables: OutboxTables = ..., limit: int | None = ...
-) -> Awaitable[int]: ...
-def delete_sent(
-    connection: AnyConnection,
+    connection: Connection,
     older_than: float = 0.0,
     tables: OutboxTables = DEFAULT_TABLES,
     limit: int | None = None,
-) -> int | Awaitable[int]:
+) -> int:
     """Delete the rows that were sent more than ``older_than`` seconds ago; return how many there were.
 
     Args:
@@ -196,13 +159,8 @@ def delete_sent(
     check_instance("tables", tables, OutboxTables)
     if limit is not None:
         _check_limit(limit)
-    return in_transaction(connection, lambda each: delete_sent_rows(each, tables, age, limit))
-
-
-def delete_sent_rows(connection: Connection, tables: OutboxTables, older_than: float, limit: int | None) -> int:
-    """Delete at most ``limit`` rows that were sent more than ``older_than`` seconds ago; return how many there were."""
     outbox = tables.outbox
-    latest = database_now(connection) - timedelta(seconds=older_than)
+    latest = database_now(connection) - timedelta(seconds=age)
     is_old: ColumnElement[bool] = (outbox.c.state == SENT) & (outbox.c.settled_at <= latest)
     if limit is not None:
         oldest = select(outbox.c.id).where(is_old).order_by(outbox.c.settled_at).limit(limit)

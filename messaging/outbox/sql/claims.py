@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import LargeBinary, and_, cast, delete, exists, func, inspect, or_, select, text, union_all, update
 
 from messaging.errors import ConfigurationError
-from messaging.execution import clock, jitter
+from messaging.execution import clock, doubled, jitter
 from messaging.outbox.sql.connections import database_now, refuse_autocommit
 from messaging.outbox.sql.tables import BUCKETS, DEAD, PENDING, SENT, OutboxTables, has_trigger, prepare, trigger_name
 
@@ -58,7 +58,7 @@ class RelayPolicy:
         """Return the seconds until the next attempt after so many refusals, or ``None`` if there is none."""
         if attempts >= self.max_attempts:
             return None
-        longest = min(self.longest, self.shortest * 2.0 ** min(attempts - 1, 60))
+        longest = doubled(self.shortest, self.longest, attempts - 1)
         return jitter(longest / 2, longest)
 
 

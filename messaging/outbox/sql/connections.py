@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from sqlalchemy import Connection, func, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Dialect, Table
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+P = ParamSpec("P")
 
 #: a connection or session with blocking calls
 SyncConnection: TypeAlias = "Connection | Session | scoped_session[Any]"
@@ -54,6 +57,25 @@ def in_transaction(
         "connection must be a Connection, Session, AsyncConnection or AsyncSession of SQLAlchemy, "
         f"not {type(connection).__name__}"
     )
+
+
+class Transactional(Protocol[P, T_co]):
+    """A function of a connection or session of any kind; of an async one it returns an awaitable of its result."""
+
+    @overload
+    def __call__(self, connection: SyncConnection, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
+    @overload
+    def __call__(self, connection: AwaitedConnection, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T_co]: ...
+
+
+def transactional(function: Callable[Concatenate[Connection, P], T]) -> Transactional[P, T]:
+    """Have a function of a sync connection take every kind of them, as :func:`in_transaction`."""
+
+    @wraps(function)
+    def call(connection: AnyConnection, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return in_transaction(connection, lambda each: function(each, *args, **kwargs))
+
+    return call
 
 
 async def _in_session(

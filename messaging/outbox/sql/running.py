@@ -14,7 +14,7 @@ from messaging.errors import ClosedError, DatabaseError, DeadlineError
 from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, clock, on_worker
 from messaging.instance import Messaging, connect
-from messaging.outbox.sql.administration import delete_sent_rows
+from messaging.outbox.sql.administration import delete_sent
 from messaging.outbox.sql.database import describe
 from messaging.outbox.sql.delivery import ClaimHandling, RowDelivery, RunState, wait_until
 
@@ -227,7 +227,7 @@ class RelayRun:
         if not self._policy.retention or now < self._delete_at:
             return
         deleted = await self._database.run(
-            lambda each: delete_sent_rows(each, self._tables, self._policy.retention, _DELETE_LIMIT)
+            lambda each: delete_sent(each, self._policy.retention, self._tables, _DELETE_LIMIT)
         )
         if deleted < _DELETE_LIMIT:
             self._delete_at = now + _DELETE_INTERVAL

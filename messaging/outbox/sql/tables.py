@@ -22,7 +22,7 @@ import re
 import zlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -47,14 +47,10 @@ from sqlalchemy.dialects import postgresql
 from messaging.errors import ArgumentError, ConfigurationError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import tolerant
-from messaging.outbox.sql.connections import in_transaction, insert_or_ignore
+from messaging.outbox.sql.connections import insert_or_ignore, transactional
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from sqlalchemy import Connection
-
-    from messaging.outbox.sql.connections import AnyConnection, AwaitedConnection, SyncConnection
 
 #: version of the schema; a later version of this library says how to migrate from it
 SCHEMA_VERSION: Final = 1
@@ -333,11 +329,8 @@ def check_dialect(dialect: Dialect) -> None:
         raise ConfigurationError(f"the outbox works with {' and '.join(_DIALECTS)}, not with {dialect.name}")
 
 
-@overload
-def create_tables(connection: SyncConnection, tables: OutboxTables = DEFAULT_TABLES) -> None: ...
-@overload
-def create_tables(connection: AwaitedConnection, tables: OutboxTables = DEFAULT_TABLES) -> Awaitable[None]: ...
-def create_tables(connection: AnyConnection, tables: OutboxTables = DEFAULT_TABLES) -> Awaitable[None] | None:
+@transactional
+def create_tables(connection: Connection, tables: OutboxTables = DEFAULT_TABLES) -> None:
     """Create the tables that are missing, within the transaction of the caller. Idempotent.
 
     Use it in tests and small programs. Programs with migrations give ``OutboxTables`` their own ``MetaData``, and
@@ -352,10 +345,6 @@ def create_tables(connection: AnyConnection, tables: OutboxTables = DEFAULT_TABL
         ConfigurationError: the database is neither PostgreSQL nor SQLite, or has an outbox of another version.
     """
     check_instance("tables", tables, OutboxTables)
-    return in_transaction(connection, lambda each: _create(each, tables))
-
-
-def _create(connection: Connection, tables: OutboxTables) -> None:
     check_dialect(connection.dialect)
     own: Iterable[Table] = (tables.outbox, tables.lease, tables.version, tables.inbox)
     tables.metadata.create_all(connection, tables=[*own])
