@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 from messaging.publishing.backlog import Spilled
 from messaging.publishing.stored import StoredPublication
 
-#: how much later than its deadline a promise may fail, seconds
-SLACK = 0.1
-
 
 class Double:
     """A publication that notes that its deadline has passed."""
@@ -67,17 +64,16 @@ def test_promises_are_found_until_they_are_dropped_popped_or_due(steps: list[tup
         else:
             now += number
             left = spilled.pass_deadlines(now)
-            assert all(each.is_passed or each.deadline > now - SLACK for each in held.values())
+            assert all(each.is_passed or each.deadline > now for each in held.values())
             assert all(not each.is_passed or each.deadline <= now for each in held.values())
             # no variable keeps a publication that a later step drops
             held = {offset: each for offset, each in held.items() if not each.is_passed}
             earliest = min((each.deadline for each in held.values()), default=None)
             assert (left is None) == (earliest is None)
-            assert left is None or earliest is None or left <= earliest - now + SLACK
+            assert left is None or earliest is None or left == earliest - now
 
 
 def test_dropped_promises_take_no_memory() -> None:
-    """Also deadlines out of order: each of the latter is in the heap."""
     spilled = Spilled()
     kept = [add(spilled, Double(number, 1000.0)) for number in range(100)]
     tracemalloc.start()
