@@ -15,11 +15,12 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import ConfigurationError, MissingExtraError
@@ -343,15 +344,14 @@ def _described(error: Any) -> tuple[KeyPath, str]:
             f"{path[-2]!r} is no name: a name has letters, digits and the characters '_.-', begins with a letter or "
             "digit, and has at most 63 characters"
         )
-    model = _model_at(path[:-1])
+    known = _table_at(path[:-1])
     if kind == "extra_forbidden":
-        known = _keys(model)
         hint = did_you_mean(str(path[-1]), known) or f"known keys: {', '.join(known)}"
         return path, f"unknown key {path[-1]!r}; {hint}"
     if kind == "missing":
-        return path, f"is missing{_meaning(model, path)}"
+        return path, f"is missing{_meaning(known, path[-1])}"
     if kind in _KINDS:
-        return path, f"must be {_KINDS[kind]}{_meaning(model, path)}"
+        return path, f"must be {_KINDS[kind]}{_meaning(known, path[-1])}"
     if kind == "literal_error":
         return path, f"must be {context['expected']}"
     if kind == "string_pattern_mismatch":
@@ -359,54 +359,34 @@ def _described(error: Any) -> tuple[KeyPath, str]:
             return path, "must name an object as 'package.module:name'"
         return path, "must have letters, digits and the characters '_.-', 63 at most, and begin with a letter or digit"
     if kind in ("string_too_short", "too_short"):
-        return path, f"must not be empty{_meaning(model, path)}"
+        return path, f"must not be empty{_meaning(known, path[-1])}"
     text = str(error["msg"]).removeprefix("Value error, ")
     text = text.replace("Input should be", "must be").replace("Value should have", "must have")
     return path, text[:1].lower() + text[1:]
 
 
-def _meaning(model: type[BaseModel] | None, path: KeyPath) -> str:
+def _meaning(table: Mapping[Any, Any], key: str | int) -> str:
     """Return the description of a key, for the end of a sentence."""
-    for name, field in (model.model_fields if model is not None else {}).items():
-        if (field.alias or name) == path[-1] and field.description:
-            return f": {field.description}"
-    return ""
+    text = table.get(key, {}).get("description")
+    return f": {text}" if text else ""
 
 
-def _keys(model: type[BaseModel] | None) -> list[str]:
-    if model is None:
-        return []
-    return [field.alias or name for name, field in model.model_fields.items()]
+@cache
+def _schema() -> dict[str, Any]:
+    return GatewaySettings.model_json_schema()
 
 
-def _model_at(path: KeyPath) -> type[BaseModel] | None:
-    """Return the model of the table at a path."""
-    kind: Any = GatewaySettings
+def _table_at(path: KeyPath) -> Mapping[Any, Any]:
+    """Return the JSON schemas of the keys of the table at a path; nothing if no keys are known there."""
+    schema = _schema()
+    found: Any = schema
     for part in path:
-        model = _model_of(kind)
-        if model is None:
-            # the element of a list or of a table with names
-            kind = get_args(_container_of(kind))[-1] if _container_of(kind) is not None else None
-        else:
-            kind = next(
-                (each.annotation for name, each in model.model_fields.items() if (each.alias or name) == part), None
-            )
-        if kind is None:
-            return None
-    return _model_of(kind)
-
-
-def _choices(kind: Any) -> list[Any]:
-    """Return the types of an optional or annotated type."""
-    arguments = get_args(kind)
-    if not arguments or getattr(kind, "__origin__", None) in (list, dict):
-        return [kind]
-    return [choice for each in arguments if isinstance(each, type) or get_args(each) for choice in _choices(each)]
-
-
-def _model_of(kind: Any) -> type[BaseModel] | None:
-    return next((each for each in _choices(kind) if isinstance(each, type) and issubclass(each, BaseModel)), None)
-
-
-def _container_of(kind: Any) -> Any:
-    return next((each for each in _choices(kind) if getattr(each, "__origin__", None) in (list, dict)), None)
+        inner = [*found.get("patternProperties", {}).values(), found.get("items")]  # of a table with names, an array
+        found = found.get("properties", {}).get(part) or inner[0]
+        if found is None:
+            return {}
+        found = next((each for each in found.get("anyOf", ()) if "$ref" in each), found)  # of an optional table
+        if "$ref" in found:
+            found = schema["$defs"][found["$ref"].rpartition("/")[2]]
+    keys: Mapping[Any, Any] = found.get("properties", {})
+    return keys
