@@ -29,10 +29,10 @@ from messaging.gateway.extensions import (
     of_target,
     refusals,
 )
-from messaging.gateway.instances import UnconnectedInstance, check_folder, check_instances
-from messaging.gateway.patterns import GIVEN_NAMES, ChannelPattern, ChannelTemplate
+from messaging.gateway.instances import UnconnectedInstance, check_instances, unusable_folder
+from messaging.gateway.patterns import GIVEN_NAMES, ChannelPattern, ChannelTemplate, template_names
 from messaging.gateway.pipeline import Pipeline
-from messaging.gateway.pipeline.steps import SPARKPLUG_NAMES, condition, template_names, transform
+from messaging.gateway.pipeline.steps import SPARKPLUG_NAMES, condition, transform
 from messaging.gateway.problems import Finding, KeyPath, Problem, Problems, error, warning
 from messaging.gateway.settings import GatewaySettings, listening_address
 from messaging.model import ANY_LEVELS, Features, overlap, parse_url, publish_options, subscribe_options
@@ -71,7 +71,7 @@ def check_into(
             problems.add_all(rule(part), part.path)
     for each in GATEWAY_RULES:
         problems.add_all(each(checked))
-    check_folder(problems, ("data",), settings.data)
+    problems.add_all(unusable_folder(settings.data, "data"))
     problems.add_all(_unused_instances(checked))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import InvalidHeaderError, MessagingError
 from messaging.gateway.extensions import of_target
-from messaging.gateway.patterns import ChannelPattern, ChannelTemplate
+from messaging.gateway.patterns import ChannelPattern, ChannelTemplate, filled
 from messaging.journal import RecordTemplate
 from messaging.model import Features, MessageContext, stored_properties
 from messaging.model import headers as headers_
@@ -79,6 +79,20 @@ class MessageTraits(NamedTuple):
     passed: tuple[str, ...] = ()
     retain: bool = False
     priority: int | None = None
+
+    @classmethod
+    def of(cls, context: MessageContext) -> MessageTraits:
+        """Return the traits of a received message."""
+        extensions = context.extensions
+        return cls(
+            context.content_type,
+            context.content_encoding,
+            context.correlation_id,
+            extensions.get(Features.EXTENSION_HEADERS),
+            passed_gateways(extensions),
+            retain=bool(extensions.get(Features.EXTENSION_RETAIN)),
+            priority=extensions.get(Features.EXTENSION_PRIORITY),
+        )
 
     @property
     def key(self) -> tuple[Any, ...] | None:
@@ -160,7 +174,7 @@ class Destinations:
         if self._carries_headers:
             found |= traits.headers or {}
             found[PASSED_HEADER] = _SEPARATOR.join((*traits.passed, self._gateway))
-        found |= {name: _filled(text, values) for name, text in settings.headers.items()}
+        found |= {name: filled(text, values) for name, text in settings.headers.items()}
         if found:
             extensions[Features.EXTENSION_HEADERS] = MappingProxyType(found)
         try:
@@ -185,9 +199,3 @@ class Destinations:
         found = Destination(context)
         self._publisher.compile(found.publishing)
         return found
-
-
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", value)
-    return text

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from messaging.errors import ClosedError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Serial, clock, engine, workers
-from messaging.gateway.destinations import Destinations, MessageTraits, passed_gateways
+from messaging.gateway.destinations import Destinations, MessageTraits
 from messaging.gateway.extensions import of_source, with_prefetch
-from messaging.gateway.patterns import ChannelPattern
-from messaging.gateway.pipeline.steps import filled
+from messaging.gateway.patterns import ChannelPattern, filled
 from messaging.gateway.reports import DeviceStateDTO
 from messaging.gateway.subscriptions import Subscribing
 from messaging.model import Features, Message
@@ -133,12 +132,12 @@ class DeviceStates:
 
     def _note_device(self, message: Message) -> None:
         context = message.context
-        passed = passed_gateways(context.extensions)
-        if self._destinations.is_loop(passed):
+        traits = MessageTraits.of(context)._replace(correlation_id=None, retain=False, priority=None)
+        if self._destinations.is_loop(traits.passed):
             if not self._has_looped:
                 logger.warning(
                     "devices '%s': dropped a state of %r that has passed the gateways %s: there is a loop",
-                    self.name, context.channel, ", ".join(passed),
+                    self.name, context.channel, ", ".join(traits.passed),
                 )  # fmt: skip
             self._has_looped = True
             return
@@ -149,12 +148,6 @@ class DeviceStates:
         except MessagingError as error:
             logger.error("devices '%s': a state of %r is dropped: %s", self.name, source, error)
             return
-        traits = MessageTraits(
-            context.content_type,
-            context.content_encoding,
-            headers=context.extensions.get(Features.EXTENSION_HEADERS),
-            passed=passed,
-        )
         device = _Device(message.payload, filled(self.settings.offline, values).encode(), traits, values)
         with self._lock:
             if self._is_closed:

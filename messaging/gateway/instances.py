@@ -63,7 +63,7 @@ def check_instances(
         if url is None or adapter is None:
             problems.add_all(wrong, path)
             continue
-        _check_paths(problems, path, given, adapter.settings)
+        problems.add_all(_unusable_paths(given, adapter.settings), path)
         variables = {each[2] for each in from_environment if each[:2] == path and len(each) > 2}
         problems.add_all(_plain_secrets(given, url, type(adapter.settings), variables), path)
         place = (url.scheme.rstrip("s"), tuple(host.key() for host in url.hosts), url.path)
@@ -99,22 +99,22 @@ def _made(given: InstanceSettings, name: str) -> tuple[BrokerUrl | None, Adapter
         return None, None, [error(("url",), str(wrong))]
 
 
-def _check_paths(problems: Problems, path: KeyPath, given: InstanceSettings, settings: object) -> None:
-    """Record files that are missing, and folders that are missing or cannot be made."""
+def _unusable_paths(given: InstanceSettings, settings: object) -> Iterator[Finding]:
+    """Find files that are missing, and folders that are missing or cannot be made."""
     for option in PATH_OPTIONS:
         value = getattr(settings, option, None)
         key = option if option in given.model_fields_set else "url"
         if value is None or (option == "password_file" and given.credential is not None):
             continue
         if option in FOLDER_OPTIONS:
-            check_folder(problems, (*path, key), value)
+            yield from unusable_folder(value, key)
         else:
             is_folder = option == "capath"
             # first the access: asking for the kind raises where a name is too long
             is_readable = os.access(value, os.R_OK | (os.X_OK if is_folder else 0))
             if not (is_readable and (value.is_dir() if is_folder else value.is_file())):
                 what = "folder" if is_folder else "file"
-                problems.error((*path, key), f"{option}: cannot read the {what} {value!s:.200}")
+                yield error((key,), f"{option}: cannot read the {what} {value!s:.200}")
 
 
 def _plain_secrets(
@@ -175,19 +175,19 @@ def unconnected(url: str, keywords: Mapping[str, Any]) -> Adapter:
     return kind(parsed, settings, settings.name or parsed.scheme)
 
 
-def check_folder(problems: Problems, path: KeyPath, folder: Path) -> None:
-    """Record that a path is not a folder, or that the folder cannot be made or written to."""
+def unusable_folder(folder: Path, key: str) -> Iterator[Finding]:
+    """Find that a path, the value of ``key``, is not a folder, or that the folder cannot be made or written to."""
     at = folder
     try:
         while not at.exists() and at != at.parent:
             at = at.parent
-    except OSError as error:  # a name that is too long, say
-        problems.error(path, f"the folder cannot be made: {error.strerror}")
+    except OSError as wrong:  # a name that is too long, say
+        yield error((key,), f"the folder cannot be made: {wrong.strerror}")
         return
     if not at.is_dir():
-        problems.error(path, f"{at} is no folder")
+        yield error((key,), f"{at} is no folder")
     elif not os.access(at, os.W_OK | os.X_OK):
-        problems.error(path, f"cannot write to the folder {at}; choose another one, or change its owner")
+        yield error((key,), f"cannot write to the folder {at}; choose another one, or change its owner")
 
 
 def _is_plain_secret(kind: type[Settings], option: str, value: object) -> bool:

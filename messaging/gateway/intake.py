@@ -114,9 +114,7 @@ class Rules:
         found = self._direct.get(key) if is_plain else None
         if found is None:
             values = self.destinations.values(channel)
-            found = self.destinations.find(
-                self.destinations.template.render(values), _traits(context, extensions), values
-            )
+            found = self.destinations.find(self.destinations.template.render(values), MessageTraits.of(context), values)
             if is_plain:
                 self._direct[key] = found
         return found
@@ -420,16 +418,3 @@ def source_record(message: Any) -> Record:
     )  # fmt: skip
     message_id = context.extensions.get(Features.EXTENSION_MESSAGE_ID)
     return Record(-1, clock.wall(), context.channel, message.payload, stored_properties(plain), message_id)
-
-
-def _traits(context: MessageContext, extensions: Mapping[str, Any]) -> MessageTraits:
-    found = extensions.get(Features.EXTENSION_HEADERS)
-    return MessageTraits(
-        context.content_type,
-        context.content_encoding,
-        context.correlation_id,
-        found,
-        passed_gateways(extensions),
-        retain=bool(extensions.get(Features.EXTENSION_RETAIN)),
-        priority=extensions.get(Features.EXTENSION_PRIORITY),
-    )

@@ -1,4 +1,4 @@
-"""Channel patterns with captures, and channels made of captured values.
+"""Channel patterns with captures, and channels and texts made of captured values.
 
 A pattern such as ``site/{site}/+/telemetry`` captures a level under a name; ``{rest#}`` as last level captures all last
 levels, which may be none. A template such as ``uplink/{site}`` puts values in. ``{channel}`` is the channel of the
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 #: names that templates have in addition to the captures
 GIVEN_NAMES: Final = frozenset({"channel", "gateway"})
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: a value in a text that is no channel
+_VALUE: Final = re.compile(rf"\{{({_NAME.pattern})\}}")
 #: what a template consists of: escaped braces, values, wrong braces, and text
 _PIECES: Final = re.compile(r"(\{\{|\}\})|\{([^{}]*)\}|([{}])|([^{}]+)")
 
 
 class ChannelPattern:
-    """A channel pattern with captures. Immutable, hashable, thread safe.
+    """A channel pattern with captures. Immutable, thread safe.
 
     Args:
         text: the pattern.
@@ -77,12 +79,6 @@ class ChannelPattern:
             return None
         return {name: value or "" for name, value in found.groupdict().items()}
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ChannelPattern) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
     @tolerant
     def __repr__(self) -> str:
         return f"ChannelPattern({self.text!r})"
@@ -113,7 +109,7 @@ def _expression(plain: list[str], expressions: list[str]) -> str:
 
 
 class ChannelTemplate:
-    """A channel with the values of captures. Immutable, hashable, thread safe.
+    """A channel with the values of captures. Immutable, thread safe.
 
     Attributes:
         text: the template as it was given.
@@ -164,15 +160,10 @@ class ChannelTemplate:
             ) from None
         return check_name(made)
 
-    def as_pattern(self, open_names: frozenset[str] = frozenset()) -> str:
-        """Return the pattern of the channels that can come out.
-
-        Args:
-            open_names: of values that may have several levels, or none; ``channel`` is one of them.
-        """
-        several = open_names | {"channel"}
+    def as_pattern(self) -> str:
+        """Return the pattern of the channels that can come out; ``channel`` may have several levels, or none."""
         levels = "".join(
-            each if isinstance(each, str) else "\0#" if each[0] in several else "\0" for each in self._pieces
+            each if isinstance(each, str) else "\0#" if each == ("channel",) else "\0" for each in self._pieces
         ).split(SEPARATOR)
         for number, level in enumerate(levels):
             if "\0#" in level:  # any channel: it may have levels of its own
@@ -181,12 +172,16 @@ class ChannelTemplate:
                 levels[number] = ANY_LEVEL
         return SEPARATOR.join(levels)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ChannelTemplate) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
     @tolerant
     def __repr__(self) -> str:
         return f"ChannelTemplate({self.text!r})"
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return ``text`` with the values of captures put in; unknown names stay as they are."""
+    return _VALUE.sub(lambda found: values.get(found.group(1), found.group()), text)
+
+
+def template_names(text: str) -> frozenset[str]:
+    """Return the names of the values that :func:`filled` puts in."""
+    return frozenset(_VALUE.findall(text))

@@ -22,7 +22,7 @@ from reactivex import operators
 from messaging.errors import MessagingError, ReplyError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise
-from messaging.gateway.destinations import Destinations, MessageTraits, passed_gateways
+from messaging.gateway.destinations import Destinations, MessageTraits
 from messaging.gateway.extensions import of_source, with_prefetch
 from messaging.gateway.patterns import ChannelPattern
 from messaging.gateway.reports import RequestRouteDTO
@@ -100,17 +100,10 @@ class RequestForwarder:
             MessagingError: the request has passed this gateway before, or the target cannot carry it.
         """
         context = request.context
-        extensions = context.extensions
-        passed = passed_gateways(extensions)
-        if self._destinations.is_loop(passed):
-            raise MessagingError(f"the request has passed the gateways {', '.join(passed)}: there is a loop of routes")
-        traits = MessageTraits(
-            context.content_type,
-            context.content_encoding,
-            headers=extensions.get(Features.EXTENSION_HEADERS),
-            passed=passed,
-            priority=extensions.get(Features.EXTENSION_PRIORITY),
-        )
+        traits = MessageTraits.of(context)._replace(correlation_id=None, retain=False)
+        if self._destinations.is_loop(traits.passed):
+            passed = ", ".join(traits.passed)
+            raise MessagingError(f"the request has passed the gateways {passed}: there is a loop of routes")
         with self._lock:
             values = self._destinations.values(context.channel or "")
             publishing = self._destinations.find(self._destinations.template.render(values), traits, values).publishing

@@ -85,8 +85,6 @@ def test_captures_of_a_channel(text: str, channel: str, captures: dict[str, str]
 def test_a_pattern_tells_what_to_subscribe_to() -> None:
     made = ChannelPattern("site/{site}/+/{rest#}")
     assert (made.pattern, made.names) == ("site/+/+/#", {"site", "rest"})
-    assert made == ChannelPattern("site/{site}/+/{rest#}") != ChannelPattern("site/{s}/+/{rest#}")
-    assert len({made, ChannelPattern(made.text)}) == 1
     assert repr(made) == "ChannelPattern('site/{site}/+/{rest#}')"
 
 
@@ -162,21 +160,18 @@ def test_a_value_that_is_missing_or_no_channel_is_refused() -> None:
 
 
 @table(
-    "text, open_names, pattern",
+    "text, pattern",
     [
-        ("a/b", (), "a/b"),
-        ("a/{b}/c", (), "a/+/c"),
-        ("a/x{b}y/c", (), "a/+/c"),
-        ("a/{rest}", ("rest",), "a/#"),
-        ("a/{channel}/x", (), "a/#"),
-        ("{channel}", (), "#"),
+        ("a/b", "a/b"),
+        ("a/{b}/c", "a/+/c"),
+        ("a/x{b}y/c", "a/+/c"),
+        ("a/{channel}/x", "a/#"),
+        ("{channel}", "#"),
     ],
 )
-def test_a_template_tells_the_channels_that_can_come_out(text: str, open_names: tuple[str, ...], pattern: str) -> None:
-    assert ChannelTemplate(text).as_pattern(frozenset(open_names)) == pattern
+def test_a_template_tells_the_channels_that_can_come_out(text: str, pattern: str) -> None:
+    assert ChannelTemplate(text).as_pattern() == pattern
 
 
-def test_templates_are_compared_by_their_texts() -> None:
-    assert ChannelTemplate("a/{b}") == ChannelTemplate("a/{b}") != ChannelTemplate("a/{c}")
-    assert len({ChannelTemplate("a/{b}"), ChannelTemplate("a/{b}")}) == 1
+def test_a_template_is_shown_with_its_text() -> None:
     assert repr(ChannelTemplate("a/{b}")) == "ChannelTemplate('a/{b}')"

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from messaging.errors import ConfigurationError, MessagingError
-from messaging.gateway.patterns import GIVEN_NAMES, ChannelPattern, ChannelTemplate
+from messaging.gateway.patterns import GIVEN_NAMES, ChannelPattern, ChannelTemplate, filled, template_names
 from messaging.gateway.pipeline.batches import Batcher, compressed
 from messaging.gateway.pipeline.draft import Draft, divide
 from messaging.gateway.pipeline.steps import (
@@ -15,8 +15,6 @@ from messaging.gateway.pipeline.steps import (
     SPARKPLUG_NAMES,
     SparkplugStep,
     condition,
-    filled,
-    template_names,
     transform,
 )
 from messaging.gateway.pipeline.thinning import LastSample, Thinning

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +14,7 @@ from messaging.codecs.encodings import Encodings, decompress, parse_encodings
 from messaging.codecs.models import reason_of
 from messaging.errors import ArgumentError, ConfigurationError, DecodeError, MessagingError
 from messaging.errors.checks import plain_function
+from messaging.gateway.patterns import filled
 from messaging.gateway.pipeline.draft import Draft
 from messaging.gateway.pipeline.paths import MISSING, FieldPath, remove_all
 from messaging.gateway.pipeline.units import converter
@@ -40,7 +40,6 @@ _MAX_PAYLOAD: Final = 4 * 2**20
 _FORBIDDEN: Final = str.maketrans(dict.fromkeys("+#\0", "_"))
 #: the device of a metric of an edge node, in channels
 NO_DEVICE: Final = "-"
-_VALUE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: nesting of objects whose fields a filter sees
 _MAX_DEPTH: Final = 16
 
@@ -62,16 +61,6 @@ def imported(path: str) -> Any:
         except AttributeError:
             raise ConfigurationError(f"{path!r}: the module {module!r} has no {name!r}") from None
     return found
-
-
-def filled(text: str, values: Mapping[str, str]) -> str:
-    """Return ``text`` with the values of captures put in; unknown names stay as they are."""
-    return _VALUE.sub(lambda found: values.get(found.group(1), found.group()), text)
-
-
-def template_names(text: str) -> frozenset[str]:
-    """Return the names of the values that :func:`filled` puts in."""
-    return frozenset(_VALUE.findall(text))
 
 
 # --- filters
