@@ -6,6 +6,7 @@ only has to find where keys, and elements of arrays, begin.
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from bisect import bisect_right
@@ -14,19 +15,20 @@ from typing import Final
 from messaging.gateway.problems import KeyPath, TextPosition
 
 _BLANK: Final = re.compile(r"[ \t]*")
-#: white space, newlines and comments: what may stand between the elements of an array
-_GAP: Final = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
+#: what stands between pairs, and between the elements of an array
+_GAP: Final = re.compile(r"(?:[ \t\n,]|#[^\n]*)*")
 _REST_OF_LINE: Final = re.compile(r"[^\n]*")
 _BARE_KEY: Final = re.compile(r"[^\s.=\]\"']+")
 #: numbers, booleans, dates and times, which may hold one space
 _BARE_VALUE: Final = re.compile(r"[^,\]}#\n]*")
-#: texts, by what they begin with; the long forms first
-_TEXTS: Final = {
-    '"""': re.compile(r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*"{3,5}', re.DOTALL),
-    "'''": re.compile(r"'''(?:[^']|'{1,2}(?!'))*'{3,5}"),
-    '"': re.compile(r'"(?:[^"\\\n]|\\.)*"'),
-    "'": re.compile(r"'[^'\n]*'"),
-}
+#: the long forms first
+_TEXT: Final = re.compile(
+    r'"""(?:[^"\\]|\\.|"{1,2}(?!"))*"{3,5}'
+    r"|'{3}(?:[^']|'{1,2}(?!'))*'{3,5}"
+    r'|"(?:[^"\\\n]|\\.)*"'
+    r"|'[^'\n]*'",
+    re.DOTALL,
+)
 
 
 def toml_positions(text: str) -> dict[KeyPath, TextPosition]:
@@ -87,42 +89,26 @@ class _Scanner:
         self._value(path)
 
     def _value(self, path: KeyPath) -> None:
-        text = self._text
-        for start, pattern in _TEXTS.items():
-            if text.startswith(start, self._at):
-                self._skip(pattern)
-                return
-        if text.startswith("[", self._at):
-            self._array(path)
-        elif text.startswith("{", self._at):
-            self._inline_table(path)
+        if self._skip(_TEXT):
+            return
+        if self._text.startswith(("[", "{"), self._at):
+            self._elements(path, "]" if self._text[self._at] == "[" else "}")
         else:
             self._skip(_BARE_VALUE)
 
-    def _array(self, path: KeyPath) -> None:
-        self._at += 1  # [
-        index = 0
-        while self._is_not_at("]"):
-            element = (*path, index)
-            self.found[element] = self._position(self._at)
-            self._value(element)
-            index += 1
-
-    def _inline_table(self, path: KeyPath) -> None:
-        self._at += 1  # {
-        while self._is_not_at("}"):
-            self._pair(path)
-
-    def _is_not_at(self, end: str) -> bool:
-        """Skip gaps and commas; at ``end``, skip that too and return false."""
-        while True:
+    def _elements(self, path: KeyPath, end: str) -> None:
+        """Read an array or an inline table, up to ``end``."""
+        self._at += 1
+        for index in itertools.count():
             self._skip(_GAP)
-            character = self._text[self._at : self._at + 1]
-            if character not in (",", end):
-                return character != ""
-            self._at += 1
-            if character == end:
-                return False
+            if self._text[self._at : self._at + 1] in (end, ""):
+                self._at += 1
+                return
+            if end == "}":
+                self._pair(path)
+            else:
+                self.found[(*path, index)] = self._position(self._at)
+                self._value((*path, index))
 
     # --- keys
 
@@ -132,10 +118,7 @@ class _Scanner:
         while True:
             self._skip(_BLANK)
             start = self._at
-            quote = self._text[start : start + 1]
-            if quote in ("'", '"'):
-                self._skip(_TEXTS[quote])
-                # escapes are as in a value
+            if self._skip(_TEXT):  # escapes are as in a value
                 parts.append((str(tomllib.loads("key = " + self._text[start : self._at])["key"]), start))
             else:
                 self._skip(_BARE_KEY)
@@ -168,10 +151,12 @@ class _Scanner:
 
     # --- characters
 
-    def _skip(self, pattern: re.Pattern[str]) -> None:
+    def _skip(self, pattern: re.Pattern[str]) -> bool:
+        """Skip a match; return whether there is one."""
         match = pattern.match(self._text, self._at)
         if match is not None:
             self._at = match.end()
+        return match is not None
 
     def _position(self, offset: int) -> TextPosition:
         line = bisect_right(self._lines, offset)

@@ -42,7 +42,7 @@ class ServiceManager:
     """The notification socket of systemd (``sd_notify``). For one thread.
 
     Args:
-        address: of the socket: a path, or an abstract name that begins with ``@``.
+        address: of the socket: a path, or an abstract name that begins with ``@``; empty: there is none to notify.
         watchdog: time in which systemd expects a sign of life, seconds; ``None``: it expects none.
     """
 
@@ -51,11 +51,11 @@ class ServiceManager:
         self.watchdog = watchdog
 
     @classmethod
-    def of_environment(cls) -> Self | None:
-        """Return the one that started this process; ``None``: it was not started with ``Type=notify``."""
+    def of_environment(cls) -> Self:
+        """Return the one that started this process; without ``Type=notify`` there is none to notify."""
         address = os.environ.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
-            return None
+            return cls("")
         watchdog: float | None = None
         if os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
             try:
@@ -66,6 +66,8 @@ class ServiceManager:
 
     def notify(self, **values: object) -> None:
         """Tell values such as ``READY=1``. A socket that is gone is logged, and changes nothing."""
+        if not self._address:
+            return
         text = "\n".join(f"{name}={value}" for name, value in values.items())
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as client:
@@ -90,10 +92,10 @@ def supervise(gateway: Gateway, read: Callable[[], GatewaySettings]) -> None:
     with events.installed():
         gateway.start()
         try:
-            _tell(manager, READY=1, STATUS=_status(gateway))
+            manager.notify(READY=1, STATUS=_status(gateway))
             _serve(gateway, events, manager)
         finally:
-            _tell(manager, STOPPING=1, STATUS="publishing what is stored")
+            manager.notify(STOPPING=1, STATUS="publishing what is stored")
             gateway.close()
 
 
@@ -126,8 +128,8 @@ class _SignalRequests:
         self.waiters.wake()
 
 
-def _serve(gateway: Gateway, events: _SignalRequests, manager: ServiceManager | None) -> None:
-    watchdog = None if manager is None else manager.watchdog
+def _serve(gateway: Gateway, events: _SignalRequests, manager: ServiceManager) -> None:
+    watchdog = manager.watchdog
     pause = _STATUS_INTERVAL if watchdog is None else min(_STATUS_INTERVAL, watchdog / 3)
     due = clock.monotonic() + pause
     while True:
@@ -136,18 +138,18 @@ def _serve(gateway: Gateway, events: _SignalRequests, manager: ServiceManager | 
             return
         if events.is_reload_due:
             events.is_reload_due = False
-            _tell(manager, RELOADING=1, MONOTONIC_USEC=round(clock.monotonic() * 1_000_000))
+            manager.notify(RELOADING=1, MONOTONIC_USEC=round(clock.monotonic() * 1_000_000))
             _reload(gateway)
-            _tell(manager, READY=1)
+            manager.notify(READY=1)
         if clock.monotonic() < due:
             continue
         due = clock.monotonic() + pause
         if watchdog is not None:
             if _responds(watchdog * _RESPONSE):
-                _tell(manager, WATCHDOG=1)
+                manager.notify(WATCHDOG=1)
             else:
                 logger.error("gateway '%s': its threads do not respond; the watchdog is not told", gateway.name)
-        _tell(manager, STATUS=_status(gateway))
+        manager.notify(STATUS=_status(gateway))
 
 
 def _reload(gateway: Gateway) -> None:
@@ -167,11 +169,6 @@ def _responds(timeout: float) -> bool:
     flag = Flag()
     engine().call(workers().submit, flag.set)
     return flag.wait(timeout)
-
-
-def _tell(manager: ServiceManager | None, **values: object) -> None:
-    if manager is not None:
-        manager.notify(**values)
 
 
 def _status(gateway: Gateway) -> str:
