@@ -192,29 +192,86 @@ async def wait_until(event: asyncio.Event, timeout: float) -> None:
         await clock.wait_for(event.wait(), timeout)
 
 
-class RunState:
-    """The shared state of one run. On one event loop, but for :attr:`is_stopping`.
+class ClaimHandling:
+    """Publishes and settles the claims of one run. On one event loop, but for :attr:`is_stopping`.
 
     Args:
         name: of the relay, for logs.
         count: adds to the counters of the relay.
         until_idle: whether the run ends when no row is ready, and fails where another one waits.
+        database: of the outbox.
+        claims: the statements.
 
     Attributes:
         is_stopping: whether nothing more is to be claimed and published. Another thread may set it before the run
             has begun.
         stopped: is set when the run is to stop.
+        delivery: publishes rows. Set before the first claim.
     """
 
-    def __init__(self, name: str, count: Callable[..., None], *, until_idle: bool) -> None:
+    delivery: RowDelivery
+
+    def __init__(
+        self, name: str, count: Callable[..., None], *, until_idle: bool, database: SqlDatabase, claims: Claims
+    ) -> None:
         self.name: Final = name
         self.count: Final = count
         self.until_idle: Final = until_idle
+        self.database: Final = database
+        self.claims: Final = claims
         self.is_stopping = False
         self.stopped: Final = asyncio.Event()
         self._pauses = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)
         #: the present failure of database or broker, for logs
         self._trouble: str | None = None
+        #: claims that wait for slow keys
+        self._slow: set[asyncio.Task[None]] = set()
+
+    async def handle(self, claim: Claim) -> None:
+        """Publish the rows of a claim and settle them; slow keys may be settled after the return.
+
+        Raises:
+            MessagingError: the run is one until idle, and the database or the broker failed.
+        """
+        self.count(claims=1)
+        end = clock.monotonic() + _LONGEST_CLAIM
+
+        def may_send() -> bool:
+            now = clock.monotonic()
+            return not self.is_stopping and now < claim.until and now < end
+
+        delivered = Delivered()
+        delivering = asyncio.create_task(self.delivery.deliver(claim.rows, may_send, delivered))
+        renewing = asyncio.create_task(self._renew(claim))
+        with on_failure(delivering.cancel), on_failure(renewing.cancel):  # by a cancellation, too
+            await clock.wait((delivering,), timeout=None if self.until_idle else _SLOW)
+            if not delivering.done():
+                await self._settle_part(claim, delivered)
+                while len(self._slow) >= _MOST_SLOW:
+                    await asyncio.wait(self._slow, return_when=asyncio.FIRST_COMPLETED)
+        if not delivering.done():
+            task = asyncio.create_task(self._finish(claim, delivered, delivering, renewing))
+            self._slow.add(task)
+            task.add_done_callback(self._ended)
+            return
+        await self._finish(claim, delivered, delivering, renewing)
+        if delivered.has_stuck:
+            await self.pause()
+
+    async def finish(self) -> None:
+        """Wait for the claims with slow keys."""
+        if self._slow:
+            await asyncio.wait({*self._slow})
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._slow.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("outbox relay '%s': a claim failed; it ends with its lease", self.name, exc_info=error)
+
+    def cancel(self) -> None:
+        """Cancel the claims with slow keys."""
+        for each in self._slow:
+            each.cancel()
 
     async def pause(self) -> None:
         """Wait for a time that grows from call to call, or until the run is to stop."""
@@ -243,72 +300,7 @@ class RunState:
         if self._trouble is not None:
             logger.warning("outbox relay '%s': works again, after: %s", self.name, self._trouble)
             self._trouble = None
-        self._pauses = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)
-
-
-class ClaimHandling:
-    """Publishes and settles the claims of one run. On one event loop.
-
-    Args:
-        state: of the run.
-        database: of the outbox.
-        claims: the statements.
-        delivery: publishes rows.
-    """
-
-    def __init__(self, state: RunState, database: SqlDatabase, claims: Claims, delivery: RowDelivery) -> None:
-        self._state = state
-        self._database = database
-        self._claims = claims
-        self._delivery = delivery
-        #: claims that wait for slow keys
-        self._slow: set[asyncio.Task[None]] = set()
-
-    async def handle(self, claim: Claim) -> None:
-        """Publish the rows of a claim and settle them; slow keys may be settled after the return.
-
-        Raises:
-            MessagingError: the run is one until idle, and the database or the broker failed.
-        """
-        self._state.count(claims=1)
-        end = clock.monotonic() + _LONGEST_CLAIM
-
-        def may_send() -> bool:
-            now = clock.monotonic()
-            return not self._state.is_stopping and now < claim.until and now < end
-
-        delivered = Delivered()
-        delivering = asyncio.create_task(self._delivery.deliver(claim.rows, may_send, delivered))
-        renewing = asyncio.create_task(self._renew(claim))
-        with on_failure(delivering.cancel), on_failure(renewing.cancel):  # by a cancellation, too
-            await clock.wait((delivering,), timeout=None if self._state.until_idle else _SLOW)
-            if not delivering.done():
-                await self._settle_part(claim, delivered)
-                while len(self._slow) >= _MOST_SLOW:
-                    await asyncio.wait(self._slow, return_when=asyncio.FIRST_COMPLETED)
-        if not delivering.done():
-            task = asyncio.create_task(self._finish(claim, delivered, delivering, renewing))
-            self._slow.add(task)
-            task.add_done_callback(self._ended)
-            return
-        await self._finish(claim, delivered, delivering, renewing)
-        if delivered.has_stuck:
-            await self._state.pause()
-
-    async def finish(self) -> None:
-        """Wait for the claims with slow keys."""
-        if self._slow:
-            await asyncio.wait({*self._slow})
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._slow.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("outbox relay '%s': a claim failed; it ends with its lease", self._state.name, exc_info=error)
-
-    def cancel(self) -> None:
-        """Cancel the claims with slow keys."""
-        for each in self._slow:
-            each.cancel()
+        self._pauses.reset()
 
     async def _settle_part(self, claim: Claim, delivered: Delivered) -> None:
         """Settle the rows that are done, and give back the buckets of the keys that are."""
@@ -327,67 +319,67 @@ class ClaimHandling:
             delivering.cancel()
             renewing.cancel()
         is_settled = await self._settle(claim.buckets, *delivered.take())
-        self._state.count(open=delivered.open)
+        self.count(open=delivered.open)
         if delivered.cause is None:
             if is_settled:
-                self._state.note_recovery()
+                self.note_recovery()
             return
-        if self._state.until_idle:
+        if self.until_idle:
             raise delivered.cause
         logger.warning(
             "outbox relay '%s': %d rows were not published or not confirmed: %s; they are published again",
-            self._state.name, delivered.open, delivered.cause,
+            self.name, delivered.open, delivered.cause,
         )  # fmt: skip
 
     async def _settle(self, buckets: Sequence[int], sent: Sequence[int], refused: Sequence[Refusal]) -> bool:
         """Settle rows, as soon as the database is there; return ``False`` if the run is to stop before."""
         while True:
             try:
-                await self._database.run(lambda each: self._claims.settle(each, buckets, sent, refused))
+                await self.database.run(lambda each: self.claims.settle(each, buckets, sent, refused))
             except DatabaseError as error:
-                if self._state.is_stopping or self._state.until_idle:
+                if self.is_stopping or self.until_idle:
                     logger.warning(
                         "outbox relay '%s': %d published messages could not be removed from the outbox: %s; they will "
-                        "be published again, with the same ids", self._state.name, len(sent), error,
+                        "be published again, with the same ids", self.name, len(sent), error,
                     )  # fmt: skip
-                    if self._state.until_idle:
+                    if self.until_idle:
                         raise
                     return False
-                await self._state.after_failure(error)
+                await self.after_failure(error)
             else:
                 break
         dead = [each for each in refused if each.retry_in is None]
-        self._state.count(published=len(sent), dead=len(dead), refused=len(refused) - len(dead))
+        self.count(published=len(sent), dead=len(dead), refused=len(refused) - len(dead))
         self._log(refused, dead)
         return True
 
     async def _renew(self, claim: Claim) -> None:
         """Renew the lease of a claim in time; end the claim if another relay has taken a bucket over."""
         while True:
-            await clock.sleep(self._claims.policy.lease / 3)
+            await clock.sleep(self.claims.policy.lease / 3)
             began, buckets = clock.monotonic(), claim.buckets
             try:
-                kept = await self._database.run(partial(self._claims.renew, buckets=buckets))
+                kept = await self.database.run(partial(self.claims.renew, buckets=buckets))
             except DatabaseError:  # the lease runs out meanwhile
                 continue
             if kept >= len(buckets):
-                claim.until = began + self._claims.policy.lease
+                claim.until = began + self.claims.policy.lease
             elif claim.buckets is buckets:  # not given back meanwhile
                 claim.until = 0.0
-                logger.warning("outbox relay '%s': lost its lease; publishing no more of this claim", self._state.name)
+                logger.warning("outbox relay '%s': lost its lease; publishing no more of this claim", self.name)
                 return
 
     def _log(self, refused: Sequence[Refusal], dead: Sequence[Refusal]) -> None:
         for each in dead[:_LOGGED]:
             logger.error(
                 "outbox relay '%s': row %d to %r is dead after %d attempts: %s; see `messaging outbox status --dead`",
-                self._state.name, each.row.id, each.row.channel, each.row.attempts + 1, each.reason,
+                self.name, each.row.id, each.row.channel, each.row.attempts + 1, each.reason,
             )  # fmt: skip
         if len(dead) > _LOGGED:
-            logger.error("outbox relay '%s': %d more rows are dead", self._state.name, len(dead) - _LOGGED)
+            logger.error("outbox relay '%s': %d more rows are dead", self.name, len(dead) - _LOGGED)
         first = [each for each in refused if each.retry_in is not None and each.row.attempts == 0]
         for each in first[:_LOGGED]:
             logger.warning(
                 "outbox relay '%s': row %d to %r was refused: %s; its key waits, next attempt in %.1f s",
-                self._state.name, each.row.id, each.row.channel, each.reason, each.retry_in,
+                self.name, each.row.id, each.row.channel, each.reason, each.retry_in,
             )  # fmt: skip

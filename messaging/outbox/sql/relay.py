@@ -19,7 +19,7 @@ from messaging.instance import Messaging
 from messaging.model import check_text
 from messaging.outbox.sql.claims import Claims, RelayPolicy
 from messaging.outbox.sql.database import SqlDatabase
-from messaging.outbox.sql.delivery import RunState
+from messaging.outbox.sql.delivery import ClaimHandling
 from messaging.outbox.sql.running import RelayRun
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables
 
@@ -286,8 +286,10 @@ class Relay:
         if self._is_used:
             raise ClosedError(f"outbox relay '{self.name}': a relay starts once; make a new one")
         self._is_used = True
-        state = RunState(self.name, self._count, until_idle=until_idle)
-        self._run = run = RelayRun(state, self._database, self._given, self._tables, self._claims)
+        handling = ClaimHandling(
+            self.name, self._count, until_idle=until_idle, database=self._database, claims=self._claims
+        )
+        self._run = run = RelayRun(handling, self._given, self._tables)
         return run
 
     def _count(self, **more: int) -> None:

@@ -16,10 +16,9 @@ from messaging.execution import Backoff, clock, on_worker
 from messaging.instance import Messaging, connect
 from messaging.outbox.sql.administration import delete_sent
 from messaging.outbox.sql.database import describe
-from messaging.outbox.sql.delivery import ClaimHandling, RowDelivery, RunState, wait_until
+from messaging.outbox.sql.delivery import ClaimHandling, RowDelivery, wait_until
 
 if TYPE_CHECKING:
-    from messaging.outbox.sql.claims import Claims
     from messaging.outbox.sql.database import SqlDatabase
     from messaging.outbox.sql.tables import OutboxTables
 
@@ -44,27 +43,17 @@ class RelayRun:
     """One run of a relay. On one event loop, except :meth:`call`.
 
     Args:
-        state: shared by the parts of the run.
-        database: of the outbox; closed at the end, if it was opened from a URL.
+        handling: of the claims of the run. Its database is closed at the end, if it was opened from a URL.
         messaging: URL of the broker, or an instance.
         tables: of the outbox.
-        claims: the statements.
     """
 
-    def __init__(
-        self,
-        state: RunState,
-        database: SqlDatabase,
-        messaging: str | Messaging,
-        tables: OutboxTables,
-        claims: Claims,
-    ) -> None:
-        self._state = state
-        self._database = database
+    def __init__(self, handling: ClaimHandling, messaging: str | Messaging, tables: OutboxTables) -> None:
+        self._handling = handling
+        self._database, self._claims = handling.database, handling.claims
+        self._policy = self._claims.policy
         self._messaging = messaging
         self._tables = tables
-        self._claims = claims
-        self._policy = claims.policy
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self.woken = asyncio.Event()
@@ -75,7 +64,7 @@ class RelayRun:
     def call(self, function: Callable[[], None]) -> None:
         """Call ``function`` on the loop. From any thread; nothing happens if the run has ended."""
         if function == self.stop:  # main() may begin just now: it sets the loop, and looks for this afterwards
-            self._state.is_stopping = True
+            self._handling.is_stopping = True
         if (loop := self._loop) is not None:
             try:
                 loop.call_soon_threadsafe(function)
@@ -84,8 +73,8 @@ class RelayRun:
 
     def stop(self) -> None:
         """Claim nothing more, publish nothing more, settle the rows in flight, and end."""
-        self._state.is_stopping = True
-        self._state.stopped.set()
+        self._handling.is_stopping = True
+        self._handling.stopped.set()
         self.woken.set()
 
     def cancel(self) -> None:
@@ -104,7 +93,7 @@ class RelayRun:
         """
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
-        if self._state.is_stopping:
+        if self._handling.is_stopping:
             self.stop()
         instance: Messaging | None = None
         try:
@@ -139,21 +128,21 @@ class RelayRun:
         Raises:
             MessagingError: it cannot connect.
         """
-        if instance.starts_offline and not self._state.until_idle:
+        if instance.starts_offline and not self._handling.until_idle:
             return True
 
         async def connected() -> None:
             await instance.ready
 
-        waits = asyncio.create_task(connected()), asyncio.create_task(self._state.stopped.wait())
+        waits = asyncio.create_task(connected()), asyncio.create_task(self._handling.stopped.wait())
         try:
-            patience = self._policy.confirm_timeout if self._state.until_idle else None
+            patience = self._policy.confirm_timeout if self._handling.until_idle else None
             await clock.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             if waits[0].done():
                 waits[0].result()
                 return True
-            if not self._state.is_stopping:
-                raise DeadlineError(f"outbox relay '{self._state.name}': no connection to the broker")
+            if not self._handling.is_stopping:
+                raise DeadlineError(f"outbox relay '{self._handling.name}': no connection to the broker")
             return False
         finally:
             for each in waits:
@@ -162,31 +151,30 @@ class RelayRun:
     def _start_listening(self) -> asyncio.Task[None] | None:
         dialect = self._database.engine.dialect
         can_listen = dialect.name == "postgresql" and dialect.driver == "psycopg"
-        if self._state.until_idle or not self._tables.notify or not can_listen:
+        if self._handling.until_idle or not self._tables.notify or not can_listen:
             return None
         listening: Coroutine[Any, Any, None] = _listen(
-            self._database, self._tables.outbox.name, self.woken.set, self._state.name
+            self._database, self._tables.outbox.name, self.woken.set, self._handling.name
         )
         return asyncio.create_task(listening)
 
     async def _relay(self, instance: Messaging) -> None:
-        delivery = RowDelivery(instance, self._policy)
-        handling = ClaimHandling(self._state, self._database, self._claims, delivery)
-        empty = 0
+        handling, empty = self._handling, 0
+        handling.delivery = RowDelivery(instance, self._policy)
         try:
-            while not self._state.is_stopping:
+            while not self._handling.is_stopping:
                 self.woken.clear()
                 if not await self._is_connected(instance):
                     continue
                 wait = self._policy.poll_interval
                 try:
                     claim = await self._database.run(self._claims.claim)
-                    if not claim.rows and not self._state.until_idle:
+                    if not claim.rows and not self._handling.until_idle:
                         retry_in = await self._database.run(self._claims.next_retry)
                         wait = min(wait, wait if retry_in is None else retry_in)
                     await self._delete_sent()
                 except DatabaseError as error:
-                    await self._state.after_failure(error)
+                    await self._handling.after_failure(error)
                     continue
                 if claim.rows:
                     empty = 0
@@ -195,8 +183,8 @@ class RelayRun:
                 empty += 1
                 if claim.is_full and empty < _EMPTY_CLAIMS:
                     continue
-                self._state.note_recovery()
-                if self._state.until_idle:
+                self._handling.note_recovery()
+                if self._handling.until_idle:
                     return
                 await wait_until(self.woken, wait)
             await handling.finish()
@@ -212,12 +200,12 @@ class RelayRun:
         """
         state = instance.connection_state.value
         if state.name == "closed":
-            raise ClosedError(f"outbox relay '{self._state.name}': the instance {instance.name!r} is closed")
+            raise ClosedError(f"outbox relay '{self._handling.name}': the instance {instance.name!r} is closed")
         if state.is_up:
             return True
-        self._state.note_trouble(f"no connection to the broker: {state.cause or state.name}")
-        if self._state.until_idle:
-            raise DeadlineError(f"outbox relay '{self._state.name}': no connection to the broker")
+        self._handling.note_trouble(f"no connection to the broker: {state.cause or state.name}")
+        if self._handling.until_idle:
+            raise DeadlineError(f"outbox relay '{self._handling.name}': no connection to the broker")
         await wait_until(self.woken, self._policy.poll_interval)
         return False
 
