@@ -301,11 +301,7 @@ class MessagePublisher:
             InvalidContentError, PayloadTooLargeError: the payload is not bytes, or too large for the instance.
         """
         if type(payload) is not bytes:
-            if not isinstance(payload, (bytes, bytearray, memoryview)):
-                raise InvalidContentError(
-                    f"a payload must be bytes, not {type(payload).__name__}; a builder's content(...) encodes objects"
-                )
-            payload = bytes(payload)
+            payload = as_bytes(payload)
         limit = self._size_limit
         if limit is not None and len(payload) > limit:
             raise PayloadTooLargeError(len(payload), limit, f"{self._adapter.name!r}")
@@ -424,6 +420,15 @@ class MessagePublisher:
             )
         with on_failure(self._will.release):
             self._connection.last_will.set(will)
+
+
+def as_bytes(payload: Any) -> bytes:
+    """Return a payload as bytes; raise ``InvalidContentError`` if it is something else."""
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        raise InvalidContentError(
+            f"a payload must be bytes, not {type(payload).__name__}; a builder's content(...) encodes objects"
+        )
+    return bytes(payload)
 
 
 def _check_values(context: MessageContext, capabilities: Capabilities) -> None:

@@ -33,14 +33,8 @@ _MAX_ERROR: Final = 500
 class RelayPolicy:
     """How rows are claimed, published, tried again and kept.
 
-    Attributes:
-        confirm_timeout: seconds until the broker must have confirmed a message.
-        in_flight_per_key: unconfirmed messages of a key at a time.
-        max_attempts: refusals after which a row is dead.
-        shortest, longest: bounds of the pause of a key after a refusal, seconds.
-        lease, poll_interval, retention: as of the relay, seconds.
-        batch: most rows of a claim.
-        batch_bytes: most bytes of their payloads; a larger row is fetched alone.
+    The attributes are arguments of :class:`~messaging.outbox.sql.Relay`; ``shortest`` and ``longest`` are its
+    ``backoff``.
     """
 
     confirm_timeout: float

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from sqlalchemy import insert
 
-from messaging.errors import ArgumentError, InvalidChannelError, InvalidContentError, InvalidExtensionError
+from messaging.errors import ArgumentError, InvalidChannelError, InvalidExtensionError
 from messaging.errors.checks import check_instance
 from messaging.execution import clock
 from messaging.model import (
@@ -23,6 +23,7 @@ from messaging.model import (
 from messaging.outbox.sql.connections import in_transaction
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables, bucket_of
 from messaging.publishing import MessagePublisher
+from messaging.publishing.publisher import as_bytes
 
 if TYPE_CHECKING:
     from messaging.model import Message, MessageContext, MessageContextProvider
@@ -123,18 +124,10 @@ def _row(
         "key": key,
         "channel": channel,
         "properties": stored_properties(context.replace(extensions=extensions)),
-        "payload": _payload(built.payload),
+        "payload": as_bytes(built.payload),
         "message_id": message_id or uuid4().hex,
         "created": clock.now(),
     }
-
-
-def _payload(payload: Any) -> bytes:
-    if not isinstance(payload, (bytes, bytearray, memoryview)):
-        raise InvalidContentError(
-            f"a payload must be bytes, not {type(payload).__name__}; a builder's content(...) encodes objects"
-        )
-    return bytes(payload)
 
 
 def _stored_extensions(context: MessageContext) -> dict[str, Any]:

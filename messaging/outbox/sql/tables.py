@@ -82,6 +82,8 @@ BEGIN
     RETURN NULL;
 END
 """
+#: what the names of the trigger and its function end with
+_COMMIT_ORDER: Final = "_commit_order"
 _DIALECTS: Final = ("postgresql", "sqlite")
 #: PostgreSQL shortens names to 63 bytes; the longest suffix of a derived name has 13
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,46}")
@@ -193,10 +195,27 @@ class OutboxTables:
     def postgresql_statements(self) -> tuple[str, ...]:
         """Return the statements that a migration for PostgreSQL executes after it has created the tables.
 
-        They create the sequence, the function and the trigger that number the rows in the order of the commits.
+        They create the sequence, the function and the trigger that number the rows in the order of the commits, and
+        can be executed again.
         :func:`create_tables` and ``MetaData.create_all`` execute them by themselves.
         """
-        return _trigger_statements(self.outbox, notify=self.notify)
+        table, sequence = _quoted(self.outbox), _quoted(self.outbox, "_position_seq")
+        function, trigger = _quoted(self.outbox, _COMMIT_ORDER), f'"{trigger_name(self.outbox)}"'
+        body = _TRIGGER_BODY.format(
+            table=table,
+            name=_literal(self.outbox.fullname),
+            sequence=_literal(sequence),
+            notify=f"PERFORM pg_notify({_literal(self.outbox.name)}, '');" if self.notify else "",
+        )
+        return (
+            f"CREATE SEQUENCE IF NOT EXISTS {sequence} OWNED BY {table}.position",
+            f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $order${body}$order$",
+            f"DROP TRIGGER IF EXISTS {trigger} ON {table}",
+            (
+                f"CREATE CONSTRAINT TRIGGER {trigger} AFTER INSERT ON {table} DEFERRABLE INITIALLY DEFERRED "
+                f"FOR EACH ROW EXECUTE FUNCTION {function}()"
+            ),
+        )
 
     def _created(self, _target: Table, connection: Connection, **_: Any) -> None:
         if connection.dialect.name == "postgresql":
@@ -205,8 +224,7 @@ class OutboxTables:
 
     def _dropped(self, _target: Table, connection: Connection, **_: Any) -> None:
         if connection.dialect.name == "postgresql":
-            for statement in _trigger_removal(self.outbox):
-                connection.execute(text(statement))
+            connection.execute(text(f"DROP FUNCTION IF EXISTS {_quoted(self.outbox, _COMMIT_ORDER)}()"))
 
 
 def _outbox(name: str, metadata: MetaData, schema: str | None) -> Table:
@@ -250,52 +268,20 @@ def _outbox(name: str, metadata: MetaData, schema: str | None) -> Table:
     return table
 
 
-class _TriggerNames:
-    def __init__(self, table: Table) -> None:
-        preparer = postgresql.dialect().identifier_preparer  # type: ignore[no-untyped-call]
-        schema = f"{preparer.quote_identifier(table.schema)}." if table.schema else ""
-
-        def quoted(name: str) -> str:
-            return f"{schema}{preparer.quote_identifier(name)}"
-
-        self.table = quoted(table.name)
-        self.sequence = quoted(f"{table.name}_position_seq")
-        self.function = quoted(f"{table.name}_commit_order")
-        self.trigger = preparer.quote_identifier(trigger_name(table))
+def _quoted(table: Table, suffix: str = "") -> str:
+    """Return the name of a table, or of a companion of it, as an SQL identifier with its schema."""
+    quote = postgresql.dialect().identifier_preparer.quote_identifier  # type: ignore[no-untyped-call]
+    schema = f"{quote(table.schema)}." if table.schema else ""
+    return f"{schema}{quote(f'{table.name}{suffix}')}"
 
 
 def trigger_name(table: Table) -> str:
     """Return the name of the trigger."""
-    return f"{table.name}_commit_order"
+    return f"{table.name}{_COMMIT_ORDER}"
 
 
 def _literal(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
-
-
-def _trigger_statements(table: Table, *, notify: bool) -> tuple[str, ...]:
-    """Return the statements that install the trigger, each once; all can be executed again."""
-    names = _TriggerNames(table)
-    body = _TRIGGER_BODY.format(
-        table=names.table,
-        name=_literal(table.fullname),
-        sequence=_literal(names.sequence),
-        notify=f"PERFORM pg_notify({_literal(table.name)}, '');" if notify else "",
-    )
-    return (
-        f"CREATE SEQUENCE IF NOT EXISTS {names.sequence} OWNED BY {names.table}.position",
-        f"CREATE OR REPLACE FUNCTION {names.function}() RETURNS trigger LANGUAGE plpgsql AS $order${body}$order$",
-        f"DROP TRIGGER IF EXISTS {names.trigger} ON {names.table}",
-        (
-            f"CREATE CONSTRAINT TRIGGER {names.trigger} AFTER INSERT ON {names.table} DEFERRABLE INITIALLY DEFERRED "
-            f"FOR EACH ROW EXECUTE FUNCTION {names.function}()"
-        ),
-    )
-
-
-def _trigger_removal(table: Table) -> tuple[str, ...]:
-    """Return the statements that remove what :func:`_trigger_statements` leaves behind when the table is dropped."""
-    return (f"DROP FUNCTION IF EXISTS {_TriggerNames(table).function}()",)
 
 
 def has_trigger(connection: Connection, table: Table) -> bool:
@@ -305,7 +291,7 @@ def has_trigger(connection: Connection, table: Table) -> bool:
             "SELECT count(*) FROM pg_trigger WHERE tgrelid = to_regclass(:name) AND tgname = :trigger "
             "AND tgenabled <> 'D' AND NOT tgisinternal"
         ),
-        {"name": _TriggerNames(table).table, "trigger": trigger_name(table)},
+        {"name": _quoted(table), "trigger": trigger_name(table)},
     )
     return bool(found.scalar_one())
 
