@@ -170,6 +170,7 @@ def _parse_yaml(text: str, problems: Problems) -> tuple[dict[str, Any] | None, P
     except ImportError:
         raise MissingExtraError("yaml", "a configuration in YAML") from None
     positions: dict[KeyPath, TextPosition] = {}
+    position = TextPosition(1, 1)
     try:
         loader = yaml.SafeLoader(text)
         try:
@@ -184,22 +185,21 @@ def _parse_yaml(text: str, problems: Problems) -> tuple[dict[str, Any] | None, P
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        position = TextPosition(1, 1) if mark is None else TextPosition(mark.line + 1, mark.column + 1)
-        problems.at(position, f"this is no YAML: {error.problem or error.context}")
-        return None, {}
+        if mark is not None:
+            position = TextPosition(mark.line + 1, mark.column + 1)
+        wrong = f"this is no YAML: {error.problem or error.context}"
     except yaml.YAMLError as error:
-        problems.at(TextPosition(1, 1), f"this is no YAML: {error}".splitlines()[0])
-        return None, {}
+        wrong = f"this is no YAML: {error}".splitlines()[0]
     except RecursionError:
-        problems.at(TextPosition(1, 1), "values are nested too deep")
-        return None, {}
+        wrong = "values are nested too deep"
     except ValueError as error:  # of a date that does not exist, say
-        problems.at(TextPosition(1, 1), f"a value is not valid YAML: {error}")
-        return None, {}
-    if not isinstance(document, dict):
-        problems.at(TextPosition(1, 1), "the document must be a mapping with the keys name, data, instances and routes")
-        return None, {}
-    return document, positions
+        wrong = f"a value is not valid YAML: {error}"
+    else:
+        if isinstance(document, dict):
+            return document, positions
+        wrong = "the document must be a mapping with the keys name, data, instances and routes"
+    problems.at(position, wrong)
+    return None, {}
 
 
 def _note_yaml(

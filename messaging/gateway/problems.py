@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 from messaging.errors import GatewaySettingsError
-from messaging.errors.checks import check_instance
 
 #: the place of a value in a document: keys of tables, and indexes of arrays from 0
 KeyPath = tuple[str | int, ...]
@@ -113,9 +112,9 @@ class Problems:
             # errors of filters show the place in a second line
             self._add(severity, nearest_position(self._positions, path), shown_path(path), text.splitlines()[0])
 
-    def at(self, position: TextPosition, text: str, key: str = "") -> None:
+    def at(self, position: TextPosition, text: str) -> None:
         """Record an error at a position."""
-        self._add(Severity.ERROR, position, key, text)
+        self._add(Severity.ERROR, position, "", text)
 
     def _add(self, severity: Severity, position: TextPosition | None, key: str, text: str) -> None:
         line, column = (None, None) if position is None else position
@@ -151,18 +150,12 @@ def nearest_position(positions: Positions, path: KeyPath) -> TextPosition | None
 
 
 def shown_path(path: Iterable[str | int]) -> str:
-    """Return a path as a person writes it: ``routes.telemetry.transform[1].rename``, unusual keys in quotes.
-
-    Raises:
-        ArgumentError: ``path`` is no iterable of texts and numbers.
-    """
-    check_instance("path", path, Iterable)
+    """Return a path as a person writes it: ``routes.telemetry.transform[1].rename``, unusual keys in quotes."""
     text = ""
     for part in path:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
-            check_instance("a part of the path", part, str)
             word = part if _BARE.fullmatch(part) else json.dumps(part)
             text += f".{word}" if text else word
     return text

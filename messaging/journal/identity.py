@@ -28,7 +28,7 @@ KIND: Final = "records"
 SPARK: Final = "a Spark query"
 #: the key, if it is not the one of the id; and the checksum of the values that identify a journal
 _KEY: Final = "key"
-_CHECK: Final = "check"
+CHECK: Final = "check"
 _CHECKED: Final = ("kind", "format", "id", "created", _KEY)
 
 
@@ -69,7 +69,7 @@ class Identity(NamedTuple):
 
 def sealed(values: Mapping[str, Any]) -> bytes:
     """Return values as the text of the file, with the checksum of the identity."""
-    return json.dumps({**values, _CHECK: _check_of(values)}, indent=1).encode()
+    return json.dumps({**values, CHECK: _check_of(values)}, indent=1).encode()
 
 
 def unsealed(folder: Folder, text: bytes) -> dict[str, Any]:
@@ -88,18 +88,13 @@ def unsealed(folder: Folder, text: bytes) -> dict[str, Any]:
         raise folder.error(
             JournalUnreadableError, f"{META} does not parse: its checksum does not fit, it is damaged; {_REMEDY}"
         )
-    values.pop(_CHECK, None)
+    values.pop(CHECK, None)
     return values
 
 
 def is_sound(values: Mapping[str, Any]) -> bool:
     """Return whether the checksum of the values fits; files of earlier versions have none."""
-    return _CHECK not in values or bool(values[_CHECK] == _check_of(values))
-
-
-def is_sealed(values: Mapping[str, Any]) -> bool:
-    """Return whether the values have a checksum."""
-    return _CHECK in values
+    return CHECK not in values or bool(values[CHECK] == _check_of(values))
 
 
 def malformed(folder: Folder, error: Exception) -> JournalUnreadableError:

@@ -244,11 +244,6 @@ class DurableQueue(Generic[Item]):
         return [item for each in self._positions.ranges for item in (*each.ready,)]
 
     @property
-    def in_memory(self) -> int:
-        """Return the number of messages in memory that were not taken."""
-        return sum(len(each.ready) for each in self._positions.ranges)
-
-    @property
     def waiting(self) -> int:
         """Return the number of messages that were not taken."""
         return sum(len(each.ready) + max(0, each.end_in(self.end) - each.tail) for each in self._positions.ranges)
@@ -300,7 +295,7 @@ class DurableQueue(Generic[Item]):
         held = self._entered - self._left
         room, room_bytes = self._max_messages - held, self._max_bytes - self._entered_bytes + self._left_bytes
         has_much = room >= min(most, self._max_messages // 2 + 1) and room_bytes >= self._max_bytes // 2
-        if self.in_memory >= most or (held and not has_much):
+        if sum(len(each.ready) for each in self._positions.ranges) >= most or (held and not has_much):
             return 0, 0
         return min(room, most), max(room_bytes, 1)
 

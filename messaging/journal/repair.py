@@ -19,11 +19,11 @@ from messaging.journal.database import ForeignStateError, move_aside
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.frames import HEADER_BYTES
 from messaging.journal.identity import (
+    CHECK,
     FORMAT,
     KIND,
     Identity,
     check_key,
-    is_sealed,
     is_sound,
     keys_in,
     new_identity,
@@ -105,7 +105,7 @@ def _values_of(text: bytes, key: int | None) -> dict[str, Any] | None:
         return None
     if identity.format != FORMAT or not is_sound(values) or key not in (None, identity.key):
         return None
-    if is_sealed(values):
+    if CHECK in values:
         return values  # type: ignore[no-any-return]
     is_known = identity.kind == KIND or ("kind" not in values and "source" in values)
     return values if is_known else None
@@ -119,10 +119,10 @@ def _restored(text: bytes, key: int | None) -> bytes | None:
             changed = text[:at] + bytes([character]) + text[at + 1 :]
             values = _values_of(changed, key)
             # without a checksum only a key can tell that a character is the right one
-            if values is not None and (is_sealed(values) or key is not None):
+            if values is not None and (CHECK in values or key is not None):
                 found.append((changed, values))
     # another change than that of the checksum would only hide that it does not fit
-    found = [each for each in found if is_sealed(each[1])] or found
+    found = [each for each in found if CHECK in each[1]] or found
     if found and (found[0][1].get("kind") == KIND or all(values == found[0][1] for _, values in found)):
         return found[0][0]
     return None
@@ -136,7 +136,7 @@ def _replaced(folder: LocalFolder, text: bytes, key: int | None) -> tuple[bytes,
     except (ValueError, TypeError, KeyError, RecursionError):
         values, identity = {}, None
     if key is not None and identity is not None and "source" in values:
-        rest = {name: value for name, value in values.items() if name not in ("check", "key")}
+        rest = {name: value for name, value in values.items() if name not in (CHECK, "key")}
         done = f"the id of {META} was wrong and names the right segments again; its other values are as they were"
         return sealed({**rest, "format": FORMAT, "key": key}), done
     if key is None or not _holds_records(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,8 +20,6 @@ from messaging.journal.segments import lost_rows
 from messaging.journal.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from messaging.journal.frames import Frame
 
 
@@ -116,11 +115,8 @@ def _state_error(folder: LocalFolder, key: int) -> str | None:
     if STATE_FILE not in folder.list():
         return None
     try:
-        state = State(Path(folder.path), writable=False, key=key)
-        try:
+        with closing(State(Path(folder.path), writable=False, key=key)) as state:
             state.check()
-        finally:
-            state.close()
     except JournalError as error:
         return str(error)
     return None
@@ -156,13 +152,17 @@ class _Verified(Log):
 
     def _read_segment(self, segment: int, data: memoryview, following: int | None) -> None:
         offset, position = segment, 0
-        for found in self._checked(walk(data, segment, until=following, seed=self.seed)):
+        for found in walk(data, segment, until=following, seed=self.seed):
+            position = found.end
             if isinstance(found, Damage):
                 self._add(segment, found)
-            else:
+                offset = found.until
+                continue
+            reason, first, offset = self._fault(found), found.header.first, found.header.first + found.header.rows
+            if reason is None:
                 self.records += found.header.rows
-            position = found.end
-            offset = found.until if isinstance(found, Damage) else found.header.first + found.header.rows
+            else:
+                self._add(segment, Damage(found.position, position, first, offset, reason))
         rest = data[position:]
         if following is not None:
             if offset < following:
@@ -175,17 +175,8 @@ class _Verified(Log):
         else:
             self.unfinished += len(rest)
 
-    def _checked(self, found: Iterator[Frame | Damage]) -> Iterator[Frame | Damage]:
-        """Check also the bodies of closed segments."""
-        for each in found:
-            reason = None if isinstance(each, Damage) else self._fault(each)
-            if reason is None or isinstance(each, Damage):
-                yield each
-            else:
-                first = each.header.first
-                yield Damage(each.position, each.end, first, first + each.header.rows, reason)
-
     def _fault(self, frame: Frame) -> str | None:
+        """Return what is wrong with a frame, also of a closed segment."""
         if not frame.is_intact():
             return "the body of a frame is damaged"
         if not self._is_records:

@@ -9,6 +9,8 @@ from typing import Any, Final
 from messaging.errors import ArgumentError
 
 _STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d{1,9})\]")
+#: the value itself, before a step
+_ROOT: Final = re.compile(r"^\$(?:\.|(?=\[))")
 #: stands for a value that is not there
 MISSING: Final = object()
 
@@ -26,18 +28,7 @@ class FieldPath:
         self.text = text
         self.is_optional = text.endswith("?")
         bare = text.removesuffix("?")
-        self.steps: tuple[str | int, ...] = (
-            ()
-            if bare == "$"
-            else _steps(
-                bare.removeprefix("$.")
-                if bare.startswith("$.")
-                else bare.removeprefix("$")
-                if bare.startswith("$[")
-                else bare,
-                text,
-            )
-        )
+        self.steps = () if bare == "$" else _steps(_ROOT.sub("", bare), text)
 
     def get(self, value: Any) -> Any:
         """Return what is at the path; ``MISSING`` if nothing is."""
