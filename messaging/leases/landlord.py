@@ -18,7 +18,6 @@ import heapq
 import math
 import secrets
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ class LeaseInfo:
 class GrantedLease(Lease):
     """A lease with its landlord in this process."""
 
-    __slots__ = ("_callbacks", "about", "end", "watched_at")
+    __slots__ = ("_callbacks", "about", "end", "on_renewed", "watched_at")
 
     def __init__(self, lease_id: str, landlord: Landlord, requested: float, duration: float, about: str) -> None:
         super().__init__(lease_id, landlord, requested, duration, clock=landlord.clock)
@@ -78,6 +77,8 @@ class GrantedLease(Lease):
         #: why it has ended; ``None`` before. Guarded by the lock of the landlord
         self.end: LeaseEnd | None = None
         self._callbacks: tuple[Callable[[LeaseEnd], object], ...] = ()
+        #: called with the lease when it was renewed, on the renewing thread. It must be quick
+        self.on_renewed: Callable[[Lease], object] | None = None
         #: time of its valid entry in the heap of the landlord; infinite without one. Guarded by the same lock
         self.watched_at = math.inf
 
@@ -112,7 +113,7 @@ _NO_THREAD_DELAY: Final = 1.0
 
 
 class LeaseCallbacks:
-    """The callbacks for the leases of one landlord that were renewed, or have ended. Thread safe.
+    """The callbacks for the leases of one landlord that have ended. Thread safe.
 
     Args:
         name: of the landlord, for the log.
@@ -120,43 +121,12 @@ class LeaseCallbacks:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        #: each returns its callback; ``None`` if that is gone
-        self._renewed: tuple[Callable[[], Callable[[Lease], object] | None], ...] = ()
 
     def after_fork(self, lock: threading.Lock) -> None:
         """Use the lock of the landlord; no lease has ended."""
         self._lock = lock
         self._ended: deque[tuple[GrantedLease, LeaseEnd]] = deque()
         self._callers = [Serial(self._call_back, lambda: self._ended) for _ in range(_CALLBACKS)]
-
-    def when_renewed(self, callback: Callable[[Lease], object], *, is_weak: bool = False) -> Callable[[], None]:
-        """Call ``callback`` with each lease that is renewed, on the renewing thread. It must be quick.
-
-        Args:
-            callback: the function.
-            is_weak: it is a bound method, whose object is not kept alive.
-
-        Returns:
-            A function that ends the calls.
-        """
-        found: Callable[[], Callable[[Lease], object] | None]
-        found = weakref.WeakMethod(callback) if is_weak else lambda: callback
-
-        def stop() -> None:
-            with self._lock:
-                self._renewed = tuple(each for each in self._renewed if each is not found)
-
-        gone = [each for each in self._renewed if each() is None]
-        with self._lock:
-            self._renewed = (*(each for each in self._renewed if each not in gone), found)
-        return stop
-
-    def note_renewed(self, lease: Lease) -> None:
-        """Call the callbacks for a lease that was renewed."""
-        for each in self._renewed:
-            callback = each()
-            if callback is not None:
-                self._call(callback, lease)
 
     def add(self, lease: GrantedLease, callback: Callable[[LeaseEnd], object]) -> None:
         """See :meth:`GrantedLease.when_ended`."""
@@ -198,9 +168,9 @@ class LeaseCallbacks:
             with self._lock:
                 callbacks = lease.take_callbacks()
             for each in callbacks:
-                self._call(each, end)
+                self.call(each, end)
 
-    def _call(self, callback: Callable[[Any], object], argument: Any) -> None:
+    def call(self, callback: Callable[[Any], object], argument: Any) -> None:
         """Call a callback; log its exception."""
         try:
             check_result(callback(argument), "a callback of a lease")
@@ -367,6 +337,7 @@ class Landlord(Closeable):
         on_end: Callable[[LeaseEnd], object] | None = None,
         *,
         about: str = "",
+        on_renewed: Callable[[Lease], object] | None = None,
     ) -> GrantedLease:
         """Continue a lease of an earlier run.
 
@@ -375,13 +346,14 @@ class Landlord(Closeable):
             remaining: seconds that are left; 0 or less: it has expired meanwhile, and ends at once.
             duration: seconds that were granted last.
             on_end, about: see :meth:`grant`.
+            on_renewed: see ``GrantedLease``.
 
         Raises:
             ArgumentError: there is a lease with this id, or an argument is not as described.
             LeaseDeniedError, ClosedError: as :meth:`grant`.
         """
         left, granted = seconds(remaining, "remaining"), seconds(duration, "duration")
-        lease = self._add(lease_id, granted, max(0.0, left), on_end, about)
+        lease = self._add(lease_id, granted, max(0.0, left), on_end, about, on_renewed)
         lease.duration = granted
         return lease
 
@@ -410,9 +382,16 @@ class Landlord(Closeable):
         return self._default if asked == ANY else min(asked, self._longest)
 
     def _add(
-        self, lease_id: str, asked: float, granted: float, on_end: Callable[[LeaseEnd], object] | None, about: str
+        self,
+        lease_id: str,
+        asked: float,
+        granted: float,
+        on_end: Callable[[LeaseEnd], object] | None,
+        about: str,
+        on_renewed: Callable[[Lease], object] | None = None,
     ) -> GrantedLease:
         lease = GrantedLease(lease_id, self, asked, granted, about)
+        lease.on_renewed = on_renewed
         if on_end is not None:
             check_procedure(on_end, "on_end")
             lease.add(on_end)
@@ -480,7 +459,8 @@ class Landlord(Closeable):
                     continue
                 lease.note_granted(asked, granted)
                 self._timer.watch(lease, self._leases)
-            self.callbacks.note_renewed(lease)
+            if lease.on_renewed is not None:
+                self.callbacks.call(lease.on_renewed, lease)
             outcomes.append(granted)
         return outcomes
 

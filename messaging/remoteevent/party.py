@@ -43,10 +43,9 @@ class KeptLeases:
     A lease that is renewed is stored again, soon: a crash in between may cost it the renewal, so a holder renews in
     time for another attempt.
 
-    The landlord may outlive the party. It does not keep this object alive.
-
     Args:
-        table: holds the registrations: values with the key ``lease`` beside those of the party.
+        table: holds the registrations by the ids of their leases: values with the key ``lease`` beside those of the
+            party.
         landlord: grants the leases.
     """
 
@@ -54,13 +53,10 @@ class KeptLeases:
         self._table = table
         self._landlord = landlord
         self._lock = threading.Lock()  # guards the following, and the order of changes of one registration
-        #: keys in the table, by id of the lease
-        self._keys: dict[str, str] = {}
-        #: ids of leases, by key in the table
-        self._ids: dict[str, str] = {}
-        self._stop = landlord.callbacks.when_renewed(self.note_renewed, is_weak=True)
+        #: of the leases
+        self._ids: set[str] = set()
 
-    def keep(self, key: str, lease: GrantedLease, values: dict[str, Any]) -> None:
+    def keep(self, lease: GrantedLease, values: dict[str, Any]) -> None:
         """Store a registration, or its changed values, unless its lease has expired or was cancelled.
 
         Raises:
@@ -72,11 +68,12 @@ class KeptLeases:
                 raise ClosedError(f"lease {lease.id}: its landlord or its party is closed")
             if lease.is_ended:  # it was forgotten already, or will be
                 return
-            promise = self._table.put_soon(key, {**values, _LEASE: _value(lease)})
-            self._note(key, lease.id)
+            lease.on_renewed = self._note_renewed
+            promise = self._table.put_soon(REGISTRATION + lease.id, {**values, _LEASE: _value(lease)})
+            self._ids.add(lease.id)
         promise.result()
 
-    def forget(self, key: str) -> None:
+    def forget(self, lease_id: str) -> None:
         """Forget a registration that has ended, and wait for the disk, except on an event loop.
 
         A failure of the disk is logged: the next run finds the registration, until its lease has expired.
@@ -84,11 +81,10 @@ class KeptLeases:
         Raises:
             ClosedError: the table is closed.
         """
+        key = REGISTRATION + lease_id
         try:
             with self._lock:
-                lease_id = self._ids.pop(key, None)
-                if lease_id is not None:
-                    self._keys.pop(lease_id, None)
+                self._ids.discard(lease_id)
                 promise = self._table.remove_soon(key)
             if promise is not None and may_block():
                 promise.result()
@@ -100,40 +96,29 @@ class KeptLeases:
 
         A later object with the same table continues the leases. Until then their holders get ``ClosedError``.
         """
-        self._stop()
         with self._lock:
-            lease_ids = [*self._keys]
-            self._keys.clear()
-            self._ids.clear()
+            lease_ids, self._ids = self._ids, set()
         self._landlord.suspend(lease_ids)
 
-    def _note(self, key: str, lease_id: str) -> None:
-        """Note which lease a registration has. With the lock."""
-        before = self._ids.get(key)
-        if before is not None and before != lease_id:
-            self._keys.pop(before, None)
-        self._ids[key] = lease_id
-        self._keys[lease_id] = key
-
-    def note_renewed(self, lease: Lease) -> None:
+    def _note_renewed(self, lease: Lease) -> None:
         """Store a renewed lease. For the landlord."""
+        key = REGISTRATION + lease.id
         try:
             with self._lock:
-                key = self._keys.get(lease.id)
-                values = None if key is None or lease.is_ended else self._table.get(key)
-                if key is not None and values is not None:
+                values = self._table.get(key) if lease.id in self._ids and not lease.is_ended else None
+                if values is not None:
                     self._table.put_soon(key, {**values, _LEASE: _value(lease)})
         except (JournalError, ClosedError) as error:
             logger.warning("lease %s was renewed, and is not stored: %s", lease.id, error)
 
-    def kept(self, prefix: str) -> Iterator[tuple[str, Grant, dict[str, Any]]]:
+    def kept(self) -> Iterator[tuple[str, Grant, dict[str, Any]]]:
         """Yield the registrations of earlier runs: key, a function that continues the lease, and values.
 
         A registration whose lease has expired meanwhile is removed, and not yielded. A lease that goes on at the
         landlord, because its party did not end it when it closed, is ended there, and continued with its present time.
         """
         for key, values in self._table.items():
-            if not key.startswith(prefix):
+            if not key.startswith(REGISTRATION):
                 continue
             try:
                 lease_id, duration, end = values[_LEASE]
@@ -159,8 +144,10 @@ class KeptLeases:
             ) -> GrantedLease:
                 self._landlord.suspend([lease_id])
                 with self._lock:
-                    self._note(key, lease_id)
-                return self._landlord.restore(lease_id, remaining, granted, on_end, about=key)
+                    self._ids.add(lease_id)
+                return self._landlord.restore(
+                    lease_id, remaining, granted, on_end, about=key, on_renewed=self._note_renewed
+                )
 
             yield key, grant, values
 
@@ -325,7 +312,6 @@ class EventFolder(PartyFolder):
     def keep(self, interest: Interest, **more: Any) -> None:
         """Keep a registration over a restart, with further values. Raises ``ArgumentError``, and as ``KeptLeases``."""
         self.leases.keep(
-            REGISTRATION + interest.lease.id,
             interest.lease,
             {
                 **more,
@@ -339,7 +325,7 @@ class EventFolder(PartyFolder):
     def forget(self, interest: Interest) -> None:
         """Forget a registration that has ended, and its position; nothing if the party is closed."""
         with contextlib.suppress(ClosedError):
-            self.leases.forget(REGISTRATION + interest.lease.id)
+            self.leases.forget(interest.lease.id)
             self.events.forget(interest.position)
 
     def interests(self, source: str | None = None) -> Iterator[tuple[Interest, Grant]]:
@@ -348,7 +334,7 @@ class EventFolder(PartyFolder):
         Args:
             source: of the events; ``None``: the records say.
         """
-        for key, grant, values in self.leases.kept(REGISTRATION):
+        for key, grant, values in self.leases.kept():
             try:
                 kind = check_kind(values["source"] if source is None else source, values["id"])
                 handback = None if values["handback"] is None else from_portable(values["handback"])

@@ -18,9 +18,7 @@ import secrets
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from messaging.environment import forks
 from messaging.errors import ArgumentError, ClosedError, MessagingError, UnknownLeaseError
 from messaging.errors.checks import check_optional
 from messaging.errors.text import SafeLog, tolerant
@@ -144,7 +142,7 @@ class LeaseRenewalSet(Closeable):
             resources.callback(_cancel, granted)
             self.lease: GrantedLease = granted
             self._warning = _Warning(self.lease, self._warn)
-            _warnings_of(self._landlord)[self.lease.id] = self._warning
+            granted.on_renewed = lambda _lease: self._warning.plan()
             granted.when_ended(self._ended)  # last: a short lease may have ended
             resources.pop_all()
 
@@ -320,7 +318,7 @@ class _Warning:
         warn: called on a worker thread when the time has come.
     """
 
-    __slots__ = ("__weakref__", "_is_due", "_lease", "_lock", "_min_warning", "_timer", "_warn")
+    __slots__ = ("_is_due", "_lease", "_lock", "_min_warning", "_timer", "_warn")
 
     def __init__(self, lease: Lease, warn: Callable[[], object]) -> None:
         self._lease = lease
@@ -365,26 +363,3 @@ class _Warning:
                 workers().submit(self._warn)
         elif left != math.inf:
             self._timer = clock.call_later(engine().loop, min(left, _LONGEST), self._watch)
-
-
-#: the warnings of the sets of each landlord, by the id of the lease: a landlord has one callback for all of them
-_warnings: Final[WeakKeyDictionary[Landlord, WeakValueDictionary[str, _Warning]]] = WeakKeyDictionary()
-_warnings_lock = threading.Lock()  # guards _warnings
-forks.hold_over_fork(_warnings_lock)
-
-
-def _warnings_of(landlord: Landlord) -> WeakValueDictionary[str, _Warning]:
-    with _warnings_lock:
-        found = _warnings.get(landlord)
-        if found is not None:
-            return found
-        made: WeakValueDictionary[str, _Warning] = WeakValueDictionary()
-        _warnings[landlord] = made
-
-    def renewed(lease: Lease) -> None:
-        warning = made.get(lease.id)
-        if warning is not None:
-            warning.plan()
-
-    landlord.callbacks.when_renewed(renewed)
-    return made

@@ -139,8 +139,8 @@ def test_a_grantor_that_blocks_delays_no_other_one_of_a_batch(is_first: bool) ->
     blocked: Any = Lease("x", blocking, 10.0, 10.0)  # type: ignore[arg-type]
     renewed: waiting.Recorder[Lease] = waiting.Recorder()
     with Landlord() as landlord:
-        landlord.callbacks.when_renewed(renewed.append)
         free = landlord.grant(60.0)
+        free.on_renewed = renewed.append
         leases = [blocked, free] if is_first else [free, blocked]
         promise = renew_all(leases)
         renewed.wait_for(1)
@@ -156,9 +156,9 @@ def test_a_grantor_that_blocks_delays_no_other_one_of_a_renewal_manager() -> Non
     blocking = _Blocking()
     renewed: waiting.Recorder[Lease] = waiting.Recorder()
     with Landlord() as landlord, LeaseRenewalManager() as manager:
-        landlord.callbacks.when_renewed(renewed.append)
         blocked: Any = Lease("x", blocking, 60.0, 60.0)  # type: ignore[arg-type]
         free = landlord.grant(60.0)
+        free.on_renewed = renewed.append
         for lease in (blocked, free):
             manager.renew_until(lease, 3600.0)
         manager.renew_now(blocked)

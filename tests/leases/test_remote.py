@@ -108,7 +108,7 @@ def test_the_manager_keeps_a_remote_lease_alive(connect: Connect, channel: str) 
     with served(server, channel, max_duration=1.0) as landlord:
         granted = landlord.grant(10.0)
         renewed: Recorder[Lease] = Recorder()
-        landlord.callbacks.when_renewed(renewed)
+        granted.on_renewed = renewed
         with LeaseRenewalManager() as manager:
             manager.renew_until(remote(client, channel, granted))
             renewed.wait_for(3)

@@ -16,7 +16,7 @@ from messaging.errors import ClosedError
 from messaging.journal import JournalTable
 from messaging.leases import GrantedLease, Landlord, LeaseEnd
 from messaging.remoteevent import EventGenerator
-from messaging.remoteevent.party import KeptLeases
+from messaging.remoteevent.party import REGISTRATION, KeptLeases
 from messaging.testing.waiting import PATIENCE, Recorder
 from tests.threads import in_background
 
@@ -51,7 +51,7 @@ def landlord() -> Iterator[Landlord]:
 def recovered(folder: Path, landlord: Landlord | None = None) -> list[dict[str, Any]]:
     """Return the registrations that a later run finds."""
     with JournalTable(folder) as table, Landlord() as other:
-        return [values for _, _, values in KeptLeases(table, landlord or other).kept("r ")]
+        return [values for _, _, values in KeptLeases(table, landlord or other).kept()]
 
 
 def overlapped(table: SlowTable, lease: GrantedLease, change: Any) -> None:
@@ -72,11 +72,12 @@ def overlapped(table: SlowTable, lease: GrantedLease, change: Any) -> None:
 def test_a_renewal_does_not_bring_a_cancelled_registration_back(folder: Path, landlord: Landlord) -> None:
     with SlowTable(folder) as table:
         kept = KeptLeases(table, landlord)
-        forgotten: Recorder[LeaseEnd] = Recorder(lambda _: kept.forget("r 1"))
-        lease = landlord.grant(1000.0, forgotten)
-        kept.keep("r 1", lease, {"target": "old"})
+        lease = landlord.grant(1000.0)
+        forgotten: Recorder[LeaseEnd] = Recorder(lambda _: kept.forget(lease.id))
+        lease.when_ended(forgotten)
+        kept.keep(lease, {"target": "old"})
         overlapped(table, lease, lambda: (lease.cancel(), forgotten.wait_for(1)))
-        assert "r 1" not in table
+        assert REGISTRATION + lease.id not in table
     assert recovered(folder) == []
 
 
@@ -84,10 +85,10 @@ def test_a_renewal_does_not_undo_a_change_of_the_registration(folder: Path, land
     with SlowTable(folder) as table:
         kept = KeptLeases(table, landlord)
         lease = landlord.grant(1000.0)
-        kept.keep("r 1", lease, {"target": None})
-        overlapped(table, lease, lambda: kept.keep("r 1", lease, {"target": "new"}))
-        assert table.get("r 1")["target"] == "new"
-        assert table.get("r 1")["lease"][1] == 500.0
+        kept.keep(lease, {"target": None})
+        overlapped(table, lease, lambda: kept.keep(lease, {"target": "new"}))
+        assert table.get(REGISTRATION + lease.id)["target"] == "new"
+        assert table.get(REGISTRATION + lease.id)["lease"][1] == 500.0
     assert [each["target"] for each in recovered(folder)] == ["new"]
 
 
@@ -96,8 +97,8 @@ def test_a_registration_whose_lease_has_ended_is_not_stored(folder: Path, landlo
         kept = KeptLeases(table, landlord)
         lease = landlord.grant(1000.0)
         lease.cancel()
-        kept.keep("r 1", lease, {})
-        assert "r 1" not in table
+        kept.keep(lease, {})
+        assert REGISTRATION + lease.id not in table
 
 
 def test_forgetting_costs_the_same_among_many_registrations(folder: Path, landlord: Landlord) -> None:
@@ -115,12 +116,12 @@ def test_forgetting_costs_the_same_among_many_registrations(folder: Path, landlo
 
     table: Any = NoDisk()
     kept = KeptLeases(table, landlord)
-    count = 20_000
-    for number in range(count):
-        kept.keep(f"r {number}", landlord.grant(1000.0), {})
+    leases = [landlord.grant(1000.0) for _ in range(20_000)]
+    for lease in leases:
+        kept.keep(lease, {})
     begun = time.process_time()
-    for number in range(count):
-        kept.forget(f"r {number}")
+    for lease in leases:
+        kept.forget(lease.id)
     assert time.process_time() - begun < 1.0
 
 
@@ -139,7 +140,7 @@ def test_closing_ends_the_leases_and_a_later_party_continues_them(folder: Path, 
     with JournalTable(folder) as table:
         kept = KeptLeases(table, landlord)
         lease, foreign = landlord.grant(1000.0, ends), landlord.grant(1000.0)
-        kept.keep("r 1", lease, {"target": 1})
+        kept.keep(lease, {"target": 1})
         kept.close()
         kept.close()
         assert ends.wait_for(1) == [LeaseEnd.CLOSED]
@@ -148,13 +149,13 @@ def test_closing_ends_the_leases_and_a_later_party_continues_them(folder: Path, 
             lease.renew(10.0)
     with JournalTable(folder) as table:
         kept = KeptLeases(table, landlord)
-        [(key, grant, values)] = kept.kept("r ")
-        assert (key, values["target"]) == ("r 1", 1)
+        [(key, grant, values)] = kept.kept()
+        assert (key, values["target"]) == (REGISTRATION + lease.id, 1)
         again = grant(ends)
         assert again.id == lease.id
         assert again.remaining > 990.0
         again.renew(100.0)
-        assert table.get("r 1")["lease"][1] == 100.0
+        assert table.get(REGISTRATION + lease.id)["lease"][1] == 100.0
         kept.close()
 
 
@@ -163,11 +164,11 @@ def test_a_lease_that_its_party_left_at_the_landlord_is_continued(folder: Path, 
     with JournalTable(folder) as table:
         kept = KeptLeases(table, landlord)
         lease = landlord.grant(1000.0, ends)
-        kept.keep("r 1", lease, {})
+        kept.keep(lease, {})
         del kept
     lease.renew(500.0)  # it cannot be stored any more
     with JournalTable(folder) as table:
-        [(_, grant, _)] = KeptLeases(table, landlord).kept("r ")
+        [(_, grant, _)] = KeptLeases(table, landlord).kept()
         again = grant(lambda _end: None)
         assert 490.0 < again.remaining <= 500.0
         assert ends.wait_for(1) == [LeaseEnd.CLOSED]
@@ -194,7 +195,7 @@ def test_a_registration_that_overlaps_the_end_of_its_party_does_not_succeed_with
         lease = landlord.grant(60.0)
         landlord.close()
         with pytest.raises(ClosedError):
-            kept.keep("r 1", lease, {})
+            kept.keep(lease, {})
     assert recovered(folder) == []
 
 
@@ -203,5 +204,5 @@ def test_a_registration_whose_lease_has_ended_meanwhile_is_not_stored(folder: Pa
         kept = KeptLeases(table, landlord)
         lease = landlord.grant(60.0)
         lease.cancel().result(PATIENCE)
-        kept.keep("r 1", lease, {})
+        kept.keep(lease, {})
     assert recovered(folder) == []

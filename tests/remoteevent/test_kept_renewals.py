@@ -175,7 +175,9 @@ def test_a_lease_is_renewed_at_once_after_a_restart(
     party.renewals.keep("owner", lease)
     getattr(party, end)()
     renewed: Recorder[Lease] = Recorder()
-    landlord.callbacks.when_renewed(renewed)
+    granted = landlord.lease(lease.id)
+    assert granted is not None
+    granted.on_renewed = renewed
     with served(m, landlord):
         party = Party(path, m)
         party.renewals.recover(["owner"])

@@ -332,7 +332,9 @@ def test_a_mailbox_renews_leases_of_other_processes_also_after_a_restart(
             name = registration.lease.id
         with EventMailbox(tmp_path / "m", messaging=here) as mailbox, ready(MailboxServer(here, channel, mailbox)):
             renewed: waiting.Recorder[Lease] = waiting.Recorder()
-            landlord.callbacks.when_renewed(renewed)
+            found = landlord.lease(name)
+            assert found is not None
+            found.on_renewed = renewed
             renewed.wait_for(2)  # in more than its duration
             assert landlord.lease(name) is not None
             generator.generate(1)

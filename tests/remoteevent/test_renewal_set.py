@@ -24,7 +24,7 @@ def test_leases_in_a_set_are_renewed_as_long_as_the_set_lives() -> None:
     with Landlord() as landlord, LeaseRenewalSet(60) as renewals:
         lease = landlord.grant(0.3)
         granted: Recorder[Lease] = Recorder()
-        landlord.callbacks.when_renewed(granted.append)
+        lease.on_renewed = granted.append
         renewals.renew_for(lease, renew_duration=0.3)
         assert renewals.leases() == [lease]
         granted.wait_for(3)

@@ -246,7 +246,6 @@ class EventMailbox(Party):
         except ArgumentError:
             reference = None  # a target of this process alone: after a restart the events are stored only
         self._leases.keep(
-            REGISTRATION + registration.id,
             registration.lease,
             {
                 "keep": registration.keep,
@@ -280,7 +279,7 @@ class EventMailbox(Party):
         self._notices.forget(registration)
         self._renewals.forget(registration.id)
         with contextlib.suppress(ClosedError):
-            self._leases.forget(REGISTRATION + registration.id)
+            self._leases.forget(registration.id)
 
     def _remove(self, registration: MailboxRegistration) -> None:
         """Delete the events of a registration that has ended."""
@@ -348,7 +347,7 @@ class EventMailbox(Party):
         """Continue with the registrations of an earlier run; return them with their refused kinds and targets."""
         restored: list[tuple[MailboxRegistration, frozenset[EventKind], Any]] = []
         malformed = self._folder.malformed()
-        for key, grant, values in self._leases.kept(REGISTRATION):
+        for key, grant, values in self._leases.kept():
             if key.removeprefix(REGISTRATION) in malformed:
                 continue
             kept = _Kept(self._made(values["keep"]), values["max_events"], values["full"])
