@@ -1,8 +1,8 @@
 """The stored events of one registration of a mailbox, on the disk.
 
-Two classes have the same methods: :class:`QueueBox` keeps all events, in order, and :class:`LatestBox` the newest event
-of each kind (EV.3.3). Readers take events from the front, and acknowledge them by their *tickets*, numbers that rise in
-the order of the events. So any reader may follow on another one.
+A :class:`QueueBox` keeps all events, in order, and a :class:`LatestBox` the newest event of each kind (EV.3.3). Readers
+take events from the front, and acknowledge them by their *tickets*, numbers that rise in the order of the events. So
+any reader may follow on another one.
 
 **Threads.** Any thread may use a box. Its lock guards the entries; no code of the application runs under it."""
 
@@ -12,7 +12,7 @@ import heapq
 import threading
 from collections import Counter, OrderedDict, deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from messaging.environment.signals import on_failure
 from messaging.errors import BoundReachedError, ClosedError, DecodeError, MessagingError
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from messaging.execution import Promise
     from messaging.journal import JournalTable
     from messaging.remoteevent.event import EventKind, RemoteEvent
-    from messaging.remoteevent.listener import Outcome
 
 logger = SafeLog(__name__)
 
@@ -37,6 +35,9 @@ logger = SafeLog(__name__)
 #: what happens to an event that has no room
 BoxFull = Literal["refuse", "drop_oldest", "drop_newest"]
 BOX_FULL: Final = ("refuse", "drop_oldest", "drop_newest")
+#: which events a box keeps
+Keep = Literal["all", "latest", "latest_and_count"]
+KEEP: Final = ("all", "latest", "latest_and_count")
 #: records that are read at a time
 _READ: Final = 1000
 _CURSOR: Final = "box"
@@ -51,47 +52,34 @@ def notices_of(name: str) -> str:
 Entry = tuple[int, "RemoteEvent"]
 
 
-class Box(Protocol):
-    """Stored events. Thread safe."""
+class BoxOptions(NamedTuple):
+    """What a registration has asked for.
 
-    #: numbers of events since the mailbox was opened: stored; arrived again; skipped because their records are damaged
-    stored: int
-    duplicates: int
-    damaged: int
+    Attributes:
+        keep: which events are kept.
+        max_events: bound of the stored events; ``None``: unlimited.
+        full: what happens to an event that has no room.
+    """
 
-    @property
-    def dropped(self) -> int:
-        """Number of events that were dropped because the box was full, since it was opened."""
-
-    def store(self, events: Sequence[RemoteEvent]) -> Promise[list[Outcome]]:
-        """Store events; see :class:`~messaging.remoteevent.listener.EventTarget`."""
-
-    def first(self, most: int) -> list[Entry]:
-        """Return the first events, in order, without removing them. Raises ``JournalError``, ``ClosedError``."""
-
-    def acknowledge(self, ticket: int) -> None:
-        """Remove the events up to a ticket. Raises ``JournalError``, ``ClosedError``."""
-
-    def __len__(self) -> int: ...
-
-    def close(self) -> None:
-        """Close the files. Idempotent. Raises ``JournalError``."""
-
-    def abandon(self) -> None:
-        """Close the files without storing a state: they are about to be deleted."""
+    keep: Keep
+    max_events: int | None
+    full: BoxFull
 
 
-class BoxBase(EventIntake):
-    """What both boxes have in common: the journal, the bound, and the events that arrive again.
+class Box(EventIntake):
+    """Stored events. Thread safe.
 
     Args:
         path: folder of the journal.
         state: the table of the mailbox.
         name: of the registration.
-        max_events: bound of the stored events.
+        options: of the registration.
         max_bytes: bound of the journal.
-        full: what happens to an event that has no room.
         changed: see ``EventIntake``.
+
+    Attributes:
+        stored, duplicates: see ``EventIntake``.
+        damaged: number of events that were skipped because their records are damaged.
     """
 
     def __init__(
@@ -99,14 +87,13 @@ class BoxBase(EventIntake):
         path: Path,
         state: JournalTable,
         name: str,
+        options: BoxOptions,
         *,
-        max_events: int | None,
         max_bytes: int | None,
-        full: BoxFull,
         changed: Callable[[Sequence[str]], object],
     ) -> None:
-        self._max_events = max_events
-        self._full = full
+        self._max_events = options.max_events
+        self._full = full = options.full
         #: begins the sources of the events of the mailbox itself: renewal sets send events of the same class
         self._notices = notices_of(name)
         #: events on their way to the disk
@@ -121,8 +108,20 @@ class BoxBase(EventIntake):
 
     @property
     def dropped(self) -> int:
-        """See :class:`Box`."""
+        """Number of events that were dropped because the box was full, since it was opened."""
         return self._dropped + self.events.journal.dropped
+
+    def first(self, most: int) -> list[Entry]:
+        """Return the first events, in order, without removing them. Raises ``JournalError``, ``ClosedError``."""
+        raise NotImplementedError
+
+    def acknowledge(self, ticket: int) -> None:
+        """Remove the events up to a ticket. Raises ``JournalError``, ``ClosedError``."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Return the number of stored events."""
+        raise NotImplementedError
 
     def admit(self, event: RemoteEvent, size: int) -> MessagingError | bool:
         """See ``EventIntake``."""
@@ -164,7 +163,7 @@ class BoxBase(EventIntake):
         raise NotImplementedError
 
     def close(self) -> None:
-        """See :class:`Box`."""
+        """Close the files. Idempotent. Raises ``JournalError``."""
         if self._is_closed:
             return
         self.refuse_further()
@@ -174,13 +173,13 @@ class BoxBase(EventIntake):
             self.events.journal.close()
 
     def abandon(self) -> None:
-        """See :class:`Box`."""
+        """Close the files without storing a state: they are about to be deleted."""
         self.refuse_further()
         self.close_checkpoint(is_stored=False)
         self.events.journal.close()
 
 
-class QueueBox(BoxBase):
+class QueueBox(Box):
     """Keeps all events, in order. A ticket is the offset of a record."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -193,11 +192,11 @@ class QueueBox(BoxBase):
         return self._cursor.behind
 
     def has_room(self, _event: RemoteEvent, _size: int) -> bool:
-        """See ``BoxBase``."""
+        """See ``Box``."""
         return self._max_events is None or self._cursor.behind + self._pending < self._max_events
 
     def drop_oldest(self) -> int:
-        """See ``BoxBase``."""
+        """See ``Box``."""
         excess = 0 if self._max_events is None else self._cursor.behind - self._max_events
         if excess <= 0:
             return 0
@@ -256,7 +255,7 @@ class _Latest:
         self.size = size
 
 
-class LatestBox(BoxBase):
+class LatestBox(Box):
     """Keeps the newest event of each kind, with the number of the older ones that it took the place of.
 
     The entries are in memory; the journal has them as well, and older ones until it is compacted: it then has at most
@@ -264,23 +263,25 @@ class LatestBox(BoxBase):
 
     Args:
         max_bytes: bound of the lines of the entries.
-        is_counting: whether events carry that number.
     """
 
     def __init__(
         self,
-        *args: Any,
-        is_counting: bool,
+        path: Path,
+        state: JournalTable,
+        name: str,
+        options: BoxOptions,
+        *,
         max_bytes: int | None,
         changed: Callable[[Sequence[str]], object],
-        **options: Any,
     ) -> None:
         def stored(channels: Sequence[str]) -> None:
             changed(channels)
             if not self._is_compacting and self._needs_compaction():
                 workers().submit(self.compact)
 
-        self._is_counting = is_counting
+        #: whether events carry that number
+        self._is_counting = options.keep == "latest_and_count"
         self._max_bytes = max_bytes
         #: bytes of the lines of the entries, and of those on their way to the disk
         self._size = self._coming_size = 0
@@ -294,7 +295,7 @@ class LatestBox(BoxBase):
         #: bytes of the records since the last compaction
         self._written = 0
         self._is_compacting = False
-        super().__init__(*args, max_bytes=None, changed=stored, **options)
+        super().__init__(path, state, name, options, max_bytes=None, changed=stored)
         # tickets of an earlier run are lower than those of this one
         self._tickets = clock.wall_ns()
         while records := self._cursor.read(_READ, most_bytes=2**22):
@@ -312,7 +313,7 @@ class LatestBox(BoxBase):
         return len(self._latest)
 
     def has_room(self, event: RemoteEvent, size: int) -> bool:
-        """See ``BoxBase``."""
+        """See ``Box``."""
         kind = event.kind
         found = self._latest.get(kind)
         if self._max_bytes is not None:
@@ -330,7 +331,7 @@ class LatestBox(BoxBase):
         return f"{len(self._latest)} events ({self._size} bytes)"
 
     def drop_oldest(self) -> int:
-        """See ``BoxBase``."""
+        """See ``Box``."""
         count = 0
         while len(self._latest) > 1 and (
             (self._max_events is not None and len(self._latest) > self._max_events)
@@ -353,7 +354,7 @@ class LatestBox(BoxBase):
         return str(suppressed)
 
     def keep(self, event: RemoteEvent, offset: int, size: int) -> None:
-        """See ``BoxBase``."""
+        """See ``Box``."""
         kind = event.kind
         if self._coming_kinds[kind]:  # it was passed to the journal
             self._coming_kinds[kind] -= 1

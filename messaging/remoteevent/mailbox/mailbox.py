@@ -36,11 +36,11 @@ from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import refuse_in_loop, workers
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, RemoteGrantor, release
 from messaging.remoteevent.delivery import RetryPolicy, wait_for_all
-from messaging.remoteevent.mailbox.box import BOX_FULL, Box, BoxFull, LatestBox, QueueBox
+from messaging.remoteevent.mailbox.box import BOX_FULL, KEEP, Box, BoxFull, BoxOptions, Keep, LatestBox, QueueBox
 from messaging.remoteevent.mailbox.failure_notices import FailureNotices
 from messaging.remoteevent.mailbox.open_boxes import OpenBoxes, default_most
 from messaging.remoteevent.mailbox.records import MailboxFolder, check_bound, check_choice, kinds_of
-from messaging.remoteevent.mailbox.registration import KEEP, Keep, MailboxListener, MailboxRegistration
+from messaging.remoteevent.mailbox.registration import MailboxListener, MailboxRegistration
 from messaging.remoteevent.party import REGISTRATION, Party
 from messaging.remoteevent.remote_listener import RemoteListener
 from messaging.remoteevent.renewals import OwnedRenewals, RenewalFailure
@@ -57,17 +57,6 @@ logger = SafeLog(__name__)
 #: bytes of the events of one registration
 MAX_BYTES: Final = 2**30
 _BOX: Final = "box "
-
-
-class _Kept:
-    """What a mailbox knows of one registration beside its state."""
-
-    __slots__ = ("full", "max_events", "registration")
-
-    def __init__(self, registration: MailboxRegistration, max_events: int | None, full: BoxFull) -> None:
-        self.registration = registration
-        self.max_events = max_events
-        self.full: BoxFull = full
 
 
 class EventMailbox(Party):
@@ -134,7 +123,7 @@ class EventMailbox(Party):
         # the lock guards the following three
         #: servers by their channels, at which this mailbox is reached by others
         self._channels: Counter[str] = Counter()
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, MailboxRegistration] = {}
         #: registrations that have ended, and whose targets may have events
         self._ending: set[MailboxRegistration] = set()
         with on_failure(self.resources.close):
@@ -184,36 +173,29 @@ class EventMailbox(Party):
             check_choice("full", full, BOX_FULL)
         self._refuse_closed()
         refuse_in_loop("the disk of a mailbox", "`await asyncio.to_thread(mailbox.register, ...)`")
-        kept = _Kept(self._made(keep), self._max_events if max_events is None else max_events, full or self._full)
-        registration = kept.registration
+        options = BoxOptions(keep, self._max_events if max_events is None else max_events, full or self._full)
+        registration = self._made(options)
         registration.lease = self.landlord.grant(
             duration, lambda end: self._end(registration, end), about=f"{self.name}: {keep}"
         )
         with self._lock:
-            self._kept[registration.id] = kept
+            self._kept[registration.id] = registration
         with on_failure(release, registration.lease):
             self._persist(registration, None, frozenset())
         return registration
 
-    def _made(self, keep: Keep) -> MailboxRegistration:
+    def _made(self, options: BoxOptions) -> MailboxRegistration:
         return MailboxRegistration(
-            keep, self._boxes, self._open_box, self._folder.box, self._persist, self._refuse_loop, self._retry,
+            options, self._boxes, self._open_box, self._folder.box, self._persist, self._refuse_loop, self._retry,
             f"mailbox '{self.name}'",
         )  # fmt: skip
 
     def _open_box(self, registration: MailboxRegistration) -> Box:
-        kept = self._kept[registration.id]
-        options: dict[str, Any] = {
-            "max_events": kept.max_events,
-            "max_bytes": self._max_bytes,
-            "full": kept.full,
-            "changed": registration.note_stored,
-        }
-        path = self._folder.box(registration.id)
-        if registration.keep == "all":
-            return QueueBox(path, self._state, registration.id, **options)
-        is_counting = registration.keep == "latest_and_count"
-        return LatestBox(path, self._state, registration.id, is_counting=is_counting, **options)
+        kind = QueueBox if registration.keep == "all" else LatestBox
+        return kind(
+            self._folder.box(registration.id), self._state, registration.id, registration.options,
+            max_bytes=self._max_bytes, changed=registration.note_stored,
+        )  # fmt: skip
 
     def note_served(self, channel: str) -> Callable[[], None]:
         """Note a channel at which others reach this mailbox; return the function that ends that. For servers."""
@@ -229,17 +211,13 @@ class EventMailbox(Party):
 
     def _refuse_loop(self, target: Any) -> None:
         """Raise ``ArgumentError`` if events of this mailbox would come back to it."""
-        is_own = False
-        if isinstance(target, MailboxListener):
-            kept = self._kept.get(target.registration.id)
-            is_own = kept is not None and kept.registration is target.registration
+        is_own = isinstance(target, MailboxListener) and (self._kept.get(target.registration.id) is target.registration)
         if is_own or (isinstance(target, RemoteListener) and target.reference.channel in self._channels):
             raise ArgumentError("a listener of the mailbox itself cannot be a target: its events would go round")
 
     def _persist(self, registration: MailboxRegistration, target: Any, refused: frozenset[EventKind]) -> None:
         """Store the state of a registration. Raises ``JournalError``, ``ClosedError``."""
-        kept = self._kept.get(registration.id)
-        if kept is None:
+        if registration.id not in self._kept:
             return
         try:
             reference = None if target is None else self._folder.reference(target)
@@ -247,13 +225,7 @@ class EventMailbox(Party):
             reference = None  # a target of this process alone: after a restart the events are stored only
         self._leases.keep(
             registration.lease,
-            {
-                "keep": registration.keep,
-                "max_events": kept.max_events,
-                "full": kept.full,
-                "target": reference,
-                "refused": [list(each) for each in refused],
-            },
+            {**registration.options._asdict(), "target": reference, "refused": [list(each) for each in refused]},
         )
 
     def _end(self, registration: MailboxRegistration, end: LeaseEnd) -> None:
@@ -329,13 +301,13 @@ class EventMailbox(Party):
 
     def _note_not_renewed(self, failure: RenewalFailure) -> None:
         """Tell an owner that a lease is not renewed any more: with an event in its box."""
-        kept = self._kept.get(failure.owner)
-        if kept is None:
+        registration = self._kept.get(failure.owner)
+        if registration is None:
             failure.told()
             return
-        self._notices.add(kept.registration, failure)
+        self._notices.add(registration, failure)
         if failure.owner not in self._kept:  # it has ended meanwhile
-            self._notices.forget(kept.registration)
+            self._notices.forget(registration)
 
     def _is_own(self, lease: Lease) -> bool:
         grantor = lease.grantor
@@ -350,11 +322,10 @@ class EventMailbox(Party):
         for key, grant, values in self._leases.kept():
             if key.removeprefix(REGISTRATION) in malformed:
                 continue
-            kept = _Kept(self._made(values["keep"]), values["max_events"], values["full"])
-            registration = kept.registration
+            registration = self._made(BoxOptions(values["keep"], values["max_events"], values["full"]))
             registration.lease = grant(partial(self._end, registration))
             with self._lock:
-                self._kept[registration.id] = kept
+                self._kept[registration.id] = registration
             restored.append((registration, kinds_of(values["refused"]), self._folder.target(values.get("target"))))
         self._renewals.recover(self._kept)
         for folder in self._folder.boxes():
@@ -374,17 +345,17 @@ class EventMailbox(Party):
             UnknownLeaseError: there is none, or it has ended.
             ClosedError: the mailbox is closed; the registration may continue with its next run.
         """
-        kept = self._kept.get(registration_id)
-        if kept is None:
+        found = self._kept.get(registration_id)
+        if found is None:
             self._refuse_closed()
             raise UnknownLeaseError(f"mailbox '{self.name}': no registration {registration_id!r:.80}")
-        kept.registration.refuse_ended()
-        return kept.registration
+        found.refuse_ended()
+        return found
 
     def registrations(self) -> list[MailboxRegistration]:
         """Return the registrations, in the order of their making."""
         with self._lock:
-            return [each.registration for each in self._kept.values() if not each.registration.lease.is_ended]
+            return [each for each in self._kept.values() if not each.lease.is_ended]
 
     @property
     def open_boxes(self) -> int:
@@ -398,17 +369,17 @@ class EventMailbox(Party):
         self._renewals.close()
         self._manager.close()
         error = ClosedError(f"mailbox '{self.name}': closed")
-        stopped = [*self._notices.close(), *(each.registration.end(error) for each in kept)]
+        stopped = [*self._notices.close(), *(each.end(error) for each in kept)]
         wait_for_all([each for each in stopped if each is not None])
         for each in kept:
-            if each.registration.lease.is_over:
-                self._forget(each.registration)  # its callback came too late
+            if each.lease.is_over:
+                self._forget(each)  # its callback came too late
         self._leases.close()
         with self._lock:
             ending, self._ending = [*self._ending], set()
         with contextlib.ExitStack() as slots:
             for each in kept:
-                slots.callback(each.registration.slot.close)
+                slots.callback(each.slot.close)
             for registration in ending:
                 slots.callback(registration.slot.abandon)
 

@@ -8,8 +8,7 @@ from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.leases import StoredTime, seconds_of
 from messaging.remoteevent.event import check_kind
-from messaging.remoteevent.mailbox.box import BOX_FULL
-from messaging.remoteevent.mailbox.registration import KEEP
+from messaging.remoteevent.mailbox.box import BOX_FULL, KEEP
 from messaging.remoteevent.party import REGISTRATION, PartyFolder
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any
 
 from messaging.environment.signals import on_failure
 from messaging.errors import (
@@ -40,13 +40,9 @@ if TYPE_CHECKING:
     from messaging.leases import GrantedLease
     from messaging.remoteevent.event import EventKind, RemoteEvent
     from messaging.remoteevent.listener import EventTarget, Outcome
-    from messaging.remoteevent.mailbox.box import Box
+    from messaging.remoteevent.mailbox.box import Box, BoxOptions, Keep
 
 logger = SafeLog(__name__)
-
-#: which events a box keeps
-Keep = Literal["all", "latest", "latest_and_count"]
-KEEP: Final = ("all", "latest", "latest_and_count")
 
 
 class MailboxListener(BatchListener):
@@ -246,7 +242,8 @@ class MailboxRegistration:
         lease: the registration ends with it, and its events are deleted.
         keep: which events are kept.
         listener: give it to generators.
-        title: of its mailbox, for the log and in errors. For the parts of the mailbox, as the following ones.
+        options: what it has asked for. For the parts of the mailbox, as the following ones.
+        title: of its mailbox, for the log and in errors.
         slot: the box, open or closed.
         lock: guards the state in memory.
         pulling, pushing: the two readers of the box.
@@ -256,7 +253,7 @@ class MailboxRegistration:
 
     def __init__(
         self,
-        keep: Keep,
+        options: BoxOptions,
         boxes: OpenBoxes,
         open_box: Callable[[MailboxRegistration], Box],
         path_of: Callable[[str], Path],
@@ -265,7 +262,8 @@ class MailboxRegistration:
         retry: RetryPolicy,
         name: str,
     ) -> None:
-        self.keep: Keep = keep
+        self.options = options
+        self.keep: Keep = options.keep
         self._refuse_loop = refuse_loop
         self.listener = MailboxListener(self)
         self.slot = BoxSlot(
@@ -274,7 +272,7 @@ class MailboxRegistration:
             self.refuse_ended,
             lambda: path_of(self.id).exists(),
             # a reader has tickets, which a box of the latest events does not know when it is opened again
-            lambda: keep != "all" and (self.pulling.ticket is not None or self.pushing.is_busy),
+            lambda: self.keep != "all" and (self.pulling.ticket is not None or self.pushing.is_busy),
         )
         self.title = name
         self.lock = threading.RLock()  # guards the following, and what its readers say

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from messaging.instance import Messaging
     from messaging.remoteevent.event import EventKind, RemoteEvent
     from messaging.remoteevent.listener import EventTarget
-    from messaging.remoteevent.mailbox.box import BoxFull, Entry
-    from messaging.remoteevent.mailbox.registration import Keep, MailboxRegistration
+    from messaging.remoteevent.mailbox.box import BoxFull, Entry, Keep
+    from messaging.remoteevent.mailbox.registration import MailboxRegistration
 
 logger = SafeLog(__name__)
 

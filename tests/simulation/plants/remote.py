@@ -25,11 +25,11 @@ REMOTE = (
                 """\
             self._refuse_closed()
             raise UnknownLeaseError(f"mailbox '{self.name}': no registration {registration_id!r:.80}")
-        kept.registration.refuse_ended()
+        found.refuse_ended()
 """,
                 """\
             raise UnknownLeaseError(f"mailbox '{self.name}': no registration {registration_id!r:.80}")
-        if kept.registration.lease.is_ended:
+        if found.lease.is_ended:
             raise UnknownLeaseError(f"mailbox '{self.name}': no registration {registration_id!r:.80}")
 """,
             ),
@@ -272,11 +272,11 @@ REMOTE = (
             Edit(
                 "messaging/remoteevent/mailbox/mailbox.py",
                 """\
-        if kept is None:
+        if found is None:
             self._refuse_closed()
             raise UnknownLeaseError(f"mailbox '{self.name}': no registration {registration_id!r:.80}")""",
                 """\
-        if kept is None:
+        if found is None:
             raise UnknownLeaseError(f"mailbox '{self.name}': no registration {registration_id!r:.80}")""",
             ),
         ),
@@ -358,8 +358,8 @@ REMOTE = (
                 "messaging/remoteevent/mailbox/mailbox.py",
                 """\
         for each in kept:
-            if each.registration.lease.is_over:
-                self._forget(each.registration)  # its callback came too late
+            if each.lease.is_over:
+                self._forget(each)  # its callback came too late
 """,
                 "",
             ),
