@@ -29,20 +29,19 @@ from messaging.errors import (
 from messaging.errors.checks import check_path
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Closeable, Deadlines, Promise, clock, engine, may_block, seconds
-from messaging.leases import Landlord, Lease, LeaseEnd
+from messaging.leases import Landlord, Lease
 from messaging.remoteevent.delivery import PATIENT, RetryPolicy
 from messaging.remoteevent.transactions.decisions import Decisions
 from messaging.remoteevent.transactions.participant import TransactionState
 from messaging.remoteevent.transactions.remote_participant import RemoteParticipant
 from messaging.remoteevent.transactions.transaction import Transaction, check_participant_name
-from messaging.remoteevent.transactions.two_phases import TwoPhases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from messaging.instance import Messaging
     from messaging.remoteevent.transactions.participant import Enlisted
+    from messaging.remoteevent.transactions.two_phases import TwoPhases
 
 logger = SafeLog(__name__)
 
@@ -117,10 +116,10 @@ class TransactionManager(Closeable):
         self.is_closed = False
         self._most = max_transactions
         self._lock = threading.Lock()  # guards the following
-        self._transactions: dict[str, TwoPhases] = {}
+        self._transactions: dict[str, Transaction] = {}
         self._ended: OrderedDict[str, TransactionState] = OrderedDict()
         #: committed transactions that are completed, and whose records are not removed yet
-        self._recorded: dict[str, TwoPhases] = {}
+        self._recorded: dict[str, Transaction] = {}
         #: whether the disk has refused to remove one of them since a removal succeeded
         self._has_refused = False
         #: transactions with a phase under way, and when it is to end in monotonic time; the earliest first
@@ -131,7 +130,7 @@ class TransactionManager(Closeable):
             found = self.decisions.load()
         _managers.add(self)
         for transaction_id, state, participants in found:
-            self._recover(TwoPhases(transaction_id, self, state, participants), participants, messaging)
+            self._recover(Transaction(transaction_id, self, state, participants), participants, messaging)
 
     def after_fork(self) -> None:
         """See ``Forkable``: the transactions stay in the parent; the manager of the child is closed."""
@@ -143,14 +142,14 @@ class TransactionManager(Closeable):
         self._watched = OrderedDict()
         self.is_closed = True
 
-    def _recover(self, phases: TwoPhases, participants: list[Enlisted], messaging: Messaging | None) -> None:
+    def _recover(self, transaction: Transaction, participants: list[Enlisted], messaging: Messaging | None) -> None:
         """Continue with a transaction of an earlier run."""
-        self._transactions[phases.id] = phases
+        self._transactions[transaction.id] = transaction
         for each in participants:
             if each.reference is not None and messaging is not None:
                 each.participant = RemoteParticipant(messaging, each.reference, timeout=self.time_limit)
             each.limit_attempts()
-        phases.proceed()
+        transaction.proceed()
 
     # --- transactions
 
@@ -167,16 +166,18 @@ class TransactionManager(Closeable):
             ClosedError: the manager is closed.
         """
         self._refuse_closed()
-        phases = TwoPhases(secrets.token_hex(12), self, TransactionState.ACTIVE, [])
+        transaction = Transaction(secrets.token_hex(12), self, TransactionState.ACTIVE, [])
         with self._lock:
             is_full = len(self._transactions) >= self._most
             if not is_full:
-                self._transactions[phases.id] = phases  # before its lease, which may end at once
+                self._transactions[transaction.id] = transaction  # before its lease, which may end at once
         if is_full:
             raise BoundReachedError(f"transaction manager '{self.name}': {self._most} transactions are not completed")
-        with on_failure(self._drop, phases.id):  # without a lease it would stay for good
-            phases.lease = self.landlord.grant(duration, _ender(phases), about=f"transaction {phases.id}")
-        return Transaction(phases)
+        with on_failure(self._drop, transaction.id):  # without a lease it would stay for good
+            transaction.lease = self.landlord.grant(
+                duration, transaction.end_with_lease, about=f"transaction {transaction.id}"
+            )
+        return transaction
 
     def _drop(self, transaction_id: str) -> None:
         with self._lock:
@@ -197,7 +198,7 @@ class TransactionManager(Closeable):
         if found is None:
             self._refuse_closed()
             raise UnknownTransactionError(f"transaction manager '{self.name}': no transaction {transaction_id!r:.80}")
-        return Transaction(found)
+        return found
 
     def state(self, transaction_id: str) -> TransactionState:
         """Return the state of a transaction, also of one of the last 10,000 that were completed.
@@ -275,9 +276,9 @@ class TransactionManager(Closeable):
     def forget(self, transaction_id: str, state: TransactionState) -> None:
         """Note that all participants of a transaction know its outcome. For transactions."""
         with self._lock:
-            phases = self._transactions.get(transaction_id)
-            if phases is not None and state is TransactionState.COMMITTED:
-                self._recorded[transaction_id] = phases
+            transaction = self._transactions.get(transaction_id)
+            if transaction is not None and state is TransactionState.COMMITTED:
+                self._recorded[transaction_id] = transaction
         self.remove(transaction_id)
         with self._lock:
             self._transactions.pop(transaction_id, None)
@@ -327,11 +328,11 @@ class TransactionManager(Closeable):
         for each in others:  # the table has appended the removals again that the disk refused: note their outcomes
             self.remove(each)
 
-    def watch(self, phases: TwoPhases) -> None:
+    def watch(self, transaction: TwoPhases) -> None:
         """End a phase of a transaction after the time limit. For transactions."""
         with self._lock:
-            self._watched.pop(phases.id, None)
-            self._watched[phases.id] = (clock.monotonic() + self.time_limit, phases)
+            self._watched.pop(transaction.id, None)
+            self._watched[transaction.id] = (clock.monotonic() + self.time_limit, transaction)
         self._deadlines.watch(self.time_limit)
 
     def _expire(self, now: float) -> float | None:
@@ -340,12 +341,12 @@ class TransactionManager(Closeable):
         left: float | None = None
         with self._lock:
             while self._watched:
-                transaction_id, (due, phases) = next(iter(self._watched.items()))
+                transaction_id, (due, transaction) = next(iter(self._watched.items()))
                 if due > now:
                     left = due - now
                     break
                 del self._watched[transaction_id]
-                late.append(phases)
+                late.append(transaction)
         for each in late:
             each.expire()
         return left
@@ -364,7 +365,7 @@ class TransactionManager(Closeable):
             if self.is_closed:
                 return
             transactions = [*self._transactions.values()]
-        aborts = [Transaction(each).abort_soon() for each in transactions]
+        aborts = [each.abort_soon() for each in transactions]
         for each in aborts:
             each.was_retrieved = True
         if may_block():
@@ -380,14 +381,6 @@ class TransactionManager(Closeable):
 
 
 _managers: Final = LiveObjects[TransactionManager]()
-
-
-def _ender(phases: TwoPhases) -> Callable[[LeaseEnd], None]:
-    def end(reason: LeaseEnd) -> None:
-        if reason is not LeaseEnd.CLOSED:
-            phases.end_with_lease()
-
-    return end
 
 
 def _wait_for(promises: list[Promise[None]]) -> None:

@@ -18,20 +18,17 @@ from messaging.errors.text import tolerant
 from messaging.execution import Promise, result_of
 from messaging.remoteevent.targets import check_wait
 from messaging.remoteevent.transactions.participant import Enlisted, TransactionState
-from messaging.remoteevent.transactions.two_phases import after
+from messaging.remoteevent.transactions.two_phases import TwoPhases, after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from messaging.leases import Lease
-    from messaging.remoteevent.transactions.two_phases import TwoPhases
 
 #: of participants without a name
 _numbers: Final = itertools.count(1)
 _COMMITTED, _ABORTED = TransactionState.COMMITTED, TransactionState.ABORTED
 
 
-class Transaction:
+class Transaction(TwoPhases):
     """A transaction of a manager in this process. Thread safe. Managers make it.
 
     Attributes:
@@ -40,35 +37,14 @@ class Transaction:
             transaction of an earlier run, whose outcome is decided.
     """
 
-    def __init__(self, phases: TwoPhases) -> None:
-        self.id = phases.id
-        self._phases = phases
-
-    @property
-    def lease(self) -> Lease | None:
-        """The lease, see above."""
-        return self._phases.lease
-
     @property
     def remaining(self) -> float:
         """Seconds until the lease ends, as far as it is known here; 0 if it has ended."""
         return 0.0 if self.lease is None else self.lease.remaining
 
-    @property
-    def state(self) -> TransactionState:
-        """The state now."""
-        return self._phases.state
-
     def ask_state(self) -> Promise[TransactionState]:
         """Return the promise of the state. For participants."""
-        promise: Promise[TransactionState] = Promise(f"the state of transaction {self.id}")
-        promise.resolve(self.state)
-        return promise
-
-    @property
-    def waiting_for(self) -> list[str]:
-        """Names of the participants that have not confirmed the outcome."""
-        return self._phases.waiting_for
+        return Promise.resolved(self.state, f"the state of transaction {self.id}")
 
     # --- joining
 
@@ -92,7 +68,7 @@ class Transaction:
         found, count = check_join(participant, name, crash_count)
         is_lasting = name is not None or reference is not None
         enlisted = Enlisted(found, count, participant, reference, is_lasting=is_lasting)
-        self._phases.add(enlisted, is_named=name is not None)
+        self.enlist(enlisted, is_named=name is not None)
 
     def when_ended(self, callback: Callable[[TransactionState], object]) -> None:
         """Call ``callback`` with ``COMMITTED`` or ``ABORTED`` after all participants have confirmed; at once if so.
@@ -100,7 +76,7 @@ class Transaction:
         Callbacks run on a worker thread, in the order in which they were added, once each. Their exceptions are
         logged. Of a transaction that is not completed when its manager is closed they are not called.
         """
-        self._phases.callbacks.add(callback)
+        self.callbacks.add(callback)
 
     # --- ending
 
@@ -125,7 +101,7 @@ class Transaction:
     def commit_soon(self, timeout: float | None = None) -> Promise[None]:
         """Commit the transaction; return the promise that :meth:`commit` has returned. It fails as that raises."""
         limit = check_timeout(timeout)
-        self._phases.begin_commit()
+        self.begin_commit()
         return self._awaited(limit, _COMMITTED)
 
     def abort(self, timeout: float | None = None) -> None:
@@ -145,13 +121,12 @@ class Transaction:
     def abort_soon(self, timeout: float | None = None) -> Promise[None]:
         """Abort the transaction; return the promise that :meth:`abort` has returned. It fails as that raises."""
         limit = check_timeout(timeout)
-        self._phases.abort("it was aborted by a client")
+        self.begin_abort("it was aborted by a client")
         return self._awaited(limit, _ABORTED)
 
     def _awaited(self, limit: float | None, wanted: TransactionState) -> Promise[None]:
         """Return a promise of the outcome, for one caller."""
-        phases = self._phases
-        known = phases.outcome if limit is None else phases.decided
+        known = self.outcome if limit is None else self.decided
         promise: Promise[None] = Promise(f"{'commit' if wanted is _COMMITTED else 'abort'} transaction {self.id}")
 
         def completed() -> None:
@@ -174,7 +149,7 @@ class Transaction:
             elif limit is None:
                 promise.resolve(None)
             else:
-                phases.completed.listen(completed)
+                self.completed.listen(completed)
                 if not promise.done():
                     after(limit, expired)
 
@@ -183,7 +158,7 @@ class Transaction:
 
     def _refusal(self, wanted: TransactionState) -> MessagingError:
         if wanted is _COMMITTED:
-            return CannotCommitError(f"transaction {self.id} is aborted: {self._phases.reason}")
+            return CannotCommitError(f"transaction {self.id} is aborted: {self.reason}")
         return CannotAbortError(f"transaction {self.id} is committed")
 
     @tolerant

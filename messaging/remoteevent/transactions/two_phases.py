@@ -26,6 +26,7 @@ from messaging.errors import (
 from messaging.errors.checks import plain_function
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, Serial, clock, engine, workers
+from messaging.leases import LeaseEnd
 from messaging.remoteevent.transactions.participant import ABORT_ATTEMPTS, Enlisted, TransactionState, Vote, ask
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class EndCallbacks:
 
 
 class TwoPhases:
-    """State and participants of one transaction. Thread safe.
+    """State and participants of one transaction, which is a subclass. Thread safe.
 
     Attributes:
         id: of the transaction.
@@ -152,7 +153,7 @@ class TwoPhases:
         with self._lock:
             return [each.name for each in self._participants if not each.is_done]
 
-    def add(self, enlisted: Enlisted, *, is_named: bool) -> None:
+    def enlist(self, enlisted: Enlisted, *, is_named: bool) -> None:
         """Let a participant take part; see ``Transaction.join``."""
         with self._lock:
             if self.state is not _ACTIVE:
@@ -170,12 +171,12 @@ class TwoPhases:
                 raise BoundReachedError(f"transaction {self.id} has {MAX_PARTICIPANTS} participants already")
             self._participants.append(enlisted)
 
-    def end_with_lease(self) -> None:
-        """Abort the transaction if it is active: its lease has ended. For the manager."""
+    def end_with_lease(self, end: LeaseEnd) -> None:
+        """Abort the transaction if it is active: its lease has ended. For the landlord."""
         with self._lock:
-            if self._state is not _ACTIVE:
+            if self._state is not _ACTIVE or end is LeaseEnd.CLOSED:
                 return
-        self.abort("its lease has ended")
+        self.begin_abort("its lease has ended")
 
     # --- the first phase
 
@@ -187,7 +188,7 @@ class TwoPhases:
             self._state = _VOTING
         keeper = self._keeper
         if not self._end_lease():
-            self.abort("its lease has ended")
+            self.begin_abort("its lease has ended")
             return
         if not self._participants:
             self._set_committed()
@@ -195,14 +196,14 @@ class TwoPhases:
         try:
             stored = keeper.decisions.store(self.id, _VOTING, self._participants)
         except MessagingError as error:
-            self.abort(f"its state cannot be stored: {error}")
+            self.begin_abort(f"its state cannot be stored: {error}")
             return
 
         def ask_all() -> None:
             stored.was_retrieved = True
             error = stored.exception(0)
             if error is not None:
-                self.abort(f"its state cannot be stored: {error}")
+                self.begin_abort(f"its state cannot be stored: {error}")
                 return
             self._is_recorded = True
             keeper.watch(self)
@@ -222,7 +223,7 @@ class TwoPhases:
         with self._lock:
             late = [each.name for each in self._participants if each.vote is None]
         if late and self._state is _VOTING:
-            self.abort(f"{late[0]!r:.80} has not prepared within {self._keeper.time_limit:g} s")
+            self.begin_abort(f"{late[0]!r:.80} has not prepared within {self._keeper.time_limit:g} s")
 
     def _voted(self, enlisted: Enlisted, vote: Any, error: MessagingError | None) -> None:
         with self._lock:
@@ -236,7 +237,7 @@ class TwoPhases:
         if not is_voting:
             self.proceed()  # too late: it is told to abort unless it has
         elif enlisted.vote is Vote.ABORTED:
-            self.abort(f"participant {enlisted.name!r:.80} voted to abort" + (f": {error}" if error else ""))
+            self.begin_abort(f"participant {enlisted.name!r:.80} voted to abort" + (f": {error}" if error else ""))
         elif decides:
             self._decide()
 
@@ -282,7 +283,7 @@ class TwoPhases:
             self._store_again()
         self._begin_telling()
 
-    def abort(self, reason: str) -> None:
+    def begin_abort(self, reason: str) -> None:
         """Abort, unless the decision to commit is taken or it is aborted already."""
         with self._lock:
             if self._state not in (_ACTIVE, _VOTING):
