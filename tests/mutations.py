@@ -327,7 +327,7 @@ FAULTS = (
     Fault(
         "a suspended lease counts as gone",
         "messaging/leases/landlord.py",
-        "        if self.is_closed or self._suspended.get(lease_id, -math.inf) > self.clock():",
+        "        if self.is_closed or self._suspended.get(lease_id, -math.inf) > lease_time():",
         "        if self.is_closed:",
         "tests/leases tests/remoteevent",
     ),

@@ -7,7 +7,6 @@ one takes its place."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -16,17 +15,10 @@ from messaging.errors import DecodeError
 from messaging.errors.text import brief
 from messaging.execution import clock
 
-Clock = Callable[[], float]
-
 
 def lease_time() -> float:
     """Return the seconds since some moment; it never goes back. From any thread."""
     return clock.boot()
-
-
-def wall_time() -> float:
-    """Return the seconds since the epoch. From any thread."""
-    return clock.wall()
 
 
 def boot_id() -> str:
@@ -58,24 +50,17 @@ class StoredTime:
     wall: float
 
     @classmethod
-    def after(
-        cls,
-        seconds: float,
-        *,
-        clock: Clock = lease_time,
-        wall_clock: Clock = wall_time,
-        boot: str = _BOOT,
-    ) -> Self:
+    def after(cls, seconds: float) -> Self:
         """Return the moment that is ``seconds`` from now."""
-        return cls(boot, clock() + seconds, wall_clock() + seconds)
+        return cls(_BOOT, clock.boot() + seconds, clock.wall() + seconds)
 
-    def remaining(self, *, clock: Clock = lease_time, wall_clock: Clock = wall_time, boot: str = _BOOT) -> float:
+    def remaining(self) -> float:
         """Return the seconds until the moment; 0 or less if it has passed."""
         if self.at == math.inf:
             return math.inf
-        if boot and self.boot == boot:
-            return self.at - clock()
-        return self.wall - wall_clock()
+        if _BOOT and self.boot == _BOOT:
+            return self.at - clock.boot()
+        return self.wall - clock.wall()
 
     def to_value(self) -> list[Any]:
         """Return the moment in portable form."""

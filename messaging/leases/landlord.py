@@ -28,7 +28,7 @@ from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, Messa
 from messaging.errors.checks import check_instance, check_procedure, check_result
 from messaging.errors.text import SafeLog, brief, tolerant
 from messaging.execution import Closeable, Promise, Serial, clock, engine, seconds
-from messaging.leases.clock import Clock, lease_time
+from messaging.leases.clock import lease_time
 from messaging.leases.lease import ANY, Lease, check_duration, check_leases, check_requests
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class GrantedLease(Lease):
     __slots__ = ("_callbacks", "about", "end", "on_renewed", "watched_at")
 
     def __init__(self, lease_id: str, landlord: Landlord, requested: float, duration: float, about: str) -> None:
-        super().__init__(lease_id, landlord, requested, duration, clock=landlord.clock)
+        super().__init__(lease_id, landlord, requested, duration)
         self.about = about
         #: why it has ended; ``None`` before. Guarded by the lock of the landlord
         self.end: LeaseEnd | None = None
@@ -182,13 +182,11 @@ class ExpiryTimer:
     """When to look at the leases of one landlord: its heap and its timer. Guarded by the lock of the landlord.
 
     Args:
-        now: the lease clock.
         lock: of the landlord.
         expire: ends the leases whose time is over; called on the loop of the engine.
     """
 
-    def __init__(self, now: Clock, lock: threading.Lock, expire: Callable[[], object]) -> None:
-        self._clock = now
+    def __init__(self, lock: threading.Lock, expire: Callable[[], object]) -> None:
         self._lock = lock
         self._expire = expire
         #: when to look at a lease: not after it expires
@@ -219,7 +217,7 @@ class ExpiryTimer:
 
     def take_due(self, leases: Mapping[str, GrantedLease]) -> list[GrantedLease]:
         """Return the leases whose time is over, and watch the others that were to be looked at."""
-        now = self._clock()
+        now = lease_time()
         expired = []
         self._due = -math.inf  # until the heap is put right
         while self._heap and self._heap[0][0] <= now:
@@ -248,7 +246,7 @@ class ExpiryTimer:
                 self._timer.cancel()
                 self._timer = None
             if due != math.inf:
-                delay = min(max(0.0, due - self._clock()), _LONGEST)
+                delay = min(max(0.0, due - lease_time()), _LONGEST)
                 self._timer = clock.call_later(engine().loop, delay, self._expire)
 
 
@@ -260,7 +258,6 @@ class Landlord(Closeable):
         max_duration: longest duration that is granted, seconds; ``math.inf``: leases may last for ever.
         default_duration: granted for ``Lease.ANY``, seconds.
         max_leases: leases at a time.
-        clock: the lease clock; for tests.
 
     Raises:
         ArgumentError: an argument is not as described.
@@ -273,7 +270,6 @@ class Landlord(Closeable):
         max_duration: float = 3600.0,
         default_duration: float = 300.0,
         max_leases: int = 1_000_000,
-        clock: Clock = lease_time,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"name must be a non-empty text, not {name!r:.80}")
@@ -283,7 +279,6 @@ class Landlord(Closeable):
         if isinstance(max_leases, bool) or not isinstance(max_leases, int) or max_leases < 1:
             raise ArgumentError(f"max_leases must be an int from 1, not {brief(max_leases)}")
         self.name = name
-        self.clock = clock
         self._longest = seconds(max_duration)
         self._default = min(seconds(default_duration), self._longest)
         self._most = max_leases
@@ -301,7 +296,7 @@ class Landlord(Closeable):
         #: when suspended leases would have expired, by id
         self._suspended: dict[str, float] = {}
         self.callbacks.after_fork(self._lock)
-        self._timer = ExpiryTimer(self.clock, self._lock, self.expire)
+        self._timer = ExpiryTimer(self._lock, self.expire)
 
     # --- granting
 
@@ -364,7 +359,7 @@ class Landlord(Closeable):
         try again. Unknown ids are ignored.
         """
         with self._lock:
-            now = self.clock()
+            now = lease_time()
             self._suspended = {each: expires for each, expires in self._suspended.items() if expires > now}
             for lease_id in lease_ids:
                 lease = self._leases.get(lease_id)
@@ -415,9 +410,7 @@ class Landlord(Closeable):
         granted = self.renew_ids([(lease.id, duration)])[0]
         if isinstance(granted, MessagingError):
             raise granted
-        promise: Promise[float] = Promise("renew a lease")
-        promise.resolve(granted)
-        return promise
+        return Promise.resolved(granted, "renew a lease")
 
     def cancel(self, lease: Lease) -> Promise[None]:
         """Cancel a lease of this landlord; see :meth:`Lease.cancel`."""
@@ -425,22 +418,16 @@ class Landlord(Closeable):
         error = self.cancel_ids([lease.id])[0]
         if error is not None:
             raise error
-        promise: Promise[None] = Promise("cancel a lease")
-        promise.resolve(None)
-        return promise
+        return Promise.resolved(None, "cancel a lease")
 
     def renew_all(self, requests: Sequence[tuple[Lease, float]]) -> Promise[list[float | MessagingError]]:
         """Renew leases of this landlord; see :class:`~messaging.leases.Grantor`."""
-        promise: Promise[list[float | MessagingError]] = Promise("renew leases")
         asked = check_requests(requests)
-        promise.resolve(self.renew_ids((lease.id, duration) for lease, duration in asked))
-        return promise
+        return Promise.resolved(self.renew_ids((lease.id, duration) for lease, duration in asked), "renew leases")
 
     def cancel_all(self, leases: Sequence[Lease]) -> Promise[list[MessagingError | None]]:
         """Cancel leases of this landlord; see :class:`~messaging.leases.Grantor`."""
-        promise: Promise[list[MessagingError | None]] = Promise("cancel leases")
-        promise.resolve(self.cancel_ids(each.id for each in check_leases(leases)))
-        return promise
+        return Promise.resolved(self.cancel_ids(each.id for each in check_leases(leases)), "cancel leases")
 
     def renew_ids(self, requests: Iterable[tuple[str, float]]) -> list[float | MessagingError]:
         """Renew leases by id, for holders in other processes; return the granted seconds, or the error, of each."""
@@ -489,7 +476,7 @@ class Landlord(Closeable):
 
     def _unknown(self, lease_id: str) -> MessagingError:
         """Return the error for a lease that does not exist. With the lock."""
-        if self.is_closed or self._suspended.get(lease_id, -math.inf) > self.clock():
+        if self.is_closed or self._suspended.get(lease_id, -math.inf) > lease_time():
             # not definite: the lease may go on, in this process or in another one
             return ClosedError(f"landlord '{self.name}': closed; the lease {lease_id!r:.80} may continue later")
         return UnknownLeaseError(

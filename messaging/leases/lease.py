@@ -21,7 +21,7 @@ from messaging.errors import (
 from messaging.errors.checks import check_instance
 from messaging.errors.text import brief, tolerant
 from messaging.execution import clock
-from messaging.leases.clock import Clock, lease_time
+from messaging.leases.clock import lease_time
 
 if TYPE_CHECKING:
     from messaging.execution import Promise
@@ -96,7 +96,7 @@ class Lease:
     FOREVER: ClassVar[float] = FOREVER
 
     __slots__ = (
-        "__weakref__", "_clock", "_expires", "_is_cancelled", "_renewals", "duration", "grantor", "id", "requested",
+        "__weakref__", "_expires", "_is_cancelled", "_renewals", "duration", "grantor", "id", "requested",
     )  # fmt: skip
 
     def __init__(
@@ -107,7 +107,6 @@ class Lease:
         duration: float,
         *,
         asked_at: float | None = None,
-        clock: Clock = lease_time,
     ) -> None:
         """Make the handle of a granted lease. For grantors.
 
@@ -117,7 +116,6 @@ class Lease:
         """
         self.id = lease_id
         self.grantor = grantor
-        self._clock = clock
         self._is_cancelled = False
         #: those without an answer, and each that the grantor may have had after one of them; guarded by _renewals_lock
         self._renewals: tuple[Renewal, ...] = ()
@@ -127,7 +125,7 @@ class Lease:
         """Note that the lease was granted, or renewed. For grantors and batches."""
         self.requested = requested
         self.duration = duration
-        self._expires = (self._clock() if asked_at is None else asked_at) + duration
+        self._expires = (lease_time() if asked_at is None else asked_at) + duration
 
     def note_cancelled(self) -> None:
         """Note that the lease was cancelled. For grantors and batches."""
@@ -165,18 +163,8 @@ class Lease:
                 self._renewals = ()
 
     @property
-    def clock(self) -> Clock:
-        """The clock of this lease. For grantors and managers."""
-        return self._clock
-
-    @property
-    def now(self) -> float:
-        """The time of the clock of this lease, in seconds. For grantors and batches."""
-        return self._clock()
-
-    @property
     def expires(self) -> float:
-        """When it expires, in seconds of its clock; infinite for ``FOREVER``."""
+        """When it expires, in seconds of the lease clock; infinite for ``FOREVER``."""
         return self._expires
 
     @property
@@ -187,7 +175,7 @@ class Lease:
     @property
     def remaining(self) -> float:
         """Seconds until the lease expires; 0 if it has expired or was cancelled, infinite for ``FOREVER``."""
-        return 0.0 if self._is_cancelled else max(0.0, self._expires - self._clock())
+        return 0.0 if self._is_cancelled else max(0.0, self._expires - lease_time())
 
     @property
     def expiration(self) -> datetime.datetime | None:
@@ -195,7 +183,7 @@ class Lease:
 
         It is for people. A wall clock that is set changes it, and does not change when the lease expires.
         """
-        left = self._expires - self._clock()
+        left = self._expires - lease_time()
         if left == math.inf:
             return None
         try:
@@ -206,7 +194,7 @@ class Lease:
     @property
     def is_expired(self) -> bool:
         """Whether its time is over."""
-        return self._clock() >= self._expires
+        return lease_time() >= self._expires
 
     @property
     def is_ended(self) -> bool:

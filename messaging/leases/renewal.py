@@ -35,6 +35,7 @@ from messaging.errors.checks import check_procedure, check_result
 from messaging.errors.text import SafeLog, brief
 from messaging.execution import Closeable, Flag, Serial, clock, engine, seconds, workers
 from messaging.leases.batch import ask_each
+from messaging.leases.clock import lease_time
 from messaging.leases.lease import ANY, Lease, check_duration
 from messaging.leases.renewed import RenewalRequests, RenewedLeases
 
@@ -144,9 +145,8 @@ class LeaseRenewalManager(Closeable):
         wanted = _check_expiration(desired_expiration)
         with self._lock:
             entry = self._leases.entry(lease)
-            entry.desired = lease.now + wanted
-            entry.plan()
-            entry.schedule.move(entry)
+            entry.desired = lease_time() + wanted
+            self._leases.plan(entry)
             left = self._leases.left_for(entry)
         self._set_timer(left)
 
@@ -157,7 +157,7 @@ class LeaseRenewalManager(Closeable):
             UnknownLeaseError: the manager does not renew this lease.
         """
         with self._lock:
-            return max(0.0, self._leases.entry(lease).desired - lease.now)
+            return max(0.0, self._leases.entry(lease).desired - lease_time())
 
     def renew_now(self, lease: Lease) -> None:
         """Renew a lease at once, beside its regular renewals. Raises ``UnknownLeaseError`` as :meth:`remaining`."""
@@ -165,8 +165,7 @@ class LeaseRenewalManager(Closeable):
             entry = self._leases.entry(lease)
             if entry.attempt:  # it is being renewed
                 return
-            entry.due, entry.early = lease.now, math.inf
-            entry.schedule.move(entry)
+            self._leases.hasten(entry)
         self._set_timer(0.0)
 
     def remove(self, lease: Lease, *, owner: object = None) -> bool:

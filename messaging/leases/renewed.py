@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from messaging.errors import ArgumentError, DeadlineError, MessagingError, UnknownLeaseError
+from messaging.leases.clock import lease_time
 from messaging.leases.lease import ANY, Lease, is_definite
 
 if TYPE_CHECKING:
-    from messaging.leases.clock import Clock
     from messaging.leases.lease import Grantor
 
 
@@ -35,28 +35,17 @@ class RenewedLease:
     """A lease of a renewal manager, and when it is due. Guarded by the lock of the manager."""
 
     __slots__ = (
-        "answer_until", "attempt", "attempts", "delay", "desired", "due", "early", "error", "lease", "listener", "next",
-        "number", "owner", "renew_duration", "schedule", "succeeded",
+        "answer_until", "attempt", "attempts", "delay", "desired", "due", "early", "error", "lease", "listener",
+        "number", "owner", "renew_duration", "succeeded",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        lease: Lease,
-        desired: float,
-        renew_duration: float,
-        listener: Any,
-        owner: object,
-        schedule: Schedule,
-    ) -> None:
+    def __init__(self, lease: Lease, desired: float, renew_duration: float, listener: Any, owner: object) -> None:
         self.lease = lease
-        #: time of the clock of the lease
+        #: time of the lease clock
         self.desired = desired
         self.renew_duration = renew_duration
         self.listener = listener
         self.owner = owner
-        #: another entry of the same lease, of another owner
-        self.next: RenewedLease | None = None
-        self.schedule = schedule
         #: identifies it in the schedule; 0: it is in none
         self.number = 0
         #: when it is due, and from when on it may be renewed with a lease of the same grantor that is due
@@ -67,7 +56,7 @@ class RenewedLease:
         self.attempt = 0
         #: number of the last request that has succeeded
         self.succeeded = 0
-        #: until when the answer is awaited, time of the clock of the lease
+        #: until when the answer is awaited, time of the lease clock
         self.answer_until = 0.0
         #: of the next attempt after a failure; 0 after a success
         self.delay = 0.0
@@ -81,7 +70,7 @@ class RenewedLease:
     def plan(self) -> None:
         """Set when the lease is to be renewed, or looked at again."""
         lease = self.lease
-        now = lease.now
+        now = lease_time()
         end = min(lease.expires, self.desired)
         self.early = math.inf
         if lease.is_cancelled:
@@ -103,12 +92,12 @@ class RenewedLease:
         left = self.lease.remaining
         self.attempts += 1
         self.attempt = self.attempts
-        self.answer_until = self.lease.now + max(_LEAST_ANSWER, MAX_DELAY if left == math.inf else left / 2)
+        self.answer_until = lease_time() + max(_LEAST_ANSWER, MAX_DELAY if left == math.inf else left / 2)
         return self.attempt
 
     def wanted(self) -> float:
         """Return the seconds to ask for."""
-        asked = min(self.desired - self.lease.now, math.inf if self.renew_duration == ANY else self.renew_duration)
+        asked = min(self.desired - lease_time(), math.inf if self.renew_duration == ANY else self.renew_duration)
         return ANY if asked == math.inf and self.renew_duration == ANY else asked
 
 
@@ -125,10 +114,9 @@ class RenewedLeases:
 
     def __init__(self) -> None:
         self.ended: deque[tuple[Any, str, LeaseRenewalEvent]] = deque()
-        #: the first entry of each lease; the others follow it
-        self._entries: dict[Lease, RenewedLease] = {}
-        #: schedules by the identity of their clocks, of which there is one except in tests
-        self._schedules: dict[int, Schedule] = {}
+        #: of each lease an entry for each owner, the latest one first
+        self._entries: dict[Lease, tuple[RenewedLease, ...]] = {}
+        self._schedule = Schedule()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -138,91 +126,82 @@ class RenewedLeases:
 
     def add(self, lease: Lease, wanted: float, renew_duration: float, listener: Any, owner: object) -> RenewedLease:
         """Return a new entry, which replaces that of the same lease and owner."""
-        before = self.find(lease, owner)
+        before = self._find(lease, owner)
         if before is not None:
             self._unlink(before)
-        clock = lease.clock
-        schedule = self._schedules.setdefault(id(clock), Schedule(clock))
-        entry = RenewedLease(lease, lease.now + wanted, renew_duration, listener, owner, schedule)
-        entry.next = self._entries.get(lease)
-        self._entries[lease] = entry
+        entry = RenewedLease(lease, lease_time() + wanted, renew_duration, listener, owner)
+        self._entries[lease] = (entry, *self._entries.get(lease, ()))
         entry.plan()
-        schedule.add(entry)
+        self._schedule.add(entry)
         return entry
 
     def remove(self, lease: Lease, owner: object) -> bool:
         """Remove the entry of a lease and an owner, of all owners for ``None``; return whether there was one."""
-        entry = self._entries.get(lease) if owner is None else self.find(lease, owner)
-        if entry is None:
-            return False
-        self._unlink(entry)
-        while owner is None and (rest := self._entries.get(lease)) is not None:
-            self._unlink(rest)
-        return True
+        found = [each for each in self._entries.get(lease, ()) if owner is None or each.owner is owner]
+        for each in found:
+            self._unlink(each)
+        return bool(found)
 
     def clear(self) -> None:
         """Remove all entries."""
         self._entries.clear()
-        self._schedules.clear()
+        self._schedule = Schedule()
 
-    def find(self, lease: Lease, owner: object) -> RenewedLease | None:
-        """Return the entry of a lease and an owner."""
-        entry = self._entries.get(lease)
-        while entry is not None and entry.owner is not owner:
-            entry = entry.next
-        return entry
+    def _find(self, lease: Lease, owner: object) -> RenewedLease | None:
+        return next((each for each in self._entries.get(lease, ()) if each.owner is owner), None)
 
     def entry(self, lease: Lease) -> RenewedLease:
         """Return the entry that the program made, or else the latest one."""
-        entry = self.find(lease, None) or self._entries.get(lease)
-        if entry is None:
+        if lease not in self._entries:
             raise UnknownLeaseError(f"the lease renewal manager does not renew {lease!r}")
-        return entry
+        return self._find(lease, None) or self._entries[lease][0]
+
+    def plan(self, entry: RenewedLease) -> None:
+        """Set when a lease is to be renewed, or looked at again."""
+        entry.plan()
+        self._schedule.move(entry)
+
+    def hasten(self, entry: RenewedLease) -> None:
+        """Have a lease renewed at once."""
+        entry.due, entry.early = lease_time(), math.inf
+        self._schedule.move(entry)
 
     def _unlink(self, entry: RenewedLease) -> None:
         """Remove an entry."""
-        entry.schedule.remove(entry)
-        if not len(entry.schedule):
-            self._schedules.pop(id(entry.schedule.clock), None)
-        first = self._entries[entry.lease]
-        if first is not entry:
-            while first.next is not None and first.next is not entry:
-                first = first.next
-            first.next = entry.next
-        elif entry.next is not None:
-            self._entries[entry.lease] = entry.next
+        self._schedule.remove(entry)
+        left = tuple(each for each in self._entries[entry.lease] if each is not entry)
+        if left:
+            self._entries[entry.lease] = left
         else:
             del self._entries[entry.lease]
 
     def left(self) -> float | None:
         """Return the seconds until the first lease is due; ``None`` without one."""
-        return min(
-            (each for schedule in self._schedules.values() if (each := schedule.left()) is not None), default=None
-        )
+        return self._schedule.left()
 
     def left_for(self, entry: RenewedLease) -> float | None:
         """Return the seconds until an entry is due; ``None`` if another one is due before."""
-        return entry.due - entry.lease.now if entry.schedule.is_first(entry) else None
+        return entry.due - lease_time() if self._schedule.is_first(entry) else None
 
     def take_due(self) -> dict[Grantor, RenewalRequests]:
         """Return the requests that are to be made now, and give the leases up that have ended."""
         groups: dict[Grantor, RenewalRequests] = {}
-        for schedule in [*self._schedules.values()]:
-            for entry in schedule.take():
-                self._decide(entry, groups)
+        for entry in self._schedule.take():
+            self._decide(entry, groups)
         return groups
 
     def note(self, part: RenewalRequests, outcomes: list[Any], is_whole: bool) -> None:
         """Note the outcomes of the requests to one grantor, and whether the request as a whole failed."""
         for (entry, _, attempt), outcome in zip(part, outcomes, strict=True):
-            if entry.number and entry.schedule is self._schedules.get(id(entry.schedule.clock)):
+            if entry in self._schedule:
                 self._note_one(entry, attempt, outcome, is_whole)
 
     def _decide(self, entry: RenewedLease, groups: dict[Grantor, RenewalRequests]) -> None:
         """Renew a lease that is due, or give it up."""
         lease = entry.lease
-        is_reached = lease.now >= entry.desired
-        is_waiting = bool(entry.attempt) and lease.now < entry.answer_until
+        now = lease_time()
+        is_reached = now >= entry.desired
+        is_waiting = bool(entry.attempt) and now < entry.answer_until
         if entry.attempt and not is_waiting:
             entry.error = DeadlineError(f"{lease!r}: the grantor did not answer in time")
         if lease.is_ended or is_reached:
@@ -235,13 +214,12 @@ class RenewedLeases:
             return
         if not is_waiting:
             groups.setdefault(lease.grantor, []).append((entry, entry.wanted(), entry.begin()))
-        entry.plan()
-        entry.schedule.move(entry)
+        self.plan(entry)
 
     def _drop(self, entry: RenewedLease, error: MessagingError | None) -> None:
         """Give a lease up, and have its listener told."""
         self._unlink(entry)
-        event = LeaseRenewalEvent(entry.lease, entry.desired - entry.lease.now, error)
+        event = LeaseRenewalEvent(entry.lease, entry.desired - lease_time(), error)
         self.ended.append((entry.listener, "expiration_reached" if error is None else "notify", event))
 
     def _note_one(self, entry: RenewedLease, attempt: int, outcome: Any, is_whole: bool) -> None:
@@ -252,14 +230,12 @@ class RenewedLeases:
             entry.delay = 0.0
             entry.error = None
             for each in self._others(entry):  # the lease may end sooner now than they have planned for
-                each.plan()
-                each.schedule.move(each)
+                self.plan(each)
         elif is_definite(outcome) and not (is_whole and isinstance(outcome, ArgumentError)):
             if attempt > entry.succeeded:
                 if isinstance(outcome, UnknownLeaseError):
                     for each in self._others(entry):  # they ask at once, and are told as well
-                        each.due, each.early = entry.lease.now, math.inf
-                        each.schedule.move(each)
+                        self.hasten(each)
                 self._drop(entry, outcome)
             return
         elif attempt != entry.attempt:
@@ -268,18 +244,11 @@ class RenewedLeases:
             entry.attempt = 0
             entry.error = outcome
             entry.delay = min(max(entry.delay * 2, _FIRST_DELAY), MAX_DELAY, max(entry.lease.remaining / 2, 0.05))
-        entry.plan()
-        entry.schedule.move(entry)
+        self.plan(entry)
 
     def _others(self, entry: RenewedLease) -> list[RenewedLease]:
         """Return the entries of other owners for the lease of an entry that wait for no answer."""
-        found = []
-        each = self._entries.get(entry.lease)
-        while each is not None:
-            if each is not entry and not each.attempt:
-                found.append(each)
-            each = each.next
-        return found
+        return [each for each in self._entries[entry.lease] if each is not entry and not each.attempt]
 
 
 def margin_of(duration: float) -> float:
@@ -340,13 +309,12 @@ class _Group:
 
 
 class Schedule:
-    """Due times of leases with one clock. Not thread safe.
+    """Due times of leases. Not thread safe.
 
     Changing a due time adds it to a heap; the earlier one is ignored when its turn comes.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self) -> None:
         self._entries: dict[int, RenewedLease] = {}
         #: heap of due times, with the numbers of the leases
         self._due: _Times = []
@@ -355,6 +323,9 @@ class Schedule:
     def __len__(self) -> int:
         """Return the number of leases."""
         return len(self._entries)
+
+    def __contains__(self, entry: RenewedLease) -> bool:
+        return self._entries.get(entry.number) is entry
 
     def add(self, entry: RenewedLease) -> None:
         """Add a lease."""
@@ -380,7 +351,7 @@ class Schedule:
 
     def take(self) -> list[RenewedLease]:
         """Return the leases that are due, and those that may be renewed with them. Their times have to be moved."""
-        now = self.clock()
+        now = lease_time()
         due = self._taken(self._due, now, is_early=False)
         groups = {id(group): group for group in (self._groups[each.lease.grantor] for each in due)}
         early = [each for group in groups.values() for each in self._taken(group.early, now, is_early=True)]
@@ -390,7 +361,7 @@ class Schedule:
         """Return the seconds until a lease is due; ``None`` if there is none with a time."""
         while self._due and not self._is_valid(*self._due[0]):
             heapq.heappop(self._due)
-        return self._due[0][0] - self.clock() if self._due else None
+        return self._due[0][0] - lease_time() if self._due else None
 
     def is_first(self, entry: RenewedLease) -> bool:
         """Return whether no other lease is due before this one."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from messaging.execution import clock
+
 
 class FakeClock:
-    """Seconds that pass when a test says so."""
+    """Seconds that pass when a test says so. It is the lease clock of the process until the end of the test."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        clock.boot = self
 
     def __call__(self) -> float:
         return self.now

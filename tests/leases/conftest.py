@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 import messaging
+from messaging.execution import clock
 
 Connect = Callable[..., messaging.Messaging]
 
@@ -47,3 +48,11 @@ def memory(request: pytest.FixtureRequest) -> Iterator[Connect]:
 def channel() -> str:
     """A channel that no other test uses."""
     return f"parties/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(autouse=True)
+def real_time() -> Iterator[None]:
+    """Ends the fake clock of a test."""
+    before = clock.boot
+    yield
+    clock.boot = before

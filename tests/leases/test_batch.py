@@ -22,7 +22,7 @@ from tests.leases.clocks import FakeClock
 def test_failures_are_reported_per_lease_and_the_others_are_renewed() -> None:
     """Scenario 20."""
     clock = FakeClock()
-    with Landlord(clock=clock) as landlord, Landlord(clock=clock) as other:
+    with Landlord() as landlord, Landlord() as other:
         leases = [landlord.grant(10.0) for _ in range(5)] + [other.grant(10.0) for _ in range(5)]
         leases[1].cancel()
         leases[7].cancel()
@@ -95,8 +95,8 @@ def test_a_grantor_that_raises_keeps_no_other_one_from_being_asked() -> None:
             return promise
 
     clock = FakeClock()
-    landlords = [Bad("closed", clock=clock), Bad("defect", clock=clock), Bad("short", clock=clock)]
-    with Landlord(clock=clock) as good:
+    landlords = [Bad("closed"), Bad("defect"), Bad("short")]
+    with Landlord() as good:
         bad = [each.grant(10.0) for each in landlords]
         alive = [good.grant(10.0), good.grant(10.0)]
         clock.advance(5.0)

@@ -46,7 +46,7 @@ assert len(ended.wait_for(1)) == 1
 def test_a_wall_clock_that_is_set_changes_no_lease(monkeypatch: pytest.MonkeyPatch, shift: float) -> None:
     """No lease expires early, and none lives on."""
     clock = FakeClock()
-    with Landlord(clock=clock) as landlord:
+    with Landlord() as landlord:
         lease = landlord.grant(100.0)
         monkeypatch.setattr(execution.clock, "wall", lambda: time.time() + shift)
         clock.advance(99.0)
@@ -58,18 +58,24 @@ def test_a_wall_clock_that_is_set_changes_no_lease(monkeypatch: pytest.MonkeyPat
 
 
 @table("shift", [_DAY, -_DAY])
-def test_a_stored_end_is_independent_of_the_wall_clock_until_the_machine_starts_anew(shift: float) -> None:
+def test_a_stored_end_is_independent_of_the_wall_clock_until_the_machine_starts_anew(
+    monkeypatch: pytest.MonkeyPatch, shift: float
+) -> None:
     clock = FakeClock()
     wall = 1e9
-    stored = StoredTime.from_value(
-        StoredTime.after(100.0, clock=clock, wall_clock=lambda: wall, boot="first").to_value()
-    )
+    monkeypatch.setattr("messaging.leases.clock._BOOT", "first")
+    monkeypatch.setattr(execution.clock, "wall", lambda: wall)
+    stored = StoredTime.from_value(StoredTime.after(100.0).to_value())
     clock.advance(40.0)
-    assert stored.remaining(clock=clock, wall_clock=lambda: wall + shift, boot="first") == 60.0
+    monkeypatch.setattr(execution.clock, "wall", lambda: wall + shift)
+    assert stored.remaining() == 60.0
     # after a start of the machine the lease clock begins anew, and the wall clock is all there is
-    assert stored.remaining(clock=lambda: 5.0, wall_clock=lambda: wall + 40.0, boot="second") == 60.0
-    endless = StoredTime.from_value(StoredTime.after(float("inf"), clock=clock).to_value())
-    assert endless.remaining(clock=clock) == float("inf")
+    clock.now = 5.0
+    monkeypatch.setattr("messaging.leases.clock._BOOT", "second")
+    monkeypatch.setattr(execution.clock, "wall", lambda: wall + 40.0)
+    assert stored.remaining() == 60.0
+    endless = StoredTime.from_value(StoredTime.after(float("inf")).to_value())
+    assert endless.remaining() == float("inf")
 
 
 @table("value", [None, [], ["b", 1.0], ["b", "x", 1.0], "text", 5, ["b", 10**400, 0], ["b", 1.0, "nan"]])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from messaging import execution
 from messaging.errors import UnknownLeaseError
 from messaging.leases import ANY, Landlord, LeaseEnd, StoredTime, cancel_all, renew_all
 from messaging.leases.landlord import GrantedLease
@@ -31,7 +33,7 @@ class Leases(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = FakeClock()
-        self.landlord = Landlord(max_duration=_LONGEST, default_duration=_DEFAULT, clock=self.clock)
+        self.landlord = Landlord(max_duration=_LONGEST, default_duration=_DEFAULT)
         self.expires: dict[GrantedLease, float] = {}
         self.cancelled: set[GrantedLease] = set()
         self.told: dict[str, Recorder[LeaseEnd]] = {}
@@ -103,10 +105,12 @@ class Leases(RuleBasedStateMachine):
             return
         day = 86_400.0
         for wall in (time.time() - day, time.time() + day):
-            stored = StoredTime.after(lease.remaining, clock=self.clock, boot="b")
-            left = stored.remaining(clock=self.clock, wall_clock=lambda wall=wall: wall, boot="b")  # type: ignore[misc]
+            stored = StoredTime.after(lease.remaining)
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(execution.clock, "wall", lambda wall=wall: wall)
+                left = stored.remaining()
             assert abs(left - lease.remaining) < 1e-6
-        with Landlord(clock=self.clock) as other:
+        with Landlord() as other:
             again = other.restore(lease.id, left, lease.duration)
             assert abs(again.remaining - lease.remaining) < 1e-6
 

@@ -26,7 +26,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def landlord(clock: FakeClock) -> Any:
-    with Landlord(max_duration=100.0, default_duration=20.0, max_leases=3, clock=clock) as made:
+    with Landlord(max_duration=100.0, default_duration=20.0, max_leases=3) as made:
         yield made
 
 
@@ -43,7 +43,7 @@ def test_the_granted_duration_may_be_shorter_and_the_lease_says_so(landlord: Lan
 @table("duration", [0, 0.0, -2, -0.5, -math.inf, math.nan, True, "60", None, datetime.timedelta(seconds=5)])
 def test_a_duration_that_is_none_is_refused(clock: FakeClock, duration: Any) -> None:
     """Scenario 17."""
-    with Landlord(clock=clock) as landlord:
+    with Landlord() as landlord:
         lease = landlord.grant(10.0)
         for ask in (landlord.grant, lease.renew):
             with pytest.raises(ArgumentError):
@@ -57,7 +57,7 @@ def test_any_and_forever_are_accepted(landlord: Landlord, clock: FakeClock) -> N
     assert (Lease.ANY, Lease.FOREVER) == (ANY, FOREVER) == (-1.0, math.inf)
     assert landlord.grant(Lease.ANY).duration == 20.0
     assert landlord.grant(Lease.FOREVER).duration == 100.0
-    with Landlord(max_duration=math.inf, clock=clock) as generous:
+    with Landlord(max_duration=math.inf) as generous:
         lease = generous.grant(Lease.FOREVER)
         clock.advance(1e9)
         assert lease.remaining == math.inf
@@ -99,7 +99,7 @@ def test_a_cancelled_lease_is_refused(landlord: Landlord) -> None:
 @table("end", [*LeaseEnd])
 def test_the_callback_gets_the_reason_once(clock: FakeClock, end: LeaseEnd) -> None:
     found: Recorder[LeaseEnd] = Recorder()
-    landlord = Landlord(clock=clock)
+    landlord = Landlord()
     lease = landlord.grant(10.0, found)
     if end is LeaseEnd.EXPIRED:
         clock.advance(11.0)

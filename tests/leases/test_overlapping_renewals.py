@@ -34,7 +34,7 @@ class Renewals(RuleBasedStateMachine):
         super().__init__()
         self.clock = FakeClock()
         grantor: object = object()
-        self.lease = Lease("lease", grantor, _BEGIN, _BEGIN, clock=self.clock)  # type: ignore[arg-type]  # never asked
+        self.lease = Lease("lease", grantor, _BEGIN, _BEGIN)  # type: ignore[arg-type]  # never asked
         self.asked: list[Asked] = []
         #: when the lease expires at the grantor
         self.expires = self.clock.now + _BEGIN

@@ -263,8 +263,8 @@ class SilentGrantor(Grantor):
         self.requests.append([*requests])
         return promise
 
-    def grant_at(self, clock: FakeClock, duration: float) -> Lease:
-        return Lease("silent", self, duration, duration, clock=clock)
+    def grant_silently(self, duration: float) -> Lease:
+        return Lease("silent", self, duration, duration)
 
     def succeed(self, number: int, duration: float) -> None:
         for lease, asked in self.requests[number]:
@@ -283,7 +283,7 @@ class Clocked:
         self.clock = FakeClock()
         self.grantor = SilentGrantor()
         self.told = Told()
-        self.lease = self.grantor.grant_at(self.clock, duration)
+        self.lease = self.grantor.grant_silently(duration)
         manager.renew_until(self.lease, desired, listener=self.told)
 
     def pass_time(self, seconds: float) -> None:
@@ -296,7 +296,7 @@ class Clocked:
     def look_twice(self) -> None:
         """Wait until the manager has looked at the leases."""
         other = Told()
-        lease = Lease("other", Grantor(), 1.0, 1.0, clock=self.clock)
+        lease = Lease("other", Grantor(), 1.0, 1.0)
         lease.note_cancelled()
         self.manager.renew_until(lease, listener=other)
         self.manager.look()
@@ -408,7 +408,7 @@ def test_a_grantor_that_misbehaves_costs_no_lease_of_another_one(
     clock = FakeClock()
     bad, good = Bad(), Grantor()
     lost, kept = Told(), Told()
-    leases = [Lease(name, grantor, 10.0, 10.0, clock=clock) for name, grantor in (("bad", bad), ("good", good))]
+    leases = [Lease(name, grantor, 10.0, 10.0) for name, grantor in (("bad", bad), ("good", good))]
     manager.renew_until(leases[0], listener=lost)
     manager.renew_until(leases[1], renew_duration=10.0, listener=kept)
     clock.advance(9.0)
@@ -517,7 +517,7 @@ def test_many_desired_expirations_cost_little(grantor: Grantor) -> None:
     with LeaseRenewalManager() as manager:
         told = Told()
         for number in range(count):
-            manager.renew_until(Lease(str(number), grantor, 1e6, 1e6, clock=clock), 10.0 + number, listener=told)
+            manager.renew_until(Lease(str(number), grantor, 1e6, 1e6), 10.0 + number, listener=told)
         begun = time.process_time()
         for number in range(200):
             clock.now = 1010.5 + number

@@ -22,8 +22,8 @@ class Entry:
 
 def test_due_leases_are_taken_with_early_ones_of_their_grantors() -> None:
     clock = FakeClock()
-    with Landlord(clock=clock) as one, Landlord(clock=clock) as other:
-        schedule = Schedule(clock)
+    with Landlord() as one, Landlord() as other:
+        schedule = Schedule()
         due, early, late = (Entry(one.grant(), 1000.0 + at, 990.0 + at) for at in (10.0, 15.0, 30.0))
         foreign = Entry(other.grant(), 1012.0, 1002.0)
         for each in (due, early, late, foreign):
@@ -48,7 +48,7 @@ def test_due_leases_are_taken_with_early_ones_of_their_grantors() -> None:
 
 def test_a_removed_lease_is_not_kept_alive_and_moving_costs_no_memory() -> None:
     with Landlord() as landlord:
-        schedule = Schedule(FakeClock())
+        schedule = Schedule()
         entry, removed = (Entry(landlord.grant(), 1e6, 0.9e6) for _ in range(2))
         schedule.add(entry)
         schedule.add(removed)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from messaging import execution
 from messaging.errors import ArgumentError, ClosedError, JournalLockedError, UnknownLeaseError
 from messaging.journal import Journal, JournalTable
 from messaging.leases import Landlord, LeaseEnd
@@ -33,18 +34,21 @@ def test_a_restart_stores_nothing_for_each_registration(tmp_path: Path) -> None:
     assert records() == before
 
 
-def test_a_lease_that_expires_after_the_mailbox_was_closed_harms_no_later_run(tmp_path: Path) -> None:
+def test_a_lease_that_expires_after_the_mailbox_was_closed_harms_no_later_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Scenarios 48 and 54: the landlord outlives the mailbox, and the next one has another landlord."""
     now = [0.0]
     ended: list[LeaseEnd] = []
-    with Landlord("shared", clock=lambda: now[0]) as landlord:
+    monkeypatch.setattr(execution.clock, "boot", lambda: now[0])
+    with Landlord("shared") as landlord:
         first = EventMailbox(tmp_path, landlord=landlord)
         box = first.register(100.0)
         store(box, [event(1)])
         first.close()
         with EventMailbox(tmp_path) as second:
             again = second.registration(box.id)
-            assert again.lease.renew(200.0).result(PATIENCE) == 200.0
+            assert again.lease.renew(2000.0).result(PATIENCE) == 2000.0
             store(again, [event(2)])
             now[0] = 1000.0
             landlord.expire()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from messaging import Messaging
+from messaging import Messaging, execution
 from messaging.errors import DeadlineError
 from messaging.execution import Promise
 from messaging.leases import Landlord
@@ -86,10 +86,13 @@ def _begin_batch(boiler: EventGenerator, slow: Slow) -> None:
     "wrap",
     [lambda each: each, _demultiplexed, _multiplexed, IdempotentListener, lambda each: NotificationFilter(bool, each)],
 )
-def test_nothing_follows_the_end_of_a_lease_within_a_batch(slow: Slow, wrap: Callable[[Any], Any]) -> None:
+def test_nothing_follows_the_end_of_a_lease_within_a_batch(
+    slow: Slow, wrap: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Scenario 18."""
     now = [0.0]
-    with Landlord(clock=lambda: now[0]) as landlord:
+    monkeypatch.setattr(execution.clock, "boot", lambda: now[0])
+    with Landlord() as landlord:
         for end in (lambda lease: lease.cancel(), lambda _lease: now.append(now.pop() + 101.0)):
             slow.reset()
             with EventGenerator("boiler", events=[1], landlord=landlord, begin=0) as boiler:

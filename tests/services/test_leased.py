@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from messaging import execution
 from messaging.errors import ArgumentError, UnknownLeaseError
 from messaging.leases import Landlord
 from messaging.services import ServiceEvent, ServiceEventKind, ServiceRegistry
@@ -16,6 +17,13 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(execution.clock, "boot", made)
+    return made
 
 
 @pytest.fixture
@@ -36,10 +44,9 @@ def registry(unregistered: threading.Event) -> ServiceRegistry:
 
 
 def test_a_service_is_unregistered_when_its_lease_expires(
-    registry: ServiceRegistry, unregistered: threading.Event
+    registry: ServiceRegistry, unregistered: threading.Event, clock: Clock
 ) -> None:
-    clock = Clock()
-    with Landlord(clock=clock) as landlord:
+    with Landlord() as landlord:
         lease = landlord.grant(10.0)
         registry.register("printer", object(), lease=lease)
         clock.now += 9.0
@@ -85,13 +92,12 @@ def test_a_lease_that_has_ended_is_refused(registry: ServiceRegistry) -> None:
     assert not registry.find("printer")
 
 
-def test_a_service_is_not_found_when_its_lease_has_ended_although_a_callback_blocks() -> None:
+def test_a_service_is_not_found_when_its_lease_has_ended_although_a_callback_blocks(clock: Clock) -> None:
     """The threads that unregister services are occupied; what is found and got does not depend on them."""
     registry = ServiceRegistry()
-    clock = Clock()
     go_on = threading.Event()
     try:
-        with Landlord(clock=clock) as landlord:
+        with Landlord() as landlord:
             for _ in range(8):
                 landlord.grant(10.0, lambda _end: go_on.wait(10))
             reference = registry.register("printer", "slow", {"size": 3}, lease=landlord.grant(11.0)).reference

@@ -176,8 +176,8 @@ LEASES = (
         (
             Edit(
                 "messaging/leases/landlord.py",
-                "        if self.is_closed or self._suspended.get(lease_id, -math.inf) > self.clock():",
-                "        if self._suspended.get(lease_id, -math.inf) > self.clock():",
+                "        if self.is_closed or self._suspended.get(lease_id, -math.inf) > lease_time():",
+                "        if self._suspended.get(lease_id, -math.inf) > lease_time():",
             ),
         ),
         "tests/leases/test_lease.py::test_a_closed_landlord_is_no_definite_answer",
@@ -240,7 +240,7 @@ LEASES = (
         (
             Edit(
                 "messaging/leases/renewed.py",
-                "is_waiting = bool(entry.attempt) and lease.now < entry.answer_until",
+                "is_waiting = bool(entry.attempt) and now < entry.answer_until",
                 "is_waiting = bool(entry.attempt)",
             ),
         ),
