@@ -1,13 +1,12 @@
 """Leases: resources that are granted for a time, and renewed as long as they are needed (EV.2.1).
 
 ==================  =================================================================================================
-``lease``           Lease: the handle of the holder
+``lease``           Lease: the handle of the holder; the clock of leases, and the end of a lease over a restart
 ``landlord``        Landlord: grants leases, and ends them
 ``batch``           several leases renewed or cancelled together
 ``renewal``         LeaseRenewalManager: keeps leases alive; ``renewed``: when each of them is due
 ``remote``          leases of landlords in other processes
 ``serving``         leases for other processes, and finding them at a broker
-``clock``           the clock of leases, and the end of a lease over a restart
 ==================  =================================================================================================
 
 May import: ``dispatch``, ``execution``, ``errors``, ``environment``, ``model``.
@@ -16,8 +15,6 @@ May import: ``dispatch``, ``execution``, ``errors``, ``environment``, ``model``.
 from messaging.leases.batch import LeaseMap as LeaseMap
 from messaging.leases.batch import cancel_all as cancel_all
 from messaging.leases.batch import renew_all as renew_all
-from messaging.leases.clock import StoredTime as StoredTime
-from messaging.leases.clock import lease_time as lease_time
 from messaging.leases.landlord import GrantedLease as GrantedLease
 from messaging.leases.landlord import Landlord as Landlord
 from messaging.leases.landlord import LeaseEnd as LeaseEnd
@@ -26,6 +23,8 @@ from messaging.leases.lease import ANY as ANY
 from messaging.leases.lease import FOREVER as FOREVER
 from messaging.leases.lease import Grantor as Grantor
 from messaging.leases.lease import Lease as Lease
+from messaging.leases.lease import StoredTime as StoredTime
+from messaging.leases.lease import lease_time as lease_time
 from messaging.leases.lease import release as release
 from messaging.leases.remote import LEASE as LEASE
 from messaging.leases.remote import LEASES as LEASES

@@ -28,8 +28,7 @@ from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, Messa
 from messaging.errors.checks import check_instance, check_procedure, check_result
 from messaging.errors.text import SafeLog, brief, tolerant
 from messaging.execution import Closeable, Promise, Serial, clock, engine, seconds
-from messaging.leases.clock import lease_time
-from messaging.leases.lease import ANY, Lease, check_duration, check_leases, check_requests
+from messaging.leases.lease import ANY, Lease, check_duration, check_leases, check_requests, lease_time
 
 if TYPE_CHECKING:
     import asyncio

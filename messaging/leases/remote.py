@@ -26,9 +26,8 @@ from messaging.dispatch.calls import (
 from messaging.errors import ArgumentError, DecodeError, MessagingError, PayloadTooLargeError, ReplyError
 from messaging.errors.text import brief
 from messaging.execution import Promise, converted
-from messaging.leases.clock import lease_time
 from messaging.leases.landlord import LeaseInfo
-from messaging.leases.lease import Lease, check_leases, check_requests
+from messaging.leases.lease import Lease, check_leases, check_requests, lease_time
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from messaging.errors import ArgumentError, DeadlineError, MessagingError, UnknownLeaseError
-from messaging.leases.clock import lease_time
-from messaging.leases.lease import ANY, Lease, is_definite
+from messaging.leases.lease import ANY, Lease, is_definite, lease_time
 
 if TYPE_CHECKING:
     from messaging.leases.lease import Grantor

@@ -5,16 +5,15 @@ them on the way. Each party takes any listener, of this process or of another on
 
 ===================  ===============================================================================================
 ``event``            RemoteEvent, EventRegistration (EV.2.3.2, EV.2.3.5), and an event as one line of JSON
-``listener``         RemoteEventListener (EV.2.3.1), and what its failures mean
-``targets``          listeners of this process; ``remote_listener``: those of other processes
+``listener``         RemoteEventListener (EV.2.3.1), and what its failures mean; listeners of this process as targets
+``remote_listener``  listeners of other processes
 ``delivery``         the events for one listener, in order, with retries
 ``generator``        EventGenerator (EV.2.3.4); ``storage``: its events and registrations; ``transacted``: transactions
 ``agent``            StoreAndForwardAgent (EV.3.1)
-``filter``           NotificationFilter, EventCorrelator, NotificationDemultiplexer (EV.3.2)
-``multiplexer``      NotificationMultiplexer (EV.3.2.1)
+``third_parties``    filters, correlators, demultiplexers (EV.3.2), and multiplexers (EV.3.2.1)
 ``mailbox``          EventMailbox (EV.3.3)
 ``serving``          generators and third parties for other processes
-``sequences``        duplicates and losses; ``ranges``: sets of numbers
+``sequences``        duplicates and losses, sets of numbers
 ``event_journal``    events on the disk; ``intake``: each event stored once; ``party``: registrations on the disk
 ``renewal_set``      leases that are renewed for a client; ``renewals``: for the owners of a party
 ``transactions``     two-phase commit for registrations and events (EV.2.4)
@@ -30,9 +29,6 @@ from messaging.remoteevent.delivery import DeliveryCounts as DeliveryCounts
 from messaging.remoteevent.delivery import RetryPolicy as RetryPolicy
 from messaging.remoteevent.event import EventRegistration as EventRegistration
 from messaging.remoteevent.event import RemoteEvent as RemoteEvent
-from messaging.remoteevent.filter import EventCorrelator as EventCorrelator
-from messaging.remoteevent.filter import NotificationDemultiplexer as NotificationDemultiplexer
-from messaging.remoteevent.filter import NotificationFilter as NotificationFilter
 from messaging.remoteevent.generator import EventGenerator as EventGenerator
 from messaging.remoteevent.listener import BatchListener as BatchListener
 from messaging.remoteevent.listener import EventTarget as EventTarget
@@ -44,7 +40,6 @@ from messaging.remoteevent.mailbox import MailboxServer as MailboxServer
 from messaging.remoteevent.mailbox import RemoteEventIterator as RemoteEventIterator
 from messaging.remoteevent.mailbox import RemoteMailbox as RemoteMailbox
 from messaging.remoteevent.mailbox import RemoteMailboxRegistration as RemoteMailboxRegistration
-from messaging.remoteevent.multiplexer import NotificationMultiplexer as NotificationMultiplexer
 from messaging.remoteevent.remote_listener import ListenerReference as ListenerReference
 from messaging.remoteevent.remote_listener import ListenerServer as ListenerServer
 from messaging.remoteevent.remote_listener import RemoteListener as RemoteListener
@@ -57,6 +52,10 @@ from messaging.remoteevent.sequences import IdempotentListener as IdempotentList
 from messaging.remoteevent.sequences import SequenceTracker as SequenceTracker
 from messaging.remoteevent.serving import EventServer as EventServer
 from messaging.remoteevent.serving import RemoteGenerator as RemoteGenerator
+from messaging.remoteevent.third_parties import EventCorrelator as EventCorrelator
+from messaging.remoteevent.third_parties import NotificationDemultiplexer as NotificationDemultiplexer
+from messaging.remoteevent.third_parties import NotificationFilter as NotificationFilter
+from messaging.remoteevent.third_parties import NotificationMultiplexer as NotificationMultiplexer
 
 __all__ = [
     "Arrival",

@@ -29,10 +29,9 @@ from messaging.remoteevent.delivery import POSITION, DeliveryCounts, EventDelive
 from messaging.remoteevent.event import EventRegistration, RemoteEvent, check_kind, check_sequence_number
 from messaging.remoteevent.event_journal import channel_of
 from messaging.remoteevent.intake import EventIntake
-from messaging.remoteevent.listener import BatchListener
+from messaging.remoteevent.listener import BatchListener, as_target
 from messaging.remoteevent.party import EventFolder, Party
 from messaging.remoteevent.renewals import OwnedRenewals
-from messaging.remoteevent.targets import as_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

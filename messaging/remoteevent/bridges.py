@@ -43,10 +43,9 @@ from messaging.execution import Closeable, Promise
 from messaging.leases import Landlord, Lease, LeaseRenewalManager, release
 from messaging.model import Message, check_name
 from messaging.remoteevent.event import RemoteEvent, check_event_id, decode_event, encode_event
-from messaging.remoteevent.filter import NotificationDemultiplexer
 from messaging.remoteevent.generator import EventGenerator
-from messaging.remoteevent.listener import BatchListener, as_failure
-from messaging.remoteevent.targets import settled
+from messaging.remoteevent.listener import BatchListener, as_failure, settled
+from messaging.remoteevent.third_parties import NotificationDemultiplexer
 
 if TYPE_CHECKING:
     import reactivex as rx

@@ -34,9 +34,9 @@ from messaging.remoteevent.event import (
     check_event_id,
     check_sequence_number,
 )
+from messaging.remoteevent.listener import as_target
 from messaging.remoteevent.party import Party
 from messaging.remoteevent.storage import DurableStorage, Storage, generated_source
-from messaging.remoteevent.targets import as_target
 from messaging.remoteevent.transacted import TransactedEvents
 from messaging.remoteevent.transactions.transaction import check_transaction
 

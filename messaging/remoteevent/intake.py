@@ -23,8 +23,8 @@ from messaging.errors.text import SafeLog
 from messaging.execution import Promise, workers
 from messaging.remoteevent.event import decode_event, encode_event
 from messaging.remoteevent.event_journal import Checkpoint, EventJournal, channel_of, record_of
-from messaging.remoteevent.ranges import SequenceRanges
-from messaging.remoteevent.targets import settled
+from messaging.remoteevent.listener import settled
+from messaging.remoteevent.sequences import SequenceRanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

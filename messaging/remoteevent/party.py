@@ -17,8 +17,8 @@ from messaging.leases import Landlord, LeaseEnd, StoredTime, seconds_of, value_o
 from messaging.remoteevent.delivery import POSITION, Interest
 from messaging.remoteevent.event import check_kind
 from messaging.remoteevent.event_journal import EventJournal, JournalQueue, channel_of
+from messaging.remoteevent.listener import as_target
 from messaging.remoteevent.remote_listener import ListenerReference, RemoteListener
-from messaging.remoteevent.targets import as_target
 
 if TYPE_CHECKING:
     from pathlib import Path

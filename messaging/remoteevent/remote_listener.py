@@ -50,10 +50,11 @@ from messaging.remoteevent.listener import (
     EventTarget,
     Outcome,
     WantedEvents,
+    as_target,
     disposition,
     outcomes_of,
+    settled,
 )
-from messaging.remoteevent.targets import as_target, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -38,7 +38,7 @@ from messaging.execution import Deadlines, Promise, clock, engine, seconds, work
 from messaging.leases import release
 from messaging.remoteevent.delivery import SHORT, EventDelivery, Interest, MemoryQueue, wait_for_all
 from messaging.remoteevent.event import EventId, EventRegistration, RemoteEvent
-from messaging.remoteevent.targets import as_target
+from messaging.remoteevent.listener import as_target
 from messaging.remoteevent.transactions import TransactionState, Vote
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ def test_a_stored_end_is_independent_of_the_wall_clock_until_the_machine_starts_
 ) -> None:
     clock = FakeClock()
     wall = 1e9
-    monkeypatch.setattr("messaging.leases.clock._BOOT", "first")
+    monkeypatch.setattr("messaging.leases.lease._BOOT", "first")
     monkeypatch.setattr(execution.clock, "wall", lambda: wall)
     stored = StoredTime.from_value(StoredTime.after(100.0).to_value())
     clock.advance(40.0)
@@ -71,7 +71,7 @@ def test_a_stored_end_is_independent_of_the_wall_clock_until_the_machine_starts_
     assert stored.remaining() == 60.0
     # after a start of the machine the lease clock begins anew, and the wall clock is all there is
     clock.now = 5.0
-    monkeypatch.setattr("messaging.leases.clock._BOOT", "second")
+    monkeypatch.setattr("messaging.leases.lease._BOOT", "second")
     monkeypatch.setattr(execution.clock, "wall", lambda: wall + 40.0)
     assert stored.remaining() == 60.0
     endless = StoredTime.from_value(StoredTime.after(float("inf")).to_value())

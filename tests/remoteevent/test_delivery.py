@@ -28,8 +28,7 @@ from messaging.remoteevent import (
 )
 from messaging.remoteevent import delivery as module
 from messaging.remoteevent.delivery import EventDelivery, MemoryQueue
-from messaging.remoteevent.listener import Outcome
-from messaging.remoteevent.targets import LocalTarget, settled
+from messaging.remoteevent.listener import LocalTarget, Outcome, settled
 from messaging.remoteevent.transactions import TransactionManager
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table

@@ -19,7 +19,7 @@ from messaging.execution import Promise
 from messaging.leases import Landlord
 from messaging.remoteevent import EventGenerator, EventMailbox, StoreAndForwardAgent
 from messaging.remoteevent.transactions import RemoteTransactionManager, TransactionManager, TransactionServer, Vote
-from messaging.remoteevent.transactions.decisions import Decisions
+from messaging.remoteevent.transactions.two_phases import Decisions
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually

@@ -29,7 +29,7 @@ from messaging.errors import (
 from messaging.journal import Journal
 from messaging.leases import Landlord
 from messaging.remoteevent import EventGenerator, RemoteEvent, RetryPolicy, SequenceTracker
-from messaging.remoteevent.targets import LocalTarget
+from messaging.remoteevent.listener import LocalTarget
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually, within
 from tests.remoteevent.helpers import Recorder, generate

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.errors import ArgumentError, DecodeError
-from messaging.remoteevent.ranges import SequenceRanges
+from messaging.remoteevent.sequences import SequenceRanges
 from messaging.testing.tables import table
 
 NUMBERS = st.lists(st.integers(0, 40), max_size=60)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from messaging.errors import ArgumentError
-from messaging.remoteevent.targets import LimitedCall, TimeLimits
+from messaging.remoteevent.listener import LimitedCall, TimeLimits
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
 

@@ -33,8 +33,8 @@ from messaging.leases import Lease
 from messaging.remoteevent import RetryPolicy
 from messaging.remoteevent.transactions import TransactionManager, TransactionState, Vote
 from messaging.remoteevent.transactions import participant as module
-from messaging.remoteevent.transactions.decisions import Decisions
 from messaging.remoteevent.transactions.participant import ABORT_ATTEMPTS
+from messaging.remoteevent.transactions.two_phases import Decisions
 from messaging.testing import waiting
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually

@@ -19,7 +19,7 @@ SCRIPT = """
 import json, os, signal, sys, threading
 from pathlib import Path
 from messaging.remoteevent.transactions import TransactionManager, TransactionState, Vote
-from messaging.remoteevent.transactions.decisions import Decisions
+from messaging.remoteevent.transactions.two_phases import Decisions
 
 folder, step = Path(sys.argv[1]), sys.argv[2]
 

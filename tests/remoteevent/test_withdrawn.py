@@ -26,8 +26,7 @@ from messaging.remoteevent import (
     RemoteListener,
 )
 from messaging.remoteevent.delivery import EventDelivery, MemoryQueue
-from messaging.remoteevent.listener import BatchListener
-from messaging.remoteevent.targets import LocalTarget, settled
+from messaging.remoteevent.listener import BatchListener, LocalTarget, settled
 from messaging.testing import waiting
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
@@ -197,7 +196,7 @@ def test_a_sender_that_is_killed_passes_at_most_32_events_again() -> None:
 
 def test_a_slow_listener_gets_no_event_of_a_batch_after_50_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("messaging.remoteevent.targets.clock", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("messaging.remoteevent.listener.clock", SimpleNamespace(monotonic=lambda: now[0]))
 
     def listener(_event: RemoteEvent) -> None:
         now[0] += 0.03

@@ -1,7 +1,7 @@
 """Event mailboxes: they store the events of owners that are away (EV.3.3).
 
 ===================  ===============================================================================================
-``mailbox``          EventMailbox: the registrations and their leases; ``records``: its folder
+``mailbox``          EventMailbox: the registrations and their leases; its folder
 ``registration``     one registration: its listener, its target or its iterator
 ``iterator``         RemoteEventIterator: pulling events
 ``box``              the stored events of one registration: all, or the newest of each kind

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from messaging.errors import ArgumentError, DeadlineError, InvalidIteratorError, MessagingError
 from messaging.errors.text import SafeLog, brief
 from messaging.execution import Closeable, Promise, Serial, clock, engine, may_block, refuse_in_loop
-from messaging.remoteevent.targets import check_wait
+from messaging.remoteevent.listener import check_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -27,32 +27,123 @@ from messaging.environment.signals import on_failure
 from messaging.errors import (
     ArgumentError,
     ClosedError,
+    DecodeError,
     JournalError,
     JournalLockedError,
+    MessagingError,
     UnknownLeaseError,
 )
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import refuse_in_loop, workers
-from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, RemoteGrantor, release
+from messaging.leases import (
+    Landlord,
+    Lease,
+    LeaseEnd,
+    LeaseRenewalManager,
+    RemoteGrantor,
+    StoredTime,
+    release,
+    seconds_of,
+)
 from messaging.remoteevent.delivery import RetryPolicy, wait_for_all
+from messaging.remoteevent.event import check_kind
 from messaging.remoteevent.mailbox.box import BOX_FULL, KEEP, Box, BoxFull, BoxOptions, Keep, LatestBox, QueueBox
 from messaging.remoteevent.mailbox.failure_notices import FailureNotices
 from messaging.remoteevent.mailbox.open_boxes import OpenBoxes, default_most
-from messaging.remoteevent.mailbox.records import MailboxFolder, check_bound, check_choice, kinds_of
 from messaging.remoteevent.mailbox.registration import MailboxListener, MailboxRegistration
-from messaging.remoteevent.party import REGISTRATION, Party
+from messaging.remoteevent.party import REGISTRATION, Party, PartyFolder
 from messaging.remoteevent.remote_listener import RemoteListener
 from messaging.remoteevent.renewals import OwnedRenewals, RenewalFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from messaging.instance import Messaging
     from messaging.remoteevent.event import EventKind
 
 logger = SafeLog(__name__)
+
+
+class MailboxFolder(PartyFolder):
+    """The folder of a mailbox; see ``mailbox``."""
+
+    def box(self, registration_id: str) -> Path:
+        """Return the folder of the box of a registration."""
+        return self.path / "boxes" / registration_id
+
+    def boxes(self) -> Iterable[Path]:
+        """Return the folders of all boxes."""
+        boxes = self.path / "boxes"
+        return [*boxes.iterdir()] if boxes.is_dir() else []
+
+    def malformed(self) -> set[str]:
+        """Return the ids of the registrations whose records are malformed."""
+        found: set[str] = set()
+        for key in self.table.keys_with(REGISTRATION):
+            try:
+                check_record(self.table.get(key))
+            except (MessagingError, KeyError, TypeError, ValueError) as error:
+                name = key.removeprefix(REGISTRATION)
+                logger.warning("%s: the record of registration %r is malformed: %s", self.title, name, error)
+                found.add(name)
+        return found
+
+    def set_aside(self, folder: Path) -> None:
+        """Keep the events of a registration whose record is malformed."""
+        place = self.path / "damaged" / folder.name
+        try:
+            place.parent.mkdir(exist_ok=True)
+            folder.rename(place)
+        except OSError as error:
+            place = folder
+            logger.warning("%s: %s is not moved: %s", self.title, folder, error)
+        logger.warning(
+            "%s: the events of registration %r are kept in %s; read them with `messaging journal`",
+            self.title, folder.name, place,
+        )  # fmt: skip
+
+    def target(self, reference: Any) -> Any:
+        """Return the target of a stored reference; ``None`` if it is not there in this run."""
+        if reference is None:
+            return None
+        try:
+            return self.listener(reference)
+        except MessagingError as error:
+            logger.warning("%s: delivery does not resume: %s; events are stored", self.title, error)
+            return None
+
+
+def check_bound(name: str, value: object) -> None:
+    """Raise ``ArgumentError`` if an option is no bound."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ArgumentError(f"{name} must be an int from 1, or None, not {value!r:.80}")
+
+
+def check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+    """Raise ``ArgumentError`` if an option has none of the known values."""
+    if not isinstance(value, str) or value not in known:
+        raise ArgumentError(f"{name} must be one of {', '.join(known)}, not {value!r:.80}")
+
+
+def check_record(values: Any) -> None:
+    """Raise an error if the record of a registration is malformed."""
+    lease_id, duration, end = values["lease"]
+    if not isinstance(lease_id, str):
+        raise DecodeError("the id of its lease is no text")
+    seconds_of(duration)
+    StoredTime.from_value(end)
+    check_choice("keep", values["keep"], KEEP)
+    check_choice("full", values["full"], BOX_FULL)
+    check_bound("max_events", values["max_events"])
+    kinds_of(values["refused"])
+
+
+def kinds_of(value: Any) -> frozenset[EventKind]:
+    """Return the refused kinds of a record. Raises ``TypeError``, ``InvalidEventError``."""
+    return frozenset(check_kind(*each) for each in value)
+
 
 #: bytes of the events of one registration
 MAX_BYTES: Final = 2**30

@@ -28,10 +28,9 @@ from messaging.execution import Promise, refuse_in_loop, workers
 from messaging.leases import LeaseEnd
 from messaging.remoteevent.delivery import DeliveryCounts, EventDelivery, RetryPolicy
 from messaging.remoteevent.event import EventRegistration, check_kind
-from messaging.remoteevent.listener import BatchListener
+from messaging.remoteevent.listener import BatchListener, as_target, settled
 from messaging.remoteevent.mailbox.iterator import Pulling, RemoteEventIterator, checked_most
 from messaging.remoteevent.mailbox.open_boxes import BoxSlot, OpenBoxes
-from messaging.remoteevent.targets import as_target, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -3,9 +3,8 @@
 =====================  =============================================================================================
 ``participant``        TransactionParticipant: what takes part; Vote, TransactionState; its part in one transaction
 ``transaction``        Transaction: one transaction, as programs use it
-``two_phases``         its state, its participants, the two phases, and the callbacks for its end
+``two_phases``         its state in memory and on the disk, its participants, the two phases, the callbacks for its end
 ``manager``            TransactionManager: creates transactions, completes those of an earlier run
-``decisions``          the state of transactions on the disk
 ``remote_participant`` participants in other processes, and the servers of those of this one
 ``remote``             managers in other processes
 =====================  =============================================================================================

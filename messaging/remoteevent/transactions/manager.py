@@ -1,7 +1,7 @@
 """The transaction manager: creates transactions, and completes those of an earlier run.
 
 **Restart.** A manager with a path knows, after its process was killed, which transactions were decided
-(:mod:`messaging.remoteevent.transactions.decisions`). It commits these and aborts the others, as soon as the
+(:mod:`messaging.remoteevent.transactions.two_phases`). It commits these and aborts the others, as soon as the
 participants are there: those of other processes by their channel, those of this process by :meth:`recover`. A
 transaction without a record was aborted.
 
@@ -31,10 +31,10 @@ from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Closeable, Deadlines, Promise, clock, engine, may_block, seconds
 from messaging.leases import Landlord, Lease
 from messaging.remoteevent.delivery import PATIENT, RetryPolicy
-from messaging.remoteevent.transactions.decisions import Decisions
 from messaging.remoteevent.transactions.participant import TransactionState
 from messaging.remoteevent.transactions.remote_participant import RemoteParticipant
 from messaging.remoteevent.transactions.transaction import Transaction, check_participant_name
+from messaging.remoteevent.transactions.two_phases import Decisions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from messaging.errors import (
 from messaging.errors.checks import check_procedure
 from messaging.errors.text import tolerant
 from messaging.execution import Promise, result_of
-from messaging.remoteevent.targets import check_wait
+from messaging.remoteevent.listener import check_wait
 from messaging.remoteevent.transactions.participant import Enlisted, TransactionState
 from messaging.remoteevent.transactions.two_phases import TwoPhases, after
 

@@ -64,7 +64,7 @@ REMOTE = (
         "remote events",
         (
             Edit(
-                "messaging/remoteevent/multiplexer.py",
+                "messaging/remoteevent/third_parties.py",
                 """\
         if self.landlord.is_closed:
             return ClosedError(f"multiplexer '{self.name}': closed")
@@ -95,7 +95,7 @@ REMOTE = (
         "remote events",
         (
             Edit(
-                "messaging/remoteevent/targets.py",
+                "messaging/remoteevent/listener.py",
                 """\
             if not is_wanted():
                 if not count:
@@ -166,7 +166,7 @@ REMOTE = (
         "a killed sender passes a whole batch again",
         "Look between two events whether the rest of a batch is still wanted",
         "remote events",
-        (Edit("messaging/remoteevent/targets.py", "_MOST: Final = 32", "_MOST: Final = 100_000"),),
+        (Edit("messaging/remoteevent/listener.py", "_MOST: Final = 32", "_MOST: Final = 100_000"),),
         "tests/remoteevent/test_withdrawn.py::test_a_sender_that_is_killed_passes_at_most_32_events_again",
     ),
     Planted(
@@ -175,7 +175,7 @@ REMOTE = (
         "remote events",
         (
             Edit(
-                "messaging/remoteevent/targets.py",
+                "messaging/remoteevent/listener.py",
                 'DeadlineError("the notification was cancelled")',
                 'WithdrawnError("the notification was cancelled")',
             ),
