@@ -26,8 +26,8 @@ from messaging.connection.subscriptions import ConnectionSubscriptions
 from messaging.execution import clock
 from messaging.receiving import Subscription
 from messaging.receiving.joined_channels import JointIntake
-from messaging.replyto.inboxes import ReplyInbox
 from messaging.replyto.reply_stream import ReplySubscription
+from messaging.replyto.requests import ReplyInbox
 
 #: seconds, without the options
 SUBSCRIPTIONS, DELIVERIES = 0.3, 0.1

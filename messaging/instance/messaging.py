@@ -137,11 +137,11 @@ class Messaging(Shortcuts):
             connection, services, publisher.publish_internally, interceptors.processing("message")
         )
         self._requests = requests = OpenRequests(connection, publisher)
-        self.reply_to = ReplyToPublisher(connection, publisher, requests)
+        self.reply_to = ReplyToPublisher(publisher, requests)
         self.reply_to_many = ReplyToManyPublisher(
-            connection, services, publisher, self.reply_to, requests, interceptors.processing("reply")
+            services, publisher, self.reply_to, requests, interceptors.processing("reply")
         )
-        self._replies = Replies(connection, publisher, requests.inboxes)
+        self._replies = Replies(connection, publisher, requests)
         self.whiteboard = ReplyToWhiteboard(
             connection, services, self.subscription, self._replies, interceptors.processing("request")
         )

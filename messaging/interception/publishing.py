@@ -87,14 +87,14 @@ class PublishChain:
         Raises:
             InterceptorError, MessagingError: an interceptor failed or refused the message, or ``publish`` did.
         """
-        told = self.begin(outbound)
-        with on_failure(self.tell_failure, told):
+        told = self._begin(outbound)
+        with on_failure(_tell_failure, told):
             promise = publish()
         if told:
             promise.listen(partial(self._settled, promise, told, of))
         return promise
 
-    def begin(self, outbound: OutboundMessage) -> list[Told]:
+    def _begin(self, outbound: OutboundMessage) -> list[Told]:
         """Call the interceptors; return who wants to know the outcome, the outermost first.
 
         Raises:
@@ -104,7 +104,7 @@ class PublishChain:
             self._tell(_SOME)
         told: list[Told] = []
         each: Interceptor | None = None
-        with on_failure(self.tell_failure, told):
+        with on_failure(_tell_failure, told):
             _inside.is_set = True
             try:
                 for each in self._interceptors:
@@ -130,24 +130,9 @@ class PublishChain:
 
     # --- outcomes
 
-    @staticmethod
-    def tell_failure(told: Sequence[Told]) -> None:
-        """Tell that a message was not accepted, see ``on_failure``. On the thread that publishes."""
-        if told:
-            _call(told, Outcome(sys.exception(), clock.wall_ns()))
-
     def _settled(self, promise: Promise[Any], told: Sequence[Told], of: Callable[[Any], dict[str, Any]]) -> None:
         """Queue an outcome. On the loop, usually."""
         self._outcomes.append(partial(_tell_outcome, promise, told, of, clock.wall_ns()))
-        self._wake()
-
-    def tell(self, told: Sequence[Told], outcome: Outcome) -> None:
-        """Tell an outcome soon, on a worker. From any thread."""
-        if told:
-            self._outcomes.append(partial(_call, told, outcome))
-            self._wake()
-
-    def _wake(self) -> None:
         try:
             self._serial.wake()
         except RuntimeError:  # no thread can be started: the next outcome tries again
@@ -164,6 +149,12 @@ class PublishChain:
             except IndexError:  # a publishing thread was faster
                 return
             tell()
+
+
+def _tell_failure(told: Sequence[Told]) -> None:
+    """Tell that a message was not accepted, see ``on_failure``. On the thread that publishes."""
+    if told:
+        _call(told, Outcome(sys.exception(), clock.wall_ns()))
 
 
 def _tell_outcome(promise: Promise[Any], told: Sequence[Told], of: Callable[[Any], dict[str, Any]], at: int) -> None:

@@ -16,12 +16,12 @@ from messaging.replyto.handlers import (
     ReplyToSingleSubscriptionHandler,
     ReplyToSubscriptionHandler,
 )
-from messaging.replyto.inboxes import Request as Request
 from messaging.replyto.publisher import ReplyToManyPublisher as ReplyToManyPublisher
 from messaging.replyto.publisher import ReplyToPublisher as ReplyToPublisher
 from messaging.replyto.replies import DeferredReply
 from messaging.replyto.replies import Replies as Replies
 from messaging.replyto.requests import OpenRequests as OpenRequests
+from messaging.replyto.requests import Request as Request
 from messaging.replyto.serving import TypedHandler as TypedHandler
 from messaging.replyto.serving import channel_list as channel_list
 from messaging.replyto.serving import expected_errors as expected_errors

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from messaging.errors import ReplyError
 from messaging.model import Features, as_text
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class Marker(NamedTuple):
         if self.error:
             found[ERROR] = self.error
         return found
+
+    def fault(self, payload: bytes) -> ReplyError:
+        """Return the failure of the handler that a message with this marker and ``payload`` reports."""
+        return ReplyError(self.error or "Error", payload.decode(errors="replace"))
 
 
 def read(incoming: Incoming) -> Marker | None:

@@ -14,7 +14,6 @@ from messaging.connection.properties import announced
 from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, StreamConsumedError
 from messaging.execution import clock
-from messaging.interception import Outcome
 from messaging.model import (
     REPLY_CHANNELS,
     Features,
@@ -25,33 +24,28 @@ from messaging.model import (
     subscribe_options,
 )
 from messaging.receiving import Consumption, MessageStream, Subscription
-from messaging.replyto.inboxes import RequestPublication
 from messaging.replyto.markers import MANY, Marker
-from messaging.replyto.reply_stream import OpenReplyStreams, ReplySubscription
-from messaging.replyto.requests import RequestPlan, new_correlation_id
+from messaging.replyto.reply_stream import ReplySubscription
+from messaging.replyto.requests import RequestPlan, RequestPublication, new_correlation_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from messaging.connection import Connection
+    from messaging.execution import Promise
     from messaging.interception import ProcessChain
     from messaging.model import MessageContext, MessageContextProvider, PublishPlan
     from messaging.publishing import MessagePublisher
-    from messaging.replyto.inboxes import Request
-    from messaging.replyto.requests import OpenRequests
+    from messaging.replyto.requests import OpenRequests, Request
     from messaging.services import ServiceRegistry
 
 
 class ReplyToPublisher:
     """Publishes requests of one instance (RFC 5.7.2). Thread safe; get it as ``Messaging.reply_to``."""
 
-    def __init__(self, connection: Connection, publisher: MessagePublisher, requests: OpenRequests) -> None:
+    def __init__(self, publisher: MessagePublisher, requests: OpenRequests) -> None:
         if publisher.chain is not None:
             self.publish_with_reply = self._publish_intercepted  # type: ignore[method-assign]
-        self._adapter = connection.adapter
+        self._adapter = requests.connection.adapter
         self._publisher = publisher
         self._requests = requests
-        self._inboxes = requests.inboxes
 
     def publish_with_reply(
         self,
@@ -72,7 +66,7 @@ class ReplyToPublisher:
             model: the promise resolves to ``reply.value(model)`` instead of the reply.
 
         Returns:
-            A promise, which can be cancelled: :class:`~messaging.replyto.inboxes.Request`. It fails with
+            A promise, which can be cancelled: :class:`~messaging.replyto.requests.Request`. It fails with
             ``ReplyError`` if the handler failed; ``UnroutableError`` if no responder takes requests there, where the
             protocol tells; ``OutcomeUnknownError`` if there was no reply before the deadline, and ``DeadlineError``
             if the request was not even sent by then; ``ConnectionLostError`` if the connection was lost after it was
@@ -142,7 +136,7 @@ class ReplyToPublisher:
         """
         payload, merged = self._publisher.open(request_message, reply_to_context, "publish_with_reply_many")
         self._check(merged)
-        if merged.reply_to_channel is not None and self._inboxes.is_own(merged.reply_to_channel):
+        if merged.reply_to_channel is not None and self._requests.is_own(merged.reply_to_channel):
             raise ArgumentError(f"reply channel {merged.reply_to_channel!r}: many replies need one of their own")
         headers = {**merged.extensions.get(Features.EXTENSION_HEADERS, {}), **Marker(MANY).headers()}
         context = self._addressed(merged, merged.reply_to_channel or reply_to, headers)
@@ -155,9 +149,9 @@ class ReplyToPublisher:
             return known
         individual = None
         reply_to = source.reply_to_channel
-        is_given = reply_to is not None and not self._inboxes.is_own(reply_to)
+        is_given = reply_to is not None and not self._requests.is_own(reply_to)
         if reply_to is None or not is_given:
-            inbox = self._inboxes.own_inbox()
+            inbox = self._requests.own_inbox()
             individual = inbox.reply_to if inbox.individual else None
             reply_to = inbox.reply_to
         if individual is not None and source.correlation_id is not None:
@@ -219,19 +213,16 @@ class ReplyToManyPublisher:
 
     def __init__(
         self,
-        connection: Connection,
         services: ServiceRegistry,
         publisher: MessagePublisher,
         single: ReplyToPublisher,
         requests: OpenRequests,
         interceptors: ProcessChain | None = None,
     ) -> None:
-        self._connection = connection
         self._services = services
         self._publisher = publisher
         self._single = single
         self._requests = requests
-        self._streams = OpenReplyStreams(connection, publisher)
         self._interceptors = interceptors
 
     def publish_with_reply_many(
@@ -260,38 +251,36 @@ class ReplyToManyPublisher:
         """
         chain = self._publisher.chain
         if chain is None or chain.is_bypassed():
-            return self._stream(request_message, reply_to_context, model)
+            return self._stream(request_message, reply_to_context, model)[0]
         message = Message(*self._publisher.open(request_message, reply_to_context, "publish_with_reply_many"))
         outbound = chain.outbound("request", message)
-        told = chain.begin(outbound)
+        stream: MessageStream
+        subscription: ReplySubscription
 
-        def ended(subscription: ReplySubscription) -> None:
-            sent_as = subscription.publication.correlation_id
-            chain.tell(told, Outcome(subscription.error, clock.wall_ns(), correlation_id=sent_as))
+        def publish() -> Promise[None]:
+            nonlocal stream, subscription
+            stream, subscription = self._stream(self._publisher.intercepted(outbound), None, model)
+            return subscription.over
 
-        with on_failure(chain.tell_failure, told):
-            return self._stream(self._publisher.intercepted(outbound), None, model, ended)
+        chain.send(outbound, publish, lambda _: {"correlation_id": subscription.publication.correlation_id})
+        return stream
 
     def _stream(
         self,
         request_message: Message | MessageContextProvider,
         reply_to_context: MessageContext | MessageContextProvider | None,
         model: Any,
-        ended: Callable[[ReplySubscription], object] | None = None,
-    ) -> MessageStream:
-        """Publish a request; ``ended`` is called with the subscription to its replies once that has ended."""
+    ) -> tuple[MessageStream, ReplySubscription]:
+        """Publish a request; return the stream of its replies, and their subscription."""
         check_model(model)
         requests = self._requests
         payload, context, correlation_id = self._single.prepare_many(
             request_message, reply_to_context, f"{REPLY_CHANNELS}/{secrets.token_hex(16)}"
         )
-        connection, adapter = self._connection, self._connection.adapter
+        connection, adapter = requests.connection, requests.connection.adapter
         requests.refuse_closed()
-        wanted = {
-            key: value
-            for key, value in requested(context, adapter.capabilities).items()
-            if key != Features.EXTENSION_QOS
-        }
+        wanted = {**requested(context, adapter.capabilities)}
+        wanted.pop(Features.EXTENSION_QOS, None)
         if adapter.capabilities.acknowledging_qos is not None:
             wanted[Features.EXTENSION_QOS] = adapter.capabilities.acknowledging_qos
         spec = SubscriptionSpec(
@@ -299,30 +288,13 @@ class ReplyToManyPublisher:
         )
         plan = self._publisher.compile(context)
         patience = plan.options.timeout if plan.options.timeout is not None else adapter.settings.timeout
-        subscription = ReplySubscription(
-            connection,
-            self._services,
-            self._publisher,
-            spec,
-            Consumption(model, is_stream=False),
-            streams=self._streams,
-            correlation_id=correlation_id,
-            patience=patience,
-        )
         publication = RequestPublication(self._publisher.outbox, payload, plan, clock.monotonic() + patience)
         publication.correlation_id = correlation_id
-        publication.requester = subscription
-        subscription.publication = publication
+        consumption = Consumption(model, is_stream=False)
+        subscription = ReplySubscription(
+            requests, self._services, self._publisher, spec, consumption, publication, patience
+        )
         unused = [subscription]
-        # without effect on a generated reply channel: only this request names it
-        requests.reserve(spec.channel, correlation_id, subscription)
-
-        def end() -> None:
-            requests.release(spec.channel, correlation_id, subscription)
-            if ended is not None:
-                ended(subscription)
-
-        subscription.on_end = end
 
         def open_subscription() -> Subscription:
             if not unused:
@@ -333,8 +305,7 @@ class ReplyToManyPublisher:
             connection.engine.call(opened.start)
             return opened
 
-        try:
-            return MessageStream(connection, open_subscription, self._interceptors)
-        except BaseException:
-            requests.release(spec.channel, correlation_id, subscription)
-            raise
+        # without effect on a generated reply channel: only this request names it
+        requests.reserve(subscription.key, subscription)
+        opening = on_failure(requests.release, subscription.key, subscription)
+        return opening.call(MessageStream, connection, open_subscription, self._interceptors), subscription

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.model import PublishPlan, ReplyRoute, SubscriptionSpec
     from messaging.publishing import MessagePublisher
-    from messaging.replyto.inboxes import ReplyInbox, ReplyInboxes
     from messaging.replyto.markers import Marker
+    from messaging.replyto.requests import OpenRequests, ReplyInbox
 
 #: part of the time that is left for closing that is waited for replies: the rest is for sending them
 _PART: Final = 0.5
@@ -166,10 +166,10 @@ class Replies:
         best_qos: the highest quality of service that replies can have.
     """
 
-    def __init__(self, connection: Connection, publisher: MessagePublisher, inboxes: ReplyInboxes) -> None:
+    def __init__(self, connection: Connection, publisher: MessagePublisher, requests: OpenRequests) -> None:
         self.connection = connection
         self.adapter: Adapter = connection.adapter
-        self.streams = ReplyStreams(connection, inboxes)
+        self.streams = ReplyStreams(connection, requests)
         self.deferred = DeferredRequests()
         connection.on_finishing = self.deferred.finish
         self.publisher = publisher
@@ -325,12 +325,12 @@ class ReplyStream(Protocol):
 class ReplyStreams:
     """The streams of replies that requesters may cancel, by correlation id."""
 
-    def __init__(self, connection: Connection, inboxes: ReplyInboxes) -> None:
+    def __init__(self, connection: Connection, requests: OpenRequests) -> None:
         self._connection = connection
-        self.inboxes = inboxes
+        self.requests = requests
         #: written by the threads of the handlers
         self._open: dict[str, ReplyStream] = {}
-        inboxes.on_cancel = self._cancel
+        requests.on_cancel = self._cancel
 
     def __len__(self) -> int:
         return len(self._open)
@@ -349,7 +349,7 @@ class ReplyStreams:
         if stream.is_over:
             self._open.pop(correlation_id, None)
             return
-        inbox = self.inboxes.own_inbox()
+        inbox = self.requests.own_inbox()
         control = f"{inbox.reply_to}/{correlation_id}" if inbox.individual else inbox.reply_to
         if inbox.is_open:
             stream.tell_start(control)

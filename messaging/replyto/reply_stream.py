@@ -15,20 +15,18 @@ from messaging.errors import (
     DeadlineError,
     MessagingError,
     OutcomeUnknownError,
-    ReplyError,
     StreamConsumedError,
 )
 from messaging.errors.text import SafeLog
-from messaging.execution import Deadlines, Promise, clock
+from messaging.execution import Promise, clock
 from messaging.model import Features, MessageContext
 from messaging.receiving import Consumption, Subscription
 from messaging.replyto import markers
 
 if TYPE_CHECKING:
-    from messaging.connection import Connection
     from messaging.model import Incoming, SubscriptionSpec
     from messaging.publishing import MessagePublisher
-    from messaging.replyto.inboxes import RequestPublication
+    from messaging.replyto.requests import OpenRequests, RequestPublication
     from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)
@@ -106,7 +104,7 @@ class ReplySequence:
             self.finish(self._gap_before(marker.number) if is_short else None)
         elif marker.kind == markers.FAULT:
             self.has_ended = True
-            self.finish(ReplyError(marker.error or "Error", incoming.payload.decode(errors="replace")))
+            self.finish(marker.fault(incoming.payload))
         return False
 
     def _gap_before(self, number: int | None) -> ConnectionLostError:
@@ -133,56 +131,14 @@ class ReplySequence:
         self.error = error
 
 
-class OpenReplyStreams:
-    """The streams of one instance that wait for replies."""
-
-    def __init__(self, connection: Connection, publisher: MessagePublisher) -> None:
-        self.connection = connection
-        self._adapter = connection.adapter
-        self._publisher = publisher
-        self._open: dict[ReplySubscription, None] = {}  # the oldest first
-        self._deadlines = Deadlines(connection.engine, connection.settings.timeout, self._expire)
-
-    def add(self, stream: ReplySubscription) -> None:
-        """Watch the deadline of ``stream``."""
-        self._open[stream] = None
-        self._deadlines.watch(stream.patience)
-
-    def remove(self, stream: ReplySubscription) -> None:
-        """Forget a stream that has ended, and tell its responder if more replies would follow."""
-        self._open.pop(stream, None)
-        sequence = stream.sequence
-        if not sequence.has_ended and sequence.control is not None:
-            self._cancel(sequence.control, sequence)
-
-    def _expire(self, now: float) -> float | None:
-        """See ``Deadlines``."""
-        earliest = min([stream.expire(now) for stream in [*self._open]], default=inf)
-        return earliest if earliest < inf else None
-
-    def _cancel(self, channel: str, sequence: ReplySequence) -> None:
-        """Tell a responder to stop, on the channel of its start marker."""
-        route = self._adapter.addressing.reply_routes(channel)[0]
-        headers = markers.Marker(markers.CANCEL).headers()
-        extensions = {**sequence.extensions, Features.EXTENSION_HEADERS: headers}
-        context = MessageContext(route.channel, route.channel_extension, extensions=extensions)
-        try:
-            plan = self._publisher.compile(context)
-            promise = self._publisher.publish_checked(b"", plan, sequence.correlation_id, on_loop=True)
-        except MessagingError as error:
-            logger.debug("the responder at %r cannot be told to stop: %s", channel, error)
-        else:
-            promise.was_retrieved = True
-
-
 class ReplySubscription(Subscription):
     """The subscription to the replies of one request. See :class:`Subscription` for threads.
 
     Args:
-        connection, services, spec, consumption: as for ``Subscription``.
+        requests: the requests of the instance.
+        services, spec, consumption: as for ``Subscription``.
         publisher: sends the request.
-        streams: the open streams of the instance.
-        correlation_id: of the request.
+        publication: the request.
         patience: how long the next reply may take, seconds.
     """
 
@@ -190,26 +146,27 @@ class ReplySubscription(Subscription):
 
     def __init__(
         self,
-        connection: Connection,
+        requests: OpenRequests,
         services: ServiceRegistry,
         publisher: MessagePublisher,
         spec: SubscriptionSpec,
         consumption: Consumption,
-        *,
-        streams: OpenReplyStreams,
-        correlation_id: str,
+        publication: RequestPublication,
         patience: float,
     ) -> None:
-        super().__init__(connection, services, publisher.publish_internally, spec, consumption)
+        super().__init__(requests.connection, services, publisher.publish_internally, spec, consumption)
         self.hand_out.on_empty = self._on_empty
         self.settlement.on_flushed = self._settle_markers
-        self.publication: RequestPublication
-        #: called once when it has ended, on the loop
-        self.on_end: Callable[[], object] | None = None
+        self.publication = publication
+        publication.on_failed = self._unsent
+        #: resolves when it has ended
+        self.over: Promise[None] = Promise("the end of replies")
         self.patience = patience
-        self.sequence = ReplySequence(correlation_id, self.adapter.capabilities.reply_extensions)
-        self._outbox = publisher.outbox
-        self._streams = streams
+        self.sequence = ReplySequence(publication.correlation_id or "", self.adapter.capabilities.reply_extensions)
+        #: of its replies, in ``OpenRequests.awaited``
+        self.key = spec.channel, self.sequence.correlation_id
+        self._publisher = publisher
+        self._requests = requests
         #: tokens of messages that arrived after the stream was closed, acknowledged while it waits for the channel of
         #: its cancellation
         self._unwanted: list[Any] = []
@@ -224,7 +181,8 @@ class ReplySubscription(Subscription):
 
     def start(self) -> None:
         """Subscribe, then send the request."""
-        self._streams.add(self)
+        self._requests.streams[self] = self.expire
+        self._requests.deadlines.watch(self.patience)
         self.ready.listen(self.send)
         self.connection.subscriptions.start(self)
 
@@ -232,10 +190,10 @@ class ReplySubscription(Subscription):
         """Send the request: replies can be received now."""
         if not self.ended:
             self._heard_at = clock.monotonic()
-            self._outbox.post(self.publication)
+            self._publisher.outbox.post(self.publication)
 
-    def unsent(self, error: MessagingError) -> None:
-        """See ``Requester``."""
+    def _unsent(self, error: MessagingError) -> None:
+        """Fail: the message of the request failed."""
         if not self.ended:
             self.fail(error)
 
@@ -315,7 +273,7 @@ class ReplySubscription(Subscription):
         channel = self.publication.plan.channel
         if not self.ended and not self.sequence.is_final:
             why = "the connection was lost before all replies had come"
-            self.connection.engine.loop.call_soon(self.unsent, ConnectionLostError(f"request to {channel!r}: {why}"))
+            self.connection.engine.loop.call_soon(self._unsent, ConnectionLostError(f"request to {channel!r}: {why}"))
 
     def stop(self) -> Promise[None] | None:
         """See ``Subscribed.stop``; a stream that is closed early waits for the channel of its cancellation."""
@@ -373,7 +331,24 @@ class ReplySubscription(Subscription):
         super()._end(error)
         if not first:
             return
-        if self.on_end is not None:
-            self.on_end()
-        self._outbox.fail(self.publication, error or StreamConsumedError("the stream of its replies was closed"))
-        self._streams.remove(self)
+        self._requests.release(self.key, self)
+        self._requests.streams.pop(self, None)
+        self.over.resolve(None)
+        closed = error or StreamConsumedError("the stream of its replies was closed")
+        self._publisher.outbox.fail(self.publication, closed)
+        if not self.sequence.has_ended and self.sequence.control is not None:
+            self._cancel(self.sequence.control)
+
+    def _cancel(self, channel: str) -> None:
+        """Tell the responder to stop, on the channel of its start marker: more replies would follow."""
+        route = self.adapter.addressing.reply_routes(channel)[0]
+        headers = markers.Marker(markers.CANCEL).headers()
+        extensions = {**self.sequence.extensions, Features.EXTENSION_HEADERS: headers}
+        context = MessageContext(route.channel, route.channel_extension, extensions=extensions)
+        try:
+            plan = self._publisher.compile(context)
+            promise = self._publisher.publish_checked(b"", plan, self.sequence.correlation_id, on_loop=True)
+        except MessagingError as error:
+            logger.debug("the responder at %r cannot be told to stop: %s", channel, error)
+        else:
+            promise.was_retrieved = True

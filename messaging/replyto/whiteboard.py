@@ -153,7 +153,7 @@ class Bindings:
                 runner.pass_on(lambda _: True)
         if any(each.handler.kind == serving.MANY for each in wanted):
             # the channel of cancellations is subscribed to before the first request; it is not made on the loop
-            workers().submit(self.replies.streams.inboxes.own_inbox)
+            workers().submit(self.replies.streams.requests.own_inbox)
 
     def _runner_of(self, wanted: RegisteredHandler) -> Runner:
         """Return the runner of a handler: the one it has, unless its concurrency or its service has changed."""

@@ -259,7 +259,7 @@ def test_the_first_request_can_be_interrupted(connect: Connect) -> None:
         assert again(lambda: m.request("sum", [1, 2], int).result(PATIENCE)) == 3
         m.close()
 
-    interrupt_everywhere(run, lambda: None, "replyto/requests.py", "replyto/inboxes.py", "deadlines.py")
+    interrupt_everywhere(run, lambda: None, "replyto/requests.py", "deadlines.py")
 
 
 def test_many_replies_arrive(connect: Connect) -> None:

@@ -410,7 +410,7 @@ def test_a_handler_stops_although_it_subscribes_late_to_cancellations(
 ) -> None:
     """The cancellation is behind more replies than the broker sends without an answer."""
     m, responder = place.connect(), place.connect()
-    requests = responder._requests.inboxes
+    requests = responder._requests
     begin, inboxes = requests.start, []
     monkeypatch.setattr(requests, "start", inboxes.append)  # it cannot be told before it has subscribed
     endless = Endless("generator", responder, place.channel)

@@ -17,7 +17,7 @@ def test_a_session_keeps_no_subscription_to_replies(connect: Connect) -> None:
     for _ in range(3):
         m = connect(client_id="same", clean_start=False, session_expiry=3600)
         assert m.request("c", qos=1).result(PATIENCE).payload == b"here"
-        own = m._requests.inboxes.own
+        own = m._requests.own
         assert own is not None
         m.close()
         with pytest.raises(UnroutableError):

@@ -42,12 +42,14 @@ def in_hand(m: Messaging) -> int:
 def held(m: Messaging) -> dict[str, int]:
     """What an instance holds for requests that are under way: nothing, if none is. On the loop."""
     connection, requests = m._connection, m._requests
-    own, given = requests.inboxes.own, requests.inboxes.given
+    own, given = requests.own, requests.given
     inboxes = [*given.values(), *([own] if own is not None else [])]
     return {
         "open": len(requests.open),
         "given": len(given),
-        "waiting": sum(len(inbox.pending) for inbox in inboxes),
+        "awaited": len(requests.awaited),
+        "expiring": len(requests.streams),
+        "named by": sum(len(inbox.named_by) for inbox in inboxes),
         "early": sum(len(inbox.early) for inbox in inboxes),
         "streams": len(m._replies.streams),
         "in hand": in_hand(m),

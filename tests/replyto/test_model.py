@@ -140,7 +140,7 @@ class WhiteboardMachine(RuleBasedStateMachine):
             sorted(route.channel for route in routes(self.m)) == sorted(channel for channel, _ in wanted)
             and all(route.subscription.handle is not None for route in routes(self.m))
             and not connection.endings.tasks
-            and len(connection.subscriptions) - (self.m._requests.inboxes.own is not None) == len(wanted)
+            and len(connection.subscriptions) - (self.m._requests.own is not None) == len(wanted)
         )
 
     @invariant()

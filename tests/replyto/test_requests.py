@@ -63,7 +63,7 @@ def test_a_broken_inbox_is_replaced(backend: Backend) -> None:
     m, link = backend.connect_severable()
     m.reply("c", lambda: b"here")
     m.request("c").result(PATIENCE)
-    broken = m._requests.inboxes.own
+    broken = m._requests.own
     assert broken is not None
     pending = m.request("unserved", qos="0")
     m._connection.engine.call(broken.fail, SubscriptionRefusedError("for the test"))
@@ -83,7 +83,7 @@ def test_an_inbox_that_ends_while_requests_are_made_loses_none(m: Messaging) -> 
 
     def break_inboxes() -> None:
         while not over.is_set():
-            own = m._requests.inboxes.own
+            own = m._requests.own
             if own is not None:
                 on_loop(own.fail, SubscriptionRefusedError("for the test"))
 
@@ -126,7 +126,7 @@ def test_the_start_marker_of_a_foreign_stream_cancels_no_request(backend: Backen
 
     responder.reply("many", count)
     waiting = x.request("unserved", qos="0", reply_to="shared", timeout=30)
-    eventually(lambda: "shared" in x._requests.inboxes.given, "the reply channel is subscribed to")
+    eventually(lambda: "shared" in x._requests.given, "the reply channel is subscribed to")
     inbox = observed(y.request_many("many", reply_to="shared"))
     inbox.wait_completed()
     assert len(inbox.payloads) == 200
@@ -165,7 +165,7 @@ def test_a_payload_must_be_bytes(m: Messaging) -> None:
 def test_the_own_reply_channel_given_by_name_is_the_own_reply_channel(m: Messaging) -> None:
     m.reply("c", lambda: b"here")
     m.request("c").result(PATIENCE)
-    own = m._requests.inboxes.own
+    own = m._requests.own
     assert own is not None
     assert m.request("c", reply_to=own.reply_to).result(PATIENCE).payload == b"here"
     assert m.request("c").result(PATIENCE).payload == b"here"

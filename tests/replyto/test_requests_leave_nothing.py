@@ -23,8 +23,8 @@ from messaging.execution import engine
 from messaging.publishing import Publication
 from messaging.receiving import MessageStream
 from messaging.replyto import Request
-from messaging.replyto.inboxes import ReplyInbox
 from messaging.replyto.reply_stream import ReplySubscription
+from messaging.replyto.requests import ReplyInbox
 from messaging.replyto.served_request import ServedRequest
 from messaging.services import ServiceRegistry
 from messaging.testing.brokers import Mosquitto, RabbitMQ, require

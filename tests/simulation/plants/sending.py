@@ -11,7 +11,7 @@ REQUESTS = (
         "requests",
         (
             Edit(
-                "messaging/replyto/inboxes.py",
+                "messaging/replyto/requests.py",
                 """\
         if not self._adapter.capabilities.keeps_session:
             self._fail_sent()
@@ -19,7 +19,7 @@ REQUESTS = (
                 "        return\n",
             ),
             Edit(
-                "messaging/replyto/inboxes.py",
+                "messaging/replyto/requests.py",
                 """\
         if not resumed:
             self._fail_sent()
@@ -35,7 +35,7 @@ REQUESTS = (
         "requests",
         (
             Edit(
-                "messaging/replyto/inboxes.py",
+                "messaging/replyto/requests.py",
                 "        if self.own is inbox:\n            self.own = None\n",
                 "",
             ),
@@ -90,9 +90,10 @@ REQUESTS = (
         "requests",
         (
             Edit(
-                "messaging/replyto/inboxes.py",
-                "    requester: Requester\n\n    def reject(",
-                "    requester: Requester\n\n    def prepare(self) -> bool:\n        return True\n\n    def reject(",
+                "messaging/replyto/requests.py",
+                "    on_failed: Callable[[MessagingError], object]\n\n    def reject(",
+                "    on_failed: Callable[[MessagingError], object]\n\n"
+                "    def prepare(self) -> bool:\n        return True\n\n    def reject(",
             ),
         ),
         "tests/publishing/test_both_outboxes.py::test_the_time_to_live_of_a_request_counts_from_the_call",
