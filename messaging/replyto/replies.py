@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import ArgumentError, InvalidChannelError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from messaging.model import PublishPlan, ReplyRoute, SubscriptionSpec
     from messaging.publishing import MessagePublisher
     from messaging.replyto.markers import Marker
-    from messaging.replyto.requests import OpenRequests, ReplyInbox
+    from messaging.replyto.requests import OpenRequests
 
 #: part of the time that is left for closing that is waited for replies: the rest is for sending them
 _PART: Final = 0.5
@@ -65,19 +65,16 @@ class DeferredReply:
         return self.promise.result(0) if self._read is None else self._read(self.promise)
 
 
-class Deferred(Protocol):
-    """A request whose reply comes later."""
-
-    def abandon(self) -> None:
-        """Report that the reply was not ready when the instance closed. On a thread, or the loop if there is none."""
-
-
 class DeferredRequests:
-    """The requests of one instance whose replies come later. Thread safe."""
+    """The requests of one instance whose replies come later. Thread safe.
+
+    Each is known by the function that abandons it: reports that the reply was not ready when the instance closed. It is
+    called on a thread, or on the loop if there is none.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the following
-        self._waiting: dict[Deferred, None] = {}  # the oldest first
+        self._waiting: dict[Callable[[], object], None] = {}  # the oldest first
         #: replies that are being put into the outbox
         self._sending = 0
         #: promise that no request is left; while the instance closes
@@ -89,20 +86,20 @@ class DeferredRequests:
         """Return the number of requests without a reply."""
         return len(self._waiting)
 
-    def add(self, request: Deferred) -> None:
+    def add(self, abandon: Callable[[], object]) -> None:
         """Note a request whose reply comes later."""
         with self._lock:
-            self._waiting[request] = None
+            self._waiting[abandon] = None
             is_late = self._is_over
         if is_late:  # its handler returned while the instance closed
             engine().call(self._abandon)
 
-    def take(self, request: Deferred) -> bool:
+    def take(self, abandon: Callable[[], object]) -> bool:
         """Return whether the reply of a request is to be sent now. Call :meth:`sent` after that."""
         with self._lock:
-            if request not in self._waiting:
+            if abandon not in self._waiting:
                 return False
-            del self._waiting[request]
+            del self._waiting[abandon]
             self._sending += 1
             return True
 
@@ -146,9 +143,9 @@ class DeferredRequests:
                 except RuntimeError:  # no thread can be started
                     self._report(each)
 
-    def _report(self, request: Deferred) -> None:
+    def _report(self, abandon: Callable[[], object]) -> None:
         try:
-            request.abandon()
+            abandon()
         finally:
             self.sent()
 
@@ -161,7 +158,9 @@ class Replies:
 
     Attributes:
         publisher: publishes the replies.
-        streams: streams of replies that requesters may cancel.
+        requests: of the instance; its inbox also receives the cancellations of streams.
+        streams: streams of replies that requesters may cancel, by correlation id: the functions that stop their
+            handlers. Written by the threads of the handlers.
         deferred: requests whose replies come later.
         best_qos: the highest quality of service that replies can have.
     """
@@ -169,11 +168,13 @@ class Replies:
     def __init__(self, connection: Connection, publisher: MessagePublisher, requests: OpenRequests) -> None:
         self.connection = connection
         self.adapter: Adapter = connection.adapter
-        self.streams = ReplyStreams(connection, requests)
+        self.requests = requests
+        self.streams: dict[str, Callable[[str | None], object]] = {}
+        requests.on_cancel = self._cancel
         self.deferred = DeferredRequests()
         connection.on_finishing = self.deferred.finish
         self.publisher = publisher
-        self.best_qos = self.adapter.capabilities.default_qos
+        self.best_qos: str
         self._allowed = self._matchers(connection.settings.reply_channels)
         #: subscriptions to requests: no reply goes to their channels
         self._served: tuple[SubscriptionSpec, ...] = ()
@@ -189,6 +190,12 @@ class Replies:
         self._plans.clear()
         self._alike.clear()
         self._routes.clear()
+
+    def _cancel(self, correlation_id: str) -> None:
+        """Stop the handler of a stream: its requester wants no more. On the loop."""
+        stop = self.streams.get(correlation_id)
+        if stop is not None:
+            stop(None)
 
     @staticmethod
     def _matchers(patterns: str | None) -> tuple[Callable[[str], bool], ...] | None:
@@ -307,65 +314,3 @@ class Replies:
         if is_plain:
             self._plans[key] = self._alike[alike] = plan
         return plan
-
-
-class ReplyStream(Protocol):
-    """A stream of replies, as its responder sees it."""
-
-    correlation_id: str | None
-    is_over: bool
-
-    def tell_start(self, control: str, *, on_loop: bool = False) -> None:
-        """Tell the requester the channel that takes its cancellation."""
-
-    def stop(self, reason: str | None) -> None:
-        """Stop the handler. On the loop."""
-
-
-class ReplyStreams:
-    """The streams of replies that requesters may cancel, by correlation id."""
-
-    def __init__(self, connection: Connection, requests: OpenRequests) -> None:
-        self._connection = connection
-        self.requests = requests
-        #: written by the threads of the handlers
-        self._open: dict[str, ReplyStream] = {}
-        requests.on_cancel = self._cancel
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def __contains__(self, correlation_id: str) -> bool:
-        return correlation_id in self._open
-
-    def begin(self, stream: ReplyStream) -> None:
-        """Tell the requester where to cancel ``stream``, as soon as the cancellation can be received. On a thread.
-
-        Usually that is before the first reply: a later marker waits behind replies that are not consumed yet.
-        """
-        correlation_id = stream.correlation_id or ""
-        if self._open.setdefault(correlation_id, stream) is not stream:
-            return  # two requesters use one id: their cancellations could not be told apart
-        if stream.is_over:
-            self._open.pop(correlation_id, None)
-            return
-        inbox = self.requests.own_inbox()
-        control = f"{inbox.reply_to}/{correlation_id}" if inbox.individual else inbox.reply_to
-        if inbox.is_open:
-            stream.tell_start(control)
-        else:
-            self._connection.engine.call(self._begin_later, stream, inbox, control)
-
-    @staticmethod
-    def _begin_later(stream: ReplyStream, inbox: ReplyInbox, control: str) -> None:
-        inbox.ready.listen(lambda: stream.tell_start(control, on_loop=True) if not inbox.ended else None)
-
-    def end(self, stream: ReplyStream) -> None:
-        """Forget a stream that has ended. On the loop."""
-        if self._open.get(stream.correlation_id or "") is stream:
-            del self._open[stream.correlation_id or ""]
-
-    def _cancel(self, correlation_id: str) -> None:
-        stream = self._open.get(correlation_id)
-        if stream is not None:
-            stream.stop(None)

@@ -1,25 +1,27 @@
 """A request channel and its subscription: takes requests, and gives each one to a handler (RFC 5.7.3).
 
+**Rivals.** A request may reach several subscriptions: those of other request channels are the *rivals* of a channel. Of
+the handlers of all of them the preferred one has the request; the copies on the others share its verdict, see
+:mod:`messaging.replyto.request_copies`.
+
 Everything runs on the engine's loop, unless it says otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors.text import SafeLog
-from messaging.execution import clock, workers
+from messaging.execution import Promise, clock, workers
 from messaging.model import Features, channels, context_of
 from messaging.receiving import HandlerConsumer, HandlingVerdict, Subscription
 from messaging.replyto import markers
 from messaging.replyto.markers import read as read_marker
-from messaging.replyto.request_copies import ExpectedCopies, SharedVerdict, identity_of
+from messaging.replyto.request_copies import ExpectedCopies, identity_of
 from messaging.replyto.served_request import ServedRequest, ServedStreamRequest
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter
     from messaging.errors import MessagingError
     from messaging.model import Message
     from messaging.receiving import Runner
@@ -65,7 +67,18 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
         self.retry_after = retry_after
         #: the preferred first
         self.bindings: list[Binding] = []
-        self.overlap = Overlap(self, replies.adapter)
+        #: patterns of the channels that the subscription receives
+        self.patterns: tuple[str, ...] = (self.channel,)
+        #: other routes that a request of this one may reach as well, or whose requests may arrive here
+        self.rivals: list[RequestChannel] = []
+        #: copies of requests that handlers took from other routes
+        self.expected = ExpectedCopies()
+        #: number of unsettled copies
+        self._copies = 0
+        #: rivals that were subscribed to while requests waited here: they have no copies of these
+        self._behind: set[RequestChannel] = set()
+        #: when a rival was added to these, or a request was taken or finished since; monotonic seconds
+        self._busy_at = 0.0
         self._routes = routes
         self._on_failed = failed
         self._replies = replies
@@ -75,7 +88,7 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
 
     def take(self, subscription: Subscription) -> None:
         """Take the requests of ``subscription``: as many as it may have in hand."""
-        self.overlap.patterns = self._replies.adapter.addressing.patterns(subscription.spec)
+        self.patterns = self._replies.adapter.addressing.patterns(subscription.spec)
         self.open(subscription, min(subscription.spec.options.prefetch, subscription.spec.options.buffer_size))
         subscription.ready.listen(self._confirmed)
 
@@ -83,21 +96,22 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
         if not self.subscription.ended:
             self._was_confirmed = True
             self.retry_after = RETRY_FIRST
-            self.overlap.confirmed()
+            for other in self.rivals:
+                if other.is_full:
+                    other.mark_behind(self)
 
     # --- requests
 
     def begin(self, message: Message) -> None:
         """Give a request to the handler that it means; see ``HandlerConsumer``."""
-        rivals = self.overlap.rivals
-        if rivals and not self._is_served_here(message):
+        if self.rivals and not self._is_served_here(message):
             return
         marker = read_marker(context_of(message))
         kind = ServedRequest if marker is None or marker.kind != _MANY else ServedStreamRequest
         served = kind(self._replies, message, self)
         self.in_hand[served] = None
-        if rivals:
-            self.overlap.expect_copies(served)
+        if self.rivals:
+            self._expect_copies(served)
         self.dispatch(served)
 
     def ended(self) -> None:
@@ -109,14 +123,16 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
 
     def _is_served_here(self, message: Message) -> bool:
         """Return whether a request is to be handled here; settle it if it is a copy, or left to another program."""
-        overlap = self.overlap
-        if overlap.take_copy(message):
+        shared = self.expected.take(identity_of(message))
+        if shared is not None:
+            self._copies += 1
+            shared.listen(lambda: self._settle_copy(message, shared.peek()[0]))
             return False
-        best = overlap.preferred(message, self._routes.get(self.key))
-        if best is None or not overlap.is_left_to_queue(best[0].queue):
+        best = self._best(message, self._routes.get(self.key))
+        if best is None or best[0].queue in (None, self.queue) or self._is_behind(best[0].queue):
             return True
         # the queue of the preferred handler has a copy as well: one of the programs that share it handles that
-        overlap.expected.arrived_early(identity_of(message))
+        self.expected.arrived_early(identity_of(message))
         self.subscription.settlement.accept(message)
         return False
 
@@ -149,7 +165,7 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
             return
         is_closing = self.is_stopping and self._replies.connection.endings.is_closing
         home = self._routes.get(self.key)
-        best = None if is_closing else self.overlap.preferred(served.request, home)
+        best = None if is_closing else self._best(served.request, home)
         if best is not None:
             best[1].submit(served)
         elif self.is_stopping or home is None:
@@ -168,21 +184,21 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
 
     def finished(self, served: ServedRequest, verdict: HandlingVerdict) -> None:
         """Settle a request that a handler has finished, and its copies; see ``HandlerConsumer``. On the loop."""
-        overlap = self.overlap
-        if overlap.rivals:
+        if self.rivals:
             if self._is_at_limit:
-                overlap.expected.was_full()
-            overlap.finished()
+                self.expected.was_full()
+            if self._behind:
+                self._busy_at = clock.monotonic()
         super().finished(served, verdict)
         if served.shared_verdict is not None:
             # a request that goes back to a queue is handled there, and its copies are not
-            served.shared_verdict.settle(_ACCEPT if verdict is HandlingVerdict.LEAVE else verdict)
+            served.shared_verdict.resolve(_ACCEPT if verdict is HandlingVerdict.LEAVE else verdict)
 
-    def settle_copy(self, request: Message, verdict: HandlingVerdict) -> None:
-        """Pass a verdict on a copy to the broker; see ``SharedVerdict``."""
+    def _settle_copy(self, request: Message, verdict: HandlingVerdict) -> None:
+        """Pass the verdict on a request to the broker for a copy of it."""
         if self._is_at_limit:
-            self.overlap.expected.was_full()
-        self.overlap.copies -= 1
+            self.expected.was_full()
+        self._copies -= 1
         self.settle(request, verdict)
 
     # --- capacity
@@ -190,72 +206,35 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
     @property
     def _is_at_limit(self) -> bool:
         """Return whether the broker sends no more until a request, or a copy of one, is settled."""
-        return len(self.in_hand) + self.overlap.copies >= self._limit
+        return len(self.in_hand) + self._copies >= self._limit
 
     @property
     def is_full(self) -> bool:
         """Return whether requests wait at the broker, or in the buffer, until a handler has finished."""
         return self._is_full or self._is_at_limit or bool(self.subscription.buffered)
 
-    @property
-    def is_idle(self) -> bool:
-        """Return whether no handler has a request of the route."""
-        return not self.in_hand
-
     def withdraw(self) -> None:
         """Give the requests that were not begun to other handlers, or release them; see ``HandlerConsumer``."""
-        runners = dict.fromkeys(runner for route in (self, *self.overlap.rivals) for _, runner in route.bindings)
+        runners = dict.fromkeys(runner for route in (self, *self.rivals) for _, runner in route.bindings)
         for served in [each for runner in runners for each in runner.withdraw(lambda each: each.origin is self)]:
             self.dispatch(served)
         for served in [*self.in_hand]:
             if served.wants_many:
                 served.stop("the handler was stopped")
 
-
-class Overlap:
-    """The overlap of one route with the others: its rivals.
-
-    Args:
-        route: the route.
-        adapter: of its instance.
-    """
-
-    def __init__(self, route: RequestChannel, adapter: Adapter) -> None:
-        self._route = route
-        self._adapter = adapter
-        #: patterns of the channels that the subscription receives
-        self.patterns: tuple[str, ...] = (route.channel,)
-        #: other routes that a request of this one may reach as well, or whose requests may arrive here
-        self.rivals: list[RequestChannel] = []
-        #: copies of requests that handlers took from other routes
-        self.expected = ExpectedCopies()
-        #: number of unsettled copies
-        self.copies = 0
-        #: rivals that were subscribed to while requests waited here: they have no copies of these
-        self._behind: set[RequestChannel] = set()
-        #: when a rival was added to these, or a request was taken or finished since; monotonic seconds
-        self._busy_at = 0.0
-
     # --- rivals
 
     def is_rival(self, other: RequestChannel) -> bool:
         """Return whether a request may reach both routes, or either of them."""
-        queue = self._route.queue
-        if queue is not None and queue == other.queue:
+        if self.queue is not None and self.queue == other.queue:
             return True
-        return any(_overlap(mine, theirs) for mine in self.patterns for theirs in other.overlap.patterns)
+        return any(_overlap(mine, theirs) for mine in self.patterns for theirs in other.patterns)
 
     def forget(self, rival: RequestChannel) -> None:
         """Forget a rival that ends."""
         self.rivals.remove(rival)
         self._behind.discard(rival)
         self.expected.doubt(rival)
-
-    def confirmed(self) -> None:
-        """Tell the rivals that the broker has confirmed the subscription."""
-        for other in self.rivals:
-            if other.is_full:
-                other.overlap.mark_behind(self._route)
 
     def mark_behind(self, rival: RequestChannel) -> None:
         """Note that ``rival`` has no copies of the requests that wait here."""
@@ -266,52 +245,35 @@ class Overlap:
         """Return whether the subscription receives a channel."""
         return any(channels.matches(pattern, channel) for pattern in self.patterns)
 
-    # --- requests
-
-    def take_copy(self, message: Message) -> bool:
-        """Settle ``message`` with the request that it is a copy of; return ``False`` if it is no copy."""
-        shared = self.expected.take(identity_of(message))
-        if shared is None:
-            return False
-        self.copies += 1
-        shared.add(partial(self._route.settle_copy, message))
-        return True
-
-    def is_left_to_queue(self, queue: str | None) -> bool:
-        """Return whether another program may have a request: the preferred handler consumes from ``queue``.
-
-        Requests may also have been waiting here since before there was a subscription to ``queue``.
-        """
-        return queue not in (None, self._route.queue) and not self._is_behind(queue)
-
     def _is_behind(self, queue: str | None) -> bool:
+        """Return whether requests may have been waiting here since before there was a subscription to ``queue``."""
         if not self._behind:
             return False
         now = clock.monotonic()
-        if now - self._busy_at > _CAUGHT_UP and self._route.is_idle:
+        if now - self._busy_at > _CAUGHT_UP and not self.in_hand:
             self._behind.clear()
         self._busy_at = now
         return any(other.queue == queue for other in self._behind)
 
-    def expect_copies(self, served: ServedRequest) -> None:
+    def _expect_copies(self, served: ServedRequest) -> None:
         """Have the rivals that a request reaches expect a copy of it."""
         request = served.request
-        channel, shared = request.context.channel or "", SharedVerdict(self._route)
+        channel = request.context.channel or ""
+        shared: Promise[HandlingVerdict] = Promise("the verdict on a request")
         for other in self.rivals:
-            if other.overlap.matches(channel) and not self._shares_copies(other):
+            if other.matches(channel) and not self._shares_copies(other):
                 served.shared_verdict = shared
                 # a rival that was subscribed to since may have no copy of a request that waited here
-                other.overlap.expected.expect(identity_of(request), shared, is_uncertain=other in self._behind)
+                other.expected.expect(identity_of(request), shared, self, is_uncertain=other in self._behind)
 
     def _shares_copies(self, other: RequestChannel) -> bool:
         """Return whether a request arrives at one of both routes only, since they consume from one queue."""
-        route = self._route
-        if route.queue is None or route.queue != other.queue:
+        if self.queue is None or self.queue != other.queue:
             return False
         # a queue that keeps messages is one for all channels; otherwise each channel has a queue of that name
-        return route.channel == other.channel or Features.QUEUE_RETENTION in self._adapter.capabilities.features
+        return self.channel == other.channel or Features.QUEUE_RETENTION in self._replies.adapter.capabilities.features
 
-    def preferred(self, request: Message, home: RequestChannel | None) -> Binding | None:
+    def _best(self, request: Message, home: RequestChannel | None) -> Binding | None:
         """Return the preferred one of the handlers that a request means; ``None`` if it means none.
 
         Args:
@@ -321,22 +283,16 @@ class Overlap:
         """
         context = request.context
         named = context.reply_to_channel
-        rivals = self.rivals if home is None else home.overlap.rivals
+        rivals = self.rivals if home is None else home.rivals
         if not rivals:
             return None if home is None else home.preferred(named)
         channel = context.channel or ""
-        queue = self._route.queue
-        reached = [other for other in rivals if other.overlap.matches(channel) and other.may_serve(queue)]
+        reached = [other for other in rivals if other.matches(channel) and other.may_serve(self.queue)]
         # a queue may have requests on channels that none of its routes here names: they belong to the route they reach
-        if home is not None and (not reached or home.overlap.matches(channel)):
+        if home is not None and (not reached or home.matches(channel)):
             reached.append(home)
         found = [best for best in (route.preferred(named) for route in reached) if best is not None]
         return min(found, key=lambda best: best[0].preference(named), default=None)
-
-    def finished(self) -> None:
-        """Note that a handler has finished a request of the route."""
-        if self._behind:
-            self._busy_at = clock.monotonic()
 
 
 def _overlap(first: str, second: str) -> bool:

@@ -2,7 +2,8 @@
 
 A broker sends a request once to each subscription that matches it. Where the channels of two request handlers overlap
 (``d/+`` and ``d/x``, or one channel with two sets of extensions), one request therefore arrives several times. The copy
-that arrives first is given to a handler; each of the other subscriptions is told to expect a copy.
+that arrives first is given to a handler; each of the other subscriptions is told to expect a copy. They share the
+promise of the verdict on the request.
 
 Copies are recognized by their content: channel, reply channel, correlation id and payload. They are counted, so equal
 requests that were sent twice are handled twice. A copy that does not arrive (a ``queue`` gave it to another program,
@@ -15,11 +16,10 @@ Everything here runs on the engine's loop.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from messaging.execution import clock
+from messaging.execution import Promise, clock
 from messaging.receiving import HandlingVerdict
 
 if TYPE_CHECKING:
@@ -33,36 +33,6 @@ _EXPECTED: Final = 4096
 _PATIENCE: Final = 60.0
 #: how long a copy that may not exist is expected, seconds
 _UNCERTAIN: Final = 1.0
-
-
-class SharedVerdict:
-    """The verdict on a request, which its copies share.
-
-    Args:
-        origin: the subscription that the request arrived on.
-    """
-
-    __slots__ = ("_copies", "origin", "verdict")
-
-    def __init__(self, origin: object = None) -> None:
-        self.origin = origin
-        #: ``None`` while the request is being handled
-        self.verdict: HandlingVerdict | None = None
-        self._copies: list[Callable[[HandlingVerdict], object]] = []
-
-    def add(self, settle: Callable[[HandlingVerdict], object]) -> None:
-        """Have ``settle`` called with the verdict on the request, now or once there is one: it settles a copy."""
-        if self.verdict is None:
-            self._copies.append(settle)
-        else:
-            settle(self.verdict)
-
-    def settle(self, verdict: HandlingVerdict) -> None:
-        """Settle the copies with the verdict on the request."""
-        self.verdict = verdict
-        copies, self._copies = self._copies, []
-        for settle in copies:
-            settle(verdict)
 
 
 class _ByIdentity(Generic[T]):
@@ -98,38 +68,39 @@ class ExpectedCopies:
     __slots__ = ("_early", "_expected", "_full_at")
 
     def __init__(self) -> None:
-        #: since when and for how many seconds each copy is expected, and the verdict that it shares
-        self._expected: _ByIdentity[tuple[float, float, SharedVerdict]] = _ByIdentity()
+        #: since when and for how many seconds each copy is expected, the verdict that it shares, and its origin
+        self._expected: _ByIdentity[tuple[float, float, Promise[HandlingVerdict], object]] = _ByIdentity()
         #: arrival times of copies that were settled before their request was given to a handler
         self._early: _ByIdentity[float] = _ByIdentity()
         #: when the subscription was full last, monotonic seconds
         self._full_at = -inf
 
-    def expect(self, identity: int, shared: SharedVerdict, *, is_uncertain: bool = False) -> None:
+    def expect(
+        self, identity: int, shared: Promise[HandlingVerdict], origin: object = None, *, is_uncertain: bool = False
+    ) -> None:
         """Expect one more copy of a request, unless it has arrived already.
 
         Args:
             identity: see :func:`identity_of`.
             shared: the verdict on the request.
+            origin: the subscription that the request arrived on.
             is_uncertain: there may be no copy.
         """
         now = clock.monotonic()
         while (arrived := self._early.pop(identity)) is not None:
             if arrived + _PATIENCE > now:
                 return
-        self._expected.add(identity, (now, _UNCERTAIN if is_uncertain else _PATIENCE, shared))
+        self._expected.add(identity, (now, _UNCERTAIN if is_uncertain else _PATIENCE, shared, origin))
 
-    def take(self, identity: int) -> SharedVerdict | None:
+    def take(self, identity: int) -> Promise[HandlingVerdict] | None:
         """Return the verdict that an arriving copy shares, and expect it no longer; ``None`` if it is no copy.
 
         The verdict on a request that is to be handled again is not returned: the copy may be handled in its place.
         """
         while (expected := self._expected.pop(identity)) is not None:
-            since, patience, shared = expected
-            if (
-                max(since, self._full_at) + patience > clock.monotonic()
-                and shared.verdict is not HandlingVerdict.REFUSE
-            ):
+            since, patience, shared, _ = expected
+            is_over = max(since, self._full_at) + patience <= clock.monotonic()
+            if not is_over and shared.peek()[0] is not HandlingVerdict.REFUSE:
                 return shared
         return None
 
@@ -144,9 +115,9 @@ class ExpectedCopies:
     def doubt(self, origin: object) -> None:
         """Expect the copies of requests from ``origin`` only for a second more: ``origin`` ends, they may not come."""
         for waiting in self._expected.by_identity.values():
-            for index, (since, patience, shared) in enumerate(waiting):
-                if shared.origin is origin:
-                    waiting[index] = since, min(patience, _UNCERTAIN), shared
+            for index, (since, patience, shared, arrived_on) in enumerate(waiting):
+                if arrived_on is origin:
+                    waiting[index] = since, min(patience, _UNCERTAIN), shared, origin
 
 
 def identity_of(request: Message) -> int:

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from messaging.publishing import Publication
     from messaging.receiving import HandlerConsumer
     from messaging.replyto.replies import DeferredReply, Replies
-    from messaging.replyto.request_copies import SharedVerdict
 
 logger = SafeLog(__name__)
 
@@ -102,7 +101,7 @@ class ServedRequest(Work):
         wants_many: whether the requester takes more than one reply.
     """
 
-    shared_verdict: SharedVerdict | None = None
+    shared_verdict: Promise[HandlingVerdict] | None = None
     expected: tuple[type[Exception], ...] = ()
     is_ending = wants_many = False
     #: of many replies, how many items were sent
@@ -178,10 +177,17 @@ class ServedRequest(Work):
             )
             self.finish(_ACCEPT)
 
+    def _report(self, error: BaseException) -> None:
+        """Report an exception to the requester; have the request handled again if there is no room for the report."""
+        try:
+            self.fault(error)
+        except OutboxFullError:
+            self.finish(HandlingVerdict.REFUSE)
+
     def failed(self, error: BaseException) -> None:
         """Log the exception of the handler, and report it to the requester. On a thread."""
         self.log(error)
-        _fault_or_refuse(self, error)
+        self._report(error)
         self.leave_scope(error)
 
     def log(self, error: BaseException) -> None:
@@ -207,7 +213,7 @@ class ServedRequest(Work):
         if reason is None:
             self.done()
         else:
-            _fault_or_refuse(self, ClosedError(reason))
+            self._report(ClosedError(reason))
         self.leave_scope(asyncio.CancelledError("the handler was stopped"))
 
     # --- replies
@@ -231,7 +237,7 @@ class ServedRequest(Work):
         deferred = self.replies.deferred
 
         def send(_: Promise[Any]) -> None:
-            if not deferred.take(self):
+            if not deferred.take(self.abandon):
                 return
             try:
                 self.reply(checked(found.reply()))
@@ -240,7 +246,7 @@ class ServedRequest(Work):
             finally:
                 deferred.sent()
 
-        deferred.add(self)
+        deferred.add(self.abandon)
         self.finish(_ACCEPT)
         found.promise.add_done_callback(send)
 
@@ -283,7 +289,7 @@ class ServedRequest(Work):
 
     def abandon(self) -> None:
         """Report that the reply was not ready when the instance closed. On a thread."""
-        _fault_or_refuse(self, ClosedError("the responder was closed before the reply was ready"))
+        self._report(ClosedError("the responder was closed before the reply was ready"))
 
     def conclude(self) -> None:
         """Finish the request after its handler was stopped."""
@@ -418,7 +424,8 @@ class ServedStreamRequest(ServedRequest):
     _count: int = 0
 
     def _finish(self, verdict: HandlingVerdict) -> None:
-        self.replies.streams.end(self)
+        if self.replies.streams.get(self.correlation_id or "") == self.stop:
+            del self.replies.streams[self.correlation_id or ""]
         super()._finish(verdict)
 
     def reply(self, message: Message | ReplyContent) -> None:
@@ -431,12 +438,32 @@ class ServedStreamRequest(ServedRequest):
         self.end()
 
     def begin(self, stopper: Callable[[], object] | None = None) -> None:
-        """See ``ServedRequest.begin``: the requester is told where to cancel the replies."""
-        super().begin(stopper)
-        if self.reply_to is not None and self.correlation_id is not None:
-            self.replies.streams.begin(self)
+        """See ``ServedRequest.begin``: the requester is told where to cancel the replies, once that can be received.
 
-    def tell_start(self, control: str, *, on_loop: bool = False) -> None:
+        Usually that is before the first reply: a later marker waits behind replies that are not consumed yet.
+        """
+        super().begin(stopper)
+        streams, correlation_id = self.replies.streams, self.correlation_id
+        if self.reply_to is None or correlation_id is None:
+            return
+        if streams.setdefault(correlation_id, self.stop) != self.stop:
+            return  # two requesters use one id: their cancellations could not be told apart
+        if self.is_over:
+            streams.pop(correlation_id, None)
+            return
+        inbox = self.replies.requests.own_inbox()
+        control = f"{inbox.reply_to}/{correlation_id}" if inbox.individual else inbox.reply_to
+
+        def tell_later() -> None:
+            if not inbox.ended:
+                self._tell_start(control, on_loop=True)
+
+        if inbox.is_open:
+            self._tell_start(control)
+        else:
+            self.replies.connection.engine.call(inbox.ready.listen, tell_later)
+
+    def _tell_start(self, control: str, *, on_loop: bool = False) -> None:
         """Tell the requester the channel that takes its cancellation."""
         if self.is_over:
             return
@@ -502,14 +529,6 @@ def _intercepted(outbound: OutboundMessage) -> Message:
 
 def _warn_unaddressed(request: Message) -> None:
     logger.warning("the request on %r named no reply channel: the reply is dropped", request.context.channel)
-
-
-def _fault_or_refuse(request: ServedRequest, error: BaseException) -> None:
-    """Report ``error`` to the requester; have the request handled again if there is no room for the report."""
-    try:
-        request.fault(error)
-    except OutboxFullError:
-        request.finish(HandlingVerdict.REFUSE)
 
 
 def _fault_of(error: BaseException, count: int | None) -> tuple[ReplyContent, Marker]:

@@ -153,7 +153,7 @@ class Bindings:
                 runner.pass_on(lambda _: True)
         if any(each.handler.kind == serving.MANY for each in wanted):
             # the channel of cancellations is subscribed to before the first request; it is not made on the loop
-            workers().submit(self.replies.streams.requests.own_inbox)
+            workers().submit(self.replies.requests.own_inbox)
 
     def _runner_of(self, wanted: RegisteredHandler) -> Runner:
         """Return the runner of a handler: the one it has, unless its concurrency or its service has changed."""
@@ -187,9 +187,9 @@ class Bindings:
             return
         route.take(subscription)
         for other in self.routes.values():
-            if route.overlap.is_rival(other):
-                route.overlap.rivals.append(other)
-                other.overlap.rivals.append(route)
+            if route.is_rival(other):
+                route.rivals.append(other)
+                other.rivals.append(route)
         self.routes[key] = route
         self._connection.subscriptions.start(subscription)
 
@@ -200,8 +200,8 @@ class Bindings:
 
     def _remove(self, key: tuple[str, str]) -> RequestChannel:
         route = self.routes.pop(key)
-        for other in route.overlap.rivals:
-            other.overlap.forget(route)
+        for other in route.rivals:
+            other.forget(route)
         return route
 
     def _refuse_replies(self) -> None:

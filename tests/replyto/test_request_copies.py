@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,20 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging import Message, MessageContext
+from messaging.execution import Promise
 from messaging.receiving import HandlingVerdict
 from messaging.replyto import request_copies
-from messaging.replyto.request_copies import ExpectedCopies, SharedVerdict, identity_of
+from messaging.replyto.request_copies import ExpectedCopies, identity_of
 from messaging.testing.tables import table
 
 
-class Receiver:
-    """A subscription that keeps the verdicts it is given."""
-
-    def __init__(self) -> None:
-        self.verdicts: list[tuple[Message, HandlingVerdict]] = []
-
-    def settle_copy(self, request: Message, verdict: HandlingVerdict) -> None:
-        self.verdicts.append((request, verdict))
+def verdict() -> Promise[HandlingVerdict]:
+    return Promise("the verdict on a request")
 
 
 @pytest.fixture
@@ -38,10 +32,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=60))
 def test_as_many_copies_are_taken_as_were_expected_in_their_order(steps: list[tuple[bool, int]]) -> None:
     expected = ExpectedCopies()
-    model: dict[int, list[SharedVerdict]] = {number: [] for number in range(4)}
+    model: dict[int, list[Promise[HandlingVerdict]]] = {number: [] for number in range(4)}
     for is_expected, number in steps:
         if is_expected:
-            model[number].append(SharedVerdict())
+            model[number].append(verdict())
             expected.expect(number, model[number][-1])
         else:
             wanted = model[number].pop(0) if model[number] else None
@@ -53,13 +47,13 @@ def test_at_most_4096_copies_are_expected_and_the_oldest_are_dropped(are_equal: 
     expected = ExpectedCopies()
     numbers = [1 if are_equal else number for number in range(10_000)]
     for number in numbers:
-        expected.expect(number, SharedVerdict())
+        expected.expect(number, verdict())
     assert [expected.take(number) is not None for number in reversed(numbers)] == [True] * 4_096 + [False] * 5_904
 
 
 def test_a_copy_that_does_not_arrive_is_forgotten_after_a_minute(clock: SimpleNamespace) -> None:
-    expected, later = ExpectedCopies(), SharedVerdict()
-    expected.expect(1, SharedVerdict())
+    expected, later = ExpectedCopies(), verdict()
+    expected.expect(1, verdict())
     clock.now += 59
     expected.expect(1, later)
     clock.now += 2
@@ -69,7 +63,7 @@ def test_a_copy_that_does_not_arrive_is_forgotten_after_a_minute(clock: SimpleNa
 
 def test_a_copy_is_expected_while_its_subscription_is_full(clock: SimpleNamespace) -> None:
     """A slow handler: the copy waits at the broker, for longer than a minute."""
-    expected, shared = ExpectedCopies(), SharedVerdict()
+    expected, shared = ExpectedCopies(), verdict()
     expected.expect(1, shared)
     expected.expect(2, shared)
     clock.now += 500
@@ -84,12 +78,12 @@ def test_a_copy_that_arrived_before_its_request_is_not_expected(clock: SimpleNam
     for seconds, is_expected in ((0, False), (61, True)):
         expected.arrived_early(1)
         clock.now += seconds
-        expected.expect(1, SharedVerdict())
+        expected.expect(1, verdict())
         assert (expected.take(1) is not None) == is_expected
 
 
 def test_a_copy_that_may_not_exist_is_expected_for_a_second(clock: SimpleNamespace) -> None:
-    expected, shared = ExpectedCopies(), SharedVerdict(Receiver())
+    expected, shared = ExpectedCopies(), verdict()
     for _ in range(2):
         expected.expect(1, shared, is_uncertain=True)
     assert expected.take(1) is shared
@@ -98,32 +92,20 @@ def test_a_copy_that_may_not_exist_is_expected_for_a_second(clock: SimpleNamespa
 
 
 def test_a_copy_is_expected_for_a_second_after_the_subscription_of_its_request_ended(clock: SimpleNamespace) -> None:
-    expected, receiver = ExpectedCopies(), Receiver()
-    shared = SharedVerdict(receiver)
+    expected, shared, origin = ExpectedCopies(), verdict(), object()
     for _ in range(2):
-        expected.expect(1, shared)
-    expected.doubt(Receiver())
+        expected.expect(1, shared, origin)
+    expected.doubt(object())
     clock.now += 2
     assert expected.take(1) is shared
-    expected.doubt(receiver)
+    expected.doubt(origin)
     assert expected.take(1) is None
 
 
-@table("verdict", list(HandlingVerdict))
-def test_copies_share_the_verdict_whether_they_arrive_before_or_after_it(verdict: HandlingVerdict) -> None:
-    shared, receiver = SharedVerdict(), Receiver()
-    early, late = Message(b"1", MessageContext("a")), Message(b"1", MessageContext("a"))
-    shared.add(partial(receiver.settle_copy, early))
-    assert receiver.verdicts == []
-    shared.settle(verdict)
-    shared.add(partial(receiver.settle_copy, late))
-    assert [(message is early, given) for message, given in receiver.verdicts] == [(True, verdict), (False, verdict)]
-
-
 def test_a_copy_of_a_request_that_is_handled_again_does_not_share_the_first_verdict() -> None:
-    expected, refused, again = ExpectedCopies(), SharedVerdict(), SharedVerdict()
+    expected, refused, again = ExpectedCopies(), verdict(), verdict()
     expected.expect(1, refused)
-    refused.settle(HandlingVerdict.REFUSE)
+    refused.resolve(HandlingVerdict.REFUSE)
     expected.expect(1, again)
     assert expected.take(1) is again
     expected.expect(1, refused)
