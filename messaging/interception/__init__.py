@@ -27,6 +27,5 @@ from messaging.interception.processing import ProcessChain as ProcessChain
 from messaging.interception.processing import PulledScope as PulledScope
 from messaging.interception.processing import Scope as Scope
 from messaging.interception.publishing import PublishChain as PublishChain
-from messaging.interception.publishing import Told as Told
 
 __all__ = ["InboundMessage", "InstanceInfo", "Interceptor", "OutboundMessage", "Outcome"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -45,6 +45,7 @@ class InstanceInfo:
     client_id: str | None = None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class OutboundMessage:
     """A message that is about to be published. Not thread safe: an interceptor uses it until its method returns.
 
@@ -59,23 +60,12 @@ class OutboundMessage:
         added: the headers that were added, by name.
     """
 
-    __slots__ = ("added", "carries_headers", "instance", "message", "operation", "request")
-
-    def __init__(
-        self,
-        instance: InstanceInfo,
-        operation: OutboundOperation,
-        message: Message,
-        *,
-        carries_headers: bool = True,
-        request: Message | None = None,
-    ) -> None:
-        self.instance = instance
-        self.operation = operation
-        self.message = message
-        self.request = request
-        self.carries_headers = carries_headers
-        self.added: dict[str, str] = {}
+    instance: InstanceInfo
+    operation: OutboundOperation
+    message: Message
+    request: Message | None = field(default=None, kw_only=True)
+    carries_headers: bool = field(default=True, kw_only=True)
+    added: dict[str, str] = field(default_factory=dict, init=False)
 
     @property
     def headers(self) -> Mapping[str, Any]:
@@ -110,6 +100,7 @@ class OutboundMessage:
         return f"<OutboundMessage {self.operation!a} {self.message!r}>"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Outcome:
     """The outcome of publishing a message, or of a request.
 
@@ -122,27 +113,18 @@ class Outcome:
         at: time of the outcome, nanoseconds since the epoch.
     """
 
-    __slots__ = ("at", "correlation_id", "error", "message_id", "reply")
-
-    def __init__(
-        self,
-        error: BaseException | None,
-        at: int,
-        reply: Message | None = None,
-        message_id: str | None = None,
-        correlation_id: str | None = None,
-    ) -> None:
-        self.error = error
-        self.at = at
-        self.reply = reply
-        self.message_id = message_id
-        self.correlation_id = correlation_id
+    error: BaseException | None
+    at: int
+    reply: Message | None = None
+    message_id: str | None = None
+    correlation_id: str | None = None
 
     @tolerant
     def __repr__(self) -> str:
         return f"<Outcome: {'succeeded' if self.error is None else type(self.error).__name__}>"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class InboundMessage:
     """A received message that is about to be processed.
 
@@ -160,27 +142,14 @@ class InboundMessage:
             failed is acknowledged, too: the failure is reported to the requester.
     """
 
-    __slots__ = ("instance", "is_manual", "is_pulled", "message", "operation", "outcome", "queue", "subscription")
-
-    def __init__(
-        self,
-        instance: InstanceInfo,
-        operation: InboundOperation,
-        message: Message,
-        subscription: str,
-        queue: str | None = None,
-        *,
-        is_pulled: bool = False,
-        is_manual: bool = False,
-    ) -> None:
-        self.instance = instance
-        self.operation = operation
-        self.message = message
-        self.subscription = subscription
-        self.queue = queue
-        self.is_pulled = is_pulled
-        self.is_manual = is_manual
-        self.outcome: Settled | None = None
+    instance: InstanceInfo
+    operation: InboundOperation
+    message: Message
+    subscription: str
+    queue: str | None = None
+    is_pulled: bool = field(default=False, kw_only=True)
+    is_manual: bool = field(default=False, kw_only=True)
+    outcome: Settled | None = field(default=None, init=False)
 
     @tolerant
     def __repr__(self) -> str:

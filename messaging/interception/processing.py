@@ -9,6 +9,7 @@ when the scope is left.
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Context, ContextVar, Token, copy_context
@@ -101,10 +102,6 @@ class ProcessChain:
                 if raised is not error:
                     _log_skipped(inbound, manager, raised)
 
-    def open(self, inbound: InboundMessage) -> Scope:
-        """Return a scope that is entered."""
-        return Scope(self, inbound)
-
 
 def _log_skipped(inbound: InboundMessage, what: object, error: Exception) -> None:
     logger.error(
@@ -114,7 +111,7 @@ def _log_skipped(inbound: InboundMessage, what: object, error: Exception) -> Non
 
 
 class Scope:
-    """The processing of one message, inside the interceptors."""
+    """The processing of one message, inside the interceptors, which are entered when it is made."""
 
     __slots__ = ("_chain", "_context", "_entered", "inbound")
 
@@ -133,9 +130,32 @@ class Scope:
         """Call ``function`` in a copy of the context: also while the scope is running, or after it was left."""
         return self._context.copy().run(function, *arguments)
 
-    def stepping(self, awaitable: Awaitable[T]) -> Stepping[T]:
+    @types.coroutine
+    def stepping(self, awaitable: Awaitable[T]) -> Generator[Any, Any, T]:
         """Return an awaitable that runs each step of ``awaitable`` in the context of the scope."""
-        return Stepping(awaitable, self._context)
+        run = self._context.run
+        steps: Any = run(awaitable.__await__)
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                if error is not None:
+                    thrown, error = error, None
+                    yielded = run(steps.throw, thrown)
+                elif value is None:
+                    yielded = run(next, steps)
+                else:
+                    yielded = run(steps.send, value)
+            except StopIteration as end:
+                found: T = end.value
+                return found
+            try:
+                value = yield yielded
+            except GeneratorExit:
+                run(steps.close)
+                raise
+            except BaseException as raised:  # noqa: BLE001  # for the awaitable
+                error = raised
 
     def leave(self, error: BaseException | None) -> None:
         """Exit the interceptors; idempotent. From any thread, while nothing runs in the context."""
@@ -177,38 +197,3 @@ class PulledScope(Scope):
                 except ValueError:  # another task or thread goes on with the stream
                     if token.old_value is not Token.MISSING:
                         variable.set(token.old_value)
-
-
-class Stepping(Awaitable[T]):
-    """Awaits an awaitable, and runs each of its steps in a context."""
-
-    __slots__ = ("_awaitable", "_context")
-
-    def __init__(self, awaitable: Awaitable[T], context: Context) -> None:
-        self._awaitable = awaitable
-        self._context = context
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        run = self._context.run
-        steps: Any = run(self._awaitable.__await__)
-        value: Any = None
-        error: BaseException | None = None
-        while True:
-            try:
-                if error is not None:
-                    thrown, error = error, None
-                    yielded = run(steps.throw, thrown)
-                elif value is None:
-                    yielded = run(next, steps)
-                else:
-                    yielded = run(steps.send, value)
-            except StopIteration as end:
-                found: T = end.value
-                return found
-            try:
-                value = yield yielded
-            except GeneratorExit:
-                run(steps.close)
-                raise
-            except BaseException as raised:  # noqa: BLE001  # for the awaitable
-                error = raised

@@ -34,10 +34,11 @@ from messaging.codecs import check_model
 from messaging.errors import ArgumentError, CodecError
 from messaging.errors.checks import is_coroutine
 from messaging.execution import Promise, running_loop, workers
+from messaging.interception import Scope
 from messaging.model import Message, maker
 
 if TYPE_CHECKING:
-    from messaging.interception import ProcessChain, Scope
+    from messaging.interception import ProcessChain
 
 T = TypeVar("T")
 
@@ -404,7 +405,7 @@ class InterceptedHandler(RunnableHandler):
         """See ``RunnableHandler.start``."""
         work.leave_scope(asyncio.CancelledError("the handler was stopped"))  # it was begun before, by another handler
         origin = work.origin
-        scope = work.scope = self._chain.open(self._chain.inbound(work.request, origin.channel, origin.queue))
+        scope = work.scope = Scope(self._chain, self._chain.inbound(work.request, origin.channel, origin.queue))
         found = scope.run(self._handler.start, work)
         return _awaited(work, scope, found) if is_awaitable(found) and not isinstance(found, Promise) else found
 

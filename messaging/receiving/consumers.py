@@ -28,7 +28,7 @@ from messaging.execution import (
     warn_in_loop,
     workers,
 )
-from messaging.interception import PulledScope
+from messaging.interception import PulledScope, Scope
 from messaging.receiving.calling import in_observer, observing
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Push(rx.DisposableBase):
 
     def _intercepted(self, chain: ProcessChain, on_next: Callable[[Message], object], message: Message) -> object:
         """Call ``on_next`` inside interceptors."""
-        scope = chain.open(_inbound(chain, self.subscription, message, is_pulled=False))
+        scope = Scope(chain, _inbound(chain, self.subscription, message, is_pulled=False))
         has_returned = False
         try:
             found = scope.run(on_next, message)
