@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from messaging.codecs import encode
 from messaging.codecs.cache import BoundedCache
@@ -27,6 +27,8 @@ from messaging.model import (
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.model import MessageContext, MessageContextProvider
+
+V = TypeVar("V")
 
 #: a will or a birth, as ``connect`` takes it
 Announced: TypeAlias = "Message | MessageContextProvider | Mapping[str, Any]"
@@ -176,3 +178,11 @@ def _build(channel: str, keywords: Mapping[str, Any], refused: frozenset[str], o
                 raise InvalidExtensionError(key, f"{keyword}= is for {other_side}")
             builder.extension_entry(key, value)
     return builder.build_context()
+
+
+def checked(argument: str, check: Callable[[Any], V], value: Any) -> V:
+    """Return ``check(value)``; its ``ValueError`` becomes an ``ArgumentError`` that names ``argument``."""
+    try:
+        return check(value)
+    except ValueError as error:
+        raise ArgumentError(f"{argument} {error}") from None

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
@@ -18,7 +17,7 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, InvalidUrlError
 from messaging.errors.checks import check_mapping
 from messaging.errors.text import tolerant
-from messaging.execution import Promise, engine, may_block, seconds, warn_in_loop, workers
+from messaging.execution import Closeable, Promise, engine, may_block, seconds, warn_in_loop, workers
 from messaging.instance.contexts import Contexts
 from messaging.instance.queues import Queues
 from messaging.instance.services import InstanceServices
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 _open: Final = LiveObjects["Messaging"](is_late=True)  # listeners of the registry are application code
 
 
-class Messaging(Shortcuts):
+class Messaging(Shortcuts, Closeable):
     """A messaging instance: the services of one connection setup (RFC 5.2). Thread safe.
 
     A context manager, sync and async. Closing it sends the accepted messages, ends its streams, and settles every
@@ -83,12 +82,9 @@ class Messaging(Shortcuts):
         self._closing: Promise[None] | None = None
         self._adapter = kind(url, self._settings, self.name)
         self._registered = InstanceServices(services, self._adapter, self.name, self._refuse_closed)
-        try:
+        with on_failure(self._registered.unregister):  # there is no instance that could be closed
             self._registered.claim_name()
             self._open(interceptors, will, birth)
-        except BaseException:  # an interrupt: there is no instance that could be closed
-            self._registered.unregister()
-            raise
 
     def _open(self, interceptors: Iterable[Interceptor], will: Announced | None, birth: Announced | None) -> None:
         settings = self._settings
@@ -301,11 +297,6 @@ class Messaging(Shortcuts):
         if self._closing is not None:
             raise ClosedError(f"the instance {self.name!r} is closed; connect() again")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __await__(self) -> Generator[Any, None, Self]:
         with on_failure(self._close, 0.0):
             yield from self.ready.__await__()
@@ -315,9 +306,7 @@ class Messaging(Shortcuts):
         self._refuse_closed()
         return self if self.starts_offline else await self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     @tolerant

@@ -14,6 +14,7 @@ from messaging.errors import (
     InvalidExtensionError,
 )
 from messaging.execution import clock, of_library
+from messaging.instance.contexts import checked
 from messaging.model import CHECKS, AcknowledgeType, Features, SubscribeKeywords, boolean, integer, maker
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from messaging.receiving import MessageSubscription
 
 T = TypeVar("T")
-V = TypeVar("V")
 
 #: most messages of one peek
 MAX_PEEK: Final = 1000
@@ -79,11 +79,9 @@ class Queues:
         for channel in channels or (_UNBOUND,):
             given = self._contexts.subscribing(channel, {**context, "queue": name}, "declare")
             specs.append(self._subscription.check(channel, given.extensions, given.channel_extension))
-
-        async def declare(adapter: AdministersQueues) -> None:
-            await adapter.declare_queue(specs, is_bound=bool(channels))
-
-        return self._request(f"declaring queue {name!r}", declare)
+        return self._request(
+            f"declaring queue {name!r}", lambda adapter: adapter.declare_queue(specs, is_bound=bool(channels))
+        )
 
     def peek(self, name: str, limit: int = 10) -> Promise[list[ReceivedMessage[Any]]]:
         """Look at the first messages of a queue, which stay there. They cannot be acknowledged.
@@ -98,7 +96,7 @@ class Queues:
             limit: most messages to return, 1 to 1,000. There are fewer once their payloads exceed 64 MiB.
         """
         self._check(name)
-        most = _checked("limit", integer(1, MAX_PEEK), limit)
+        most = checked("limit", integer(1, MAX_PEEK), limit)
 
         async def peek(adapter: AdministersQueues) -> list[ReceivedMessage[Any]]:
             make = maker(self._connection.settings.default_content_type)
@@ -112,11 +110,7 @@ class Queues:
     def purge(self, name: str) -> Promise[int]:
         """Remove the messages of a queue and resolve to their number; those that a consumer has are not removed."""
         self._check(name)
-
-        async def purge(adapter: AdministersQueues) -> int:
-            return await adapter.purge_queue(name)
-
-        return self._request(f"purging queue {name!r}", purge)
+        return self._request(f"purging queue {name!r}", lambda adapter: adapter.purge_queue(name))
 
     def delete(self, name: str, *, if_empty: bool = False, if_unused: bool = False) -> Promise[int]:
         """Delete a queue with its messages, and resolve to their number. Its subscriptions end with an error.
@@ -128,12 +122,11 @@ class Queues:
         """
         self._check(name)
         for argument, value in (("if_empty", if_empty), ("if_unused", if_unused)):
-            _checked(argument, boolean, value)
-
-        async def delete(adapter: AdministersQueues) -> int:
-            return await adapter.delete_queue(name, if_empty=if_empty, if_unused=if_unused)
-
-        return self._request(f"deleting queue {name!r}", delete)
+            checked(argument, boolean, value)
+        return self._request(
+            f"deleting queue {name!r}",
+            lambda adapter: adapter.delete_queue(name, if_empty=if_empty, if_unused=if_unused),
+        )
 
     def _check(self, name: str) -> None:
         connection = self._connection
@@ -170,10 +163,3 @@ def check_queue(name: str) -> None:
         CHECKS[Features.EXTENSION_QUEUE](name)
     except ValueError as error:
         raise InvalidExtensionError(Features.EXTENSION_QUEUE, str(error)) from None
-
-
-def _checked(argument: str, check: Callable[[Any], V], value: Any) -> V:
-    try:
-        return check(value)
-    except ValueError as error:
-        raise ArgumentError(f"{argument} {error}") from None

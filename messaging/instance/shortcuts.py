@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 from messaging.connection.properties import NAME_PROPERTY, announced
 from messaging.errors import ArgumentError, DeadlineError
 from messaging.execution import Promise, may_block
-from messaging.instance.contexts import extension_key
+from messaging.instance.contexts import checked, extension_key
 from messaging.model import (
     MAX_PREFETCH,
     Features,
@@ -101,13 +101,6 @@ class ReplyArguments(ReplyKeywords, total=False):
     concurrency: int | None
     expected: type[Exception] | tuple[type[Exception], ...]
     ranking: int
-
-
-def _checked(concurrency: int, most: int | None) -> int:
-    try:
-        return integer(1, most)(concurrency)
-    except ValueError as error:
-        raise ArgumentError(f"concurrency {error}") from None
 
 
 class Shortcuts:
@@ -303,7 +296,7 @@ class Shortcuts:
         if reply_channel is not None:
             properties[REPLY_CHANNEL] = check_name(reply_channel)
         if concurrency is not None:
-            properties[CONCURRENCY] = _checked(concurrency, None)
+            properties[CONCURRENCY] = checked("concurrency", integer(1, None), concurrency)
         interface = ReplyToManySubscriptionHandler if typed.is_many else ReplyToSingleSubscriptionHandler
         registration = self._registered.add(interface, typed, properties)
         try:
@@ -429,7 +422,7 @@ class Shortcuts:
 
     def _checked_concurrency(self, concurrency: int, context: Mapping[str, Any]) -> Mapping[str, Any]:
         """Check ``concurrency`` against ``context``; return ``context`` with at least as large a prefetch."""
-        if _checked(concurrency, MAX_PREFETCH) == 1:
+        if checked("concurrency", integer(1, MAX_PREFETCH), concurrency) == 1:
             return context
         if context.get("guaranteed_ordering"):
             raise ArgumentError("guaranteed_ordering handles one message at a time: it excludes concurrency > 1")
