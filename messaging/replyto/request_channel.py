@@ -49,8 +49,8 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
         routes: by key, the routes of the whiteboard that take requests now.
         failed: called when the broker has ended the subscription of a route, or refused it.
         key: the channel, and a text that tells the extensions of its subscription from others.
-        queue: the extension of that name.
-        retry_after: delay before the subscription is tried again if it fails, seconds.
+        bindings: its handlers, the preferred first.
+        subscription: to the channel; it is not started yet.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
         routes: Mapping[tuple[str, str], RequestChannel],
         failed: Callable[[RequestChannel, MessagingError], object],
         key: tuple[str, str],
-        queue: str | None,
-        retry_after: float,
+        bindings: list[Binding],
+        subscription: Subscription,
     ) -> None:
-        super().__init__(replies.connection, key[0], queue)
+        super().__init__(replies.connection, key[0], bindings[0][0].queue)
         self.key = key
-        self.retry_after = retry_after
-        #: the preferred first
-        self.bindings: list[Binding] = []
+        self.bindings = bindings
+        #: delay before the subscription is tried again if it fails, seconds
+        self.retry_after = RETRY_FIRST
         #: patterns of the channels that the subscription receives
-        self.patterns: tuple[str, ...] = (self.channel,)
+        self.patterns = replies.adapter.addressing.patterns(subscription.spec)
         #: other routes that a request of this one may reach as well, or whose requests may arrive here
         self.rivals: list[RequestChannel] = []
         #: copies of requests that handlers took from other routes
@@ -85,11 +85,8 @@ class RequestChannel(HandlerConsumer[ServedRequest]):
         self._has_failed = False
         #: whether the broker has confirmed the subscription, once
         self._was_confirmed = False
-
-    def take(self, subscription: Subscription) -> None:
-        """Take the requests of ``subscription``: as many as it may have in hand."""
-        self.patterns = self._replies.adapter.addressing.patterns(subscription.spec)
-        self.open(subscription, min(subscription.spec.options.prefetch, subscription.spec.options.buffer_size))
+        options = subscription.spec.options
+        self.open(subscription, min(options.prefetch, options.buffer_size))  # as many as it may have in hand
         subscription.ready.listen(self._confirmed)
 
     def _confirmed(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import reactivex
@@ -90,15 +90,10 @@ class RequestHandler(RunnableHandler):
 
     async def send_async(self, task: ServedRequest, found: Any) -> None:
         """Send the replies of a coroutine function. See ``RunnableHandler.send_async``."""
-        if self.kind == PLAIN:
-            task.done()
-        elif self.kind == MANY:
+        if self.kind == MANY:
             await streaming.send_all_async(task, found)
-        elif isinstance(found, DeferredReply):
-            task.defer(found, checked)
         else:
-            reply = checked(found)
-            await streaming.with_room(lambda: task.reply(reply))
+            await streaming.with_room(lambda: self.send(task, found))
 
     async def fail_async(self, task: ServedRequest, error: BaseException) -> None:
         """Report the exception of a handler to the requester. See ``RunnableHandler.fail_async``."""
@@ -208,10 +203,7 @@ class RegisteredHandler:
     terms: HandlerTerms
     ranking: int
     #: whether the handler answers its requests
-    answers: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "answers", self.handler.kind != PLAIN)
+    answers: bool
 
     @property
     def order(self) -> tuple[int, int]:
@@ -280,14 +272,17 @@ class TypedHandler:
 
     def handle_responses(self, request: Message) -> Any:
         """Answer with many replies."""
-        found = self.function(*self._typed.arguments(request))
+        return self._replies(self.function(*self._typed.arguments(request)))
+
+    def _replies(self, found: Any) -> Any:
         if isinstance(found, reactivex.Observable):
             return found.pipe(operators.map(self._content))
         if isinstance(found, AsyncIterable):
             return self._each_async(found)
-        if inspect.isawaitable(found):
-            return self._later(found)
-        return self._each(found)
+        return self._later(found) if inspect.isawaitable(found) else self._each(found)
+
+    async def _later(self, found: Any) -> Any:
+        return self._replies(await found)
 
     def _each(self, found: Any) -> Iterator[Message | ReplyContent]:
         try:
@@ -306,12 +301,6 @@ class TypedHandler:
             close = getattr(found, "aclose", None)
             if callable(close):
                 await close()
-
-    async def _later(self, found: Any) -> Any:
-        there = await found
-        if isinstance(there, reactivex.Observable):
-            return there.pipe(operators.map(self._content))
-        return self._each_async(there) if isinstance(there, AsyncIterable) else self._each(there)
 
 
 def _returns_many(function: Callable[..., Any]) -> bool:

@@ -88,143 +88,6 @@ class ReplyRegistration(ServiceRegistration, AsyncBlock):
 
 #: longest delay before a subscription that failed is tried again, seconds
 _RETRY_LAST: Final = 60.0
-
-
-class Bindings:
-    """The handlers of one whiteboard, their runners, and the routes of their requests.
-
-    Args:
-        connection: of the instance.
-        subscriptions: opens subscriptions to requests.
-        replies: sends replies.
-        reread: called on a worker thread when the service registry has to be read again.
-        chain: interceptors, which wrap the handlers.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        subscriptions: MessageSubscription,
-        replies: Replies,
-        reread: Callable[[], object],
-        chain: ProcessChain | None = None,
-    ) -> None:
-        self.replies = replies
-        self._chain = chain
-        self._connection = connection
-        self._subscriptions = subscriptions
-        self._reread = reread
-        #: of the registry contents that were bound last
-        self._version = 0
-        #: by channel, and extensions of the subscription
-        self.routes: dict[tuple[str, str], RequestChannel] = {}
-        self._bound: dict[ServiceReference, Binding] = {}
-
-    def __iter__(self) -> Iterator[RequestChannel]:
-        """Iterate over the routes. A snapshot, from any thread."""
-        return iter([*self.routes.values()])
-
-    def bind(self, version: int, wanted: Sequence[RegisteredHandler]) -> None:
-        """Bind exactly the handlers that are ``wanted``, unless a later version of the registry is bound."""
-        if version < self._version or self._connection.endings.is_closing or self._connection.state == "closed":
-            return
-        self._version = version
-        bound: dict[ServiceReference, Binding] = {}
-        routes: dict[tuple[str, str], list[Binding]] = {}
-        for each in sorted(wanted, key=lambda each: each.order):
-            runner = self._runner_of(each)
-            bound[each.reference] = each, runner
-            extensions = repr(sorted(map(repr, each.terms.extensions.items())))
-            for channel in each.terms.channels:
-                routes.setdefault((channel, extensions), []).append((each, runner))
-        self._bound, before = bound, self._bound
-        for key, route in self.routes.items():
-            if key in routes:
-                route.bindings = routes[key]
-        self._end([key for key in self.routes if key not in routes])
-        for key, bindings in routes.items():
-            if key not in self.routes:
-                self._open(key, bindings)
-        self._refuse_replies()
-        kept = {runner for _, runner in bound.values()}
-        for _, runner in before.values():
-            if runner not in kept:
-                runner.is_retired = True
-                runner.pass_on(lambda _: True)
-        if any(each.handler.kind == serving.MANY for each in wanted):
-            # the channel of cancellations is subscribed to before the first request; it is not made on the loop
-            workers().submit(self.replies.requests.own_inbox)
-
-    def _runner_of(self, wanted: RegisteredHandler) -> Runner:
-        """Return the runner of a handler: the one it has, unless its concurrency or its service has changed."""
-        handler, asked = wanted.handler, wanted.terms.concurrency
-        known = self._bound.get(wanted.reference)
-        if known is not None and known[0].terms.concurrency == asked and known[0].handler is handler:
-            return known[1]
-        limit = asked if asked is not None else serving.CONCURRENCY[handler.is_async]
-        return runner_of(handler, limit, self._orphaned, self._chain)
-
-    def _orphaned(self, runner: Runner, requests: Sequence[ServedRequest]) -> None:
-        """Pass on the requests of a handler whose event loop was closed."""
-        for route in self.routes.values():
-            route.bindings = [(wanted, each) for wanted, each in route.bindings if each is not runner]
-        self._end([key for key, route in self.routes.items() if not route.bindings])
-        self._refuse_replies()
-        for served in requests:
-            served.origin.dispatch(served)
-        workers().submit(self._reread)
-
-    # --- routes
-
-    def _open(self, key: tuple[str, str], bindings: list[Binding], retry_after: float = RETRY_FIRST) -> None:
-        wanted = bindings[0][0]
-        route = RequestChannel(self.replies, self.routes, self.failed, key, wanted.queue, retry_after)
-        route.bindings = bindings
-        try:
-            subscription = self._subscriptions.open_requests(route.channel, wanted.terms.extensions)
-        except MessagingError as error:
-            logger.error("%s: no requests are taken on %r: %s", self._connection.adapter.name, route.channel, error)
-            return
-        route.take(subscription)
-        for other in self.routes.values():
-            if route.is_rival(other):
-                route.rivals.append(other)
-                other.rivals.append(route)
-        self.routes[key] = route
-        self._connection.subscriptions.start(subscription)
-
-    def _end(self, keys: Sequence[tuple[str, str]]) -> None:
-        for route in [self._remove(key) for key in keys]:
-            route.stop()  # at once: requests that are withdrawn from its handlers must not be dispatched to it again
-            self._connection.subscriptions.end(route.subscription)
-
-    def _remove(self, key: tuple[str, str]) -> RequestChannel:
-        route = self.routes.pop(key)
-        for other in route.rivals:
-            other.forget(route)
-        return route
-
-    def _refuse_replies(self) -> None:
-        """Have no reply go to a channel that requests are taken from."""
-        self.replies.serve([route.subscription.spec for route in self.routes.values()])
-
-    def failed(self, route: RequestChannel, error: MessagingError) -> None:
-        """Try again, at growing intervals: the broker ended the subscription of ``route``, or refused it."""
-        if self.routes.get(route.key) is not route or self._connection.endings.is_closing:
-            return
-        logger.error(
-            "%s: no requests are taken on %r for %g s: %s",
-            self._connection.adapter.name, route.channel, route.retry_after, error,
-        )  # fmt: skip
-        clock.call_later(self._connection.engine.loop, route.retry_after, self._retry, route)
-
-    def _retry(self, route: RequestChannel) -> None:
-        if self.routes.get(route.key) is route and not self._connection.endings.is_closing:
-            self._remove(route.key)
-            self._open(route.key, route.bindings, min(2 * route.retry_after, _RETRY_LAST))
-            self._refuse_replies()
-
-
 _INTERFACES: Final = {
     interface_name(handlers.ReplyToSubscriptionHandler): serving.PLAIN,
     interface_name(handlers.ReplyToSingleSubscriptionHandler): serving.SINGLE,
@@ -248,16 +111,23 @@ class ReplyToWhiteboard:
         replies: Replies,
         interceptors: ProcessChain | None = None,
     ) -> None:
-        #: the routes of requests, and the handlers that are bound to them
-        self.routes = Bindings(connection, subscriptions, replies, self.refresh, interceptors)
         self._connection = connection
         self._services = services
+        self._subscriptions = subscriptions
+        self._replies = replies
+        self._interceptors = interceptors
         self._properties: Callable[[], Mapping[str, Any]] = dict
         self._versions = itertools.count(1)
-        #: by reference id: the service and its handler, made once so that the loop of its coroutines stays
-        self._handlers: dict[int, tuple[Any, RequestHandler]] = {}
+        #: by reference id, made once so that the loop of its coroutines stays
+        self._handlers: dict[int, RequestHandler] = {}
         self._watches: list[Any] = []
         self._complaints: set[tuple[int, str]] = set()
+        #: of the registry contents that were bound last; on the loop
+        self._version = 0
+        #: the routes of requests by channel, and extensions of the subscription; on the loop
+        self.routes: dict[tuple[str, str], RequestChannel] = {}
+        #: the handlers that are bound to them, and their runners; on the loop
+        self._bound: dict[ServiceReference, Binding] = {}
 
     def open(self, properties: Callable[[], Mapping[str, Any]]) -> None:
         """Bind handlers from now on.
@@ -284,7 +154,7 @@ class ReplyToWhiteboard:
         """Read the registry, and bind the handlers that are meant for this whiteboard."""
         version = next(self._versions)
         mine = self._properties()
-        self._connection.engine.call(self.routes.bind, version, [*self._wanted(mine)])
+        self._connection.engine.call(self._bind, version, [*self._wanted(mine)])
 
     def _wanted(self, properties: Mapping[str, Any]) -> Iterator[RegisteredHandler]:
         """Return the handlers that are meant for a whiteboard with these properties."""
@@ -316,21 +186,117 @@ class ReplyToWhiteboard:
         if handler is None:
             return None
         handler.expected = terms.expected
-        return RegisteredHandler(reference, handler, terms, reference.ranking)
+        return RegisteredHandler(reference, handler, terms, reference.ranking, kind != serving.PLAIN)
 
     def _handler(self, reference: ServiceReference, kind: str) -> RequestHandler | None:
-        known = self._handlers.get(reference.id)
-        if known is not None:
-            handler = known[1]
-            if handler.is_async and handler.loop is not None and handler.loop.is_closed():
-                raise ValueError("the event loop that it was registered on is closed")
-            return handler
-        service = self._services.get(reference)
-        if service is None:  # unregistered meanwhile
-            return None
-        handler = serving.RequestHandler(kind, service, running_loop())
-        self._handlers[reference.id] = service, handler
+        handler = self._handlers.get(reference.id)
+        if handler is None:
+            service = self._services.get(reference)
+            if service is not None:  # otherwise it was unregistered meanwhile
+                handler = self._handlers[reference.id] = serving.RequestHandler(kind, service, running_loop())
+        elif handler.is_async and handler.loop is not None and handler.loop.is_closed():
+            raise ValueError("the event loop that it was registered on is closed")
         return handler
+
+    # --- bindings, on the loop
+
+    def _bind(self, version: int, wanted: Sequence[RegisteredHandler]) -> None:
+        """Bind exactly the handlers that are ``wanted``, unless a later version of the registry is bound."""
+        if version < self._version or self._connection.endings.is_closing or self._connection.state == "closed":
+            return
+        self._version = version
+        bound: dict[ServiceReference, Binding] = {}
+        routes: dict[tuple[str, str], list[Binding]] = {}
+        for each in sorted(wanted, key=lambda each: each.order):
+            runner = self._runner_of(each)
+            bound[each.reference] = each, runner
+            extensions = repr(sorted(map(repr, each.terms.extensions.items())))
+            for channel in each.terms.channels:
+                routes.setdefault((channel, extensions), []).append((each, runner))
+        self._bound, before = bound, self._bound
+        for key, route in self.routes.items():
+            if key in routes:
+                route.bindings = routes[key]
+        self._end([key for key in self.routes if key not in routes])
+        for key, bindings in routes.items():
+            if key not in self.routes:
+                self._open(key, bindings)
+        self._refuse_replies()
+        kept = {runner for _, runner in bound.values()}
+        for _, runner in before.values():
+            if runner not in kept:
+                runner.is_retired = True
+                runner.pass_on(lambda _: True)
+        if any(each.handler.kind == serving.MANY for each in wanted):
+            # the channel of cancellations is subscribed to before the first request; it is not made on the loop
+            workers().submit(self._replies.requests.own_inbox)
+
+    def _runner_of(self, wanted: RegisteredHandler) -> Runner:
+        """Return the runner of a handler: the one it has, unless its concurrency or its service has changed."""
+        handler, asked = wanted.handler, wanted.terms.concurrency
+        known = self._bound.get(wanted.reference)
+        if known is not None and known[0].terms.concurrency == asked and known[0].handler is handler:
+            return known[1]
+        limit = asked if asked is not None else serving.CONCURRENCY[handler.is_async]
+        return runner_of(handler, limit, self._orphaned, self._interceptors)
+
+    def _orphaned(self, runner: Runner, requests: Sequence[ServedRequest]) -> None:
+        """Pass on the requests of a handler whose event loop was closed."""
+        for route in self.routes.values():
+            route.bindings = [(wanted, each) for wanted, each in route.bindings if each is not runner]
+        self._end([key for key, route in self.routes.items() if not route.bindings])
+        self._refuse_replies()
+        for served in requests:
+            served.origin.dispatch(served)
+        workers().submit(self.refresh)
+
+    # --- routes
+
+    def _open(self, key: tuple[str, str], bindings: list[Binding], retry_after: float = RETRY_FIRST) -> None:
+        try:
+            subscription = self._subscriptions.open_requests(key[0], bindings[0][0].terms.extensions)
+        except MessagingError as error:
+            logger.error("%s: no requests are taken on %r: %s", self._connection.adapter.name, key[0], error)
+            return
+        route = RequestChannel(self._replies, self.routes, self._failed, key, bindings, subscription)
+        route.retry_after = retry_after
+        for other in self.routes.values():
+            if route.is_rival(other):
+                route.rivals.append(other)
+                other.rivals.append(route)
+        self.routes[key] = route
+        self._connection.subscriptions.start(subscription)
+
+    def _end(self, keys: Sequence[tuple[str, str]]) -> None:
+        for route in [self._remove(key) for key in keys]:
+            route.stop()  # at once: requests that are withdrawn from its handlers must not be dispatched to it again
+            self._connection.subscriptions.end(route.subscription)
+
+    def _remove(self, key: tuple[str, str]) -> RequestChannel:
+        route = self.routes.pop(key)
+        for other in route.rivals:
+            other.forget(route)
+        return route
+
+    def _refuse_replies(self) -> None:
+        """Have no reply go to a channel that requests are taken from."""
+        self._replies.serve([route.subscription.spec for route in self.routes.values()])
+
+    def _failed(self, route: RequestChannel, error: MessagingError) -> None:
+        """Try again, at growing intervals: the broker ended the subscription of ``route``, or refused it."""
+        if self.routes.get(route.key) is not route or self._connection.endings.is_closing:
+            return
+        logger.error(
+            "%s: no requests are taken on %r for %g s: %s",
+            self._connection.adapter.name, route.channel, route.retry_after, error,
+        )  # fmt: skip
+        clock.call_later(self._connection.engine.loop, route.retry_after, self._retry, route)
+
+    def _retry(self, route: RequestChannel) -> None:
+        if self.routes.get(route.key) is route and not self._connection.endings.is_closing:
+            self._remove(route.key)
+            self._open(route.key, route.bindings, min(2 * route.retry_after, _RETRY_LAST))
+            self._refuse_replies()
 
     # --- results
 
@@ -351,7 +317,7 @@ class ReplyToWhiteboard:
         return self._connection.engine.run(self._ready(reference), "binding the request handlers")
 
     async def _ready(self, reference: ServiceReference | None) -> None:
-        for route in self.routes:
+        for route in [*self.routes.values()]:
             if reference is None or any(wanted.reference is reference for wanted, _ in route.bindings):
                 await route.subscription.ready
 
@@ -360,6 +326,6 @@ class ReplyToWhiteboard:
         """Each channel with its handler, and whether it is subscribed to. A snapshot, from any thread."""
         return [
             (route.channel, wanted, route.subscription.handle is not None)
-            for route in self.routes
+            for route in [*self.routes.values()]
             for wanted, _ in route.bindings
         ]

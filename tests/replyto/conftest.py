@@ -31,7 +31,7 @@ def backend(caplog: pytest.LogCaptureFixture) -> Iterator[Backend]:
 
 def routes(m: Messaging) -> list[RequestChannel]:
     """The channels that requests are taken on."""
-    return [*m.whiteboard.routes]
+    return [*m.whiteboard.routes.values()]
 
 
 def in_hand(m: Messaging) -> int:
