@@ -82,10 +82,6 @@ class DeferredRequests:
         #: the time to wait for replies is over
         self._is_over = False
 
-    def __len__(self) -> int:
-        """Return the number of requests without a reply."""
-        return len(self._waiting)
-
     def add(self, abandon: Callable[[], object]) -> None:
         """Note a request whose reply comes later."""
         with self._lock:
@@ -175,7 +171,13 @@ class Replies:
         connection.on_finishing = self.deferred.finish
         self.publisher = publisher
         self.best_qos: str
-        self._allowed = self._matchers(connection.settings.reply_channels)
+        patterns = connection.settings.reply_channels
+        #: match the channels that replies may go to; ``None`` without the setting
+        self._allowed = (
+            None
+            if patterns is None
+            else [channels.matcher(channels.check_pattern(each.strip())) for each in patterns.split(",")]
+        )
         #: subscriptions to requests: no reply goes to their channels
         self._served: tuple[SubscriptionSpec, ...] = ()
         self._routes: BoundedCache[str, tuple[ReplyRoute, ...]] = BoundedCache()
@@ -197,22 +199,15 @@ class Replies:
         if stop is not None:
             stop(None)
 
-    @staticmethod
-    def _matchers(patterns: str | None) -> tuple[Callable[[str], bool], ...] | None:
-        if patterns is None:
-            return None
-        return tuple(channels.matcher(channels.check_pattern(each.strip())) for each in patterns.split(","))
-
     def is_allowed(self, channel: str) -> bool:
         """Return whether replies may go to a channel that a request names."""
         if channel in self._routes:
             return True
-        if self._allowed is not None:
-            if not any(matches(channel) for matches in self._allowed):
-                return False
-        elif channel.startswith("$"):
-            return False
-        return not self._is_served(channel, None)
+        if self._allowed is None:
+            may_go = not channel.startswith("$")
+        else:
+            may_go = any(matches(channel) for matches in self._allowed)
+        return may_go and not self._is_served(channel, None)
 
     # --- routes
 

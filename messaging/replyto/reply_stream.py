@@ -6,6 +6,7 @@ Everything runs on the engine's loop, unless it says otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -35,46 +36,32 @@ logger = SafeLog(__name__)
 _LINGER: Final = 2.0
 
 
+@dataclass(slots=True, eq=False)
 class ReplySequence:
-    """Sorts the messages of one stream by their markers, and finds gaps and the end.
+    """Sorts the messages of one stream by their markers, and finds gaps and the end."""
 
-    Args:
-        correlation_id: of the request.
-        reply_extensions: names of the extensions that a cancellation takes over from the start marker.
-    """
-
-    __slots__ = (
-        "_count",
-        "_reply_extensions",
-        "control",
-        "control_known",
-        "correlation_id",
-        "error",
-        "extensions",
-        "has_ended",
-        "is_final",
-        "is_marked",
+    #: of the request
+    correlation_id: str
+    #: names of the extensions that a cancellation takes over from the start marker
+    reply_extensions: frozenset[str]
+    #: the channel that takes a cancellation; ``None`` until the start marker has arrived
+    control: str | None = None
+    #: extensions of a cancellation
+    extensions: Mapping[str, Any] = field(default_factory=dict)
+    #: resolves when the channel is known, or not needed any more
+    control_known: Promise[None] = field(
+        default_factory=partial(Promise, "the channel that takes the cancellation of replies")
     )
-
-    def __init__(self, correlation_id: str, reply_extensions: frozenset[str]) -> None:
-        self.correlation_id = correlation_id
-        #: the channel that takes a cancellation; ``None`` until the start marker has arrived
-        self.control: str | None = None
-        #: extensions of a cancellation
-        self.extensions: Mapping[str, Any] = {}
-        #: resolves when the channel is known, or not needed any more
-        self.control_known: Promise[None] = Promise("the channel that takes the cancellation of replies")
-        #: whether the responder uses markers
-        self.is_marked = False
-        #: whether no more items are taken
-        self.is_final = False
-        #: why, if the stream failed
-        self.error: MessagingError | None = None
-        #: whether the responder has ended the stream
-        self.has_ended = False
-        self._reply_extensions = reply_extensions
-        #: items so far
-        self._count = 0
+    #: whether the responder uses markers
+    is_marked: bool = False
+    #: whether no more items are taken
+    is_final: bool = False
+    #: why, if the stream failed
+    error: MessagingError | None = None
+    #: whether the responder has ended the stream
+    has_ended: bool = False
+    #: items so far
+    _count: int = 0
 
     def is_item(self, incoming: Incoming) -> bool:
         """Return whether a message is the next reply; otherwise, take what its marker says."""
@@ -121,7 +108,7 @@ class ReplySequence:
 
     def _read_start(self, start: Incoming) -> None:
         self.control = start.reply_to_channel
-        taken = self._reply_extensions & start.extensions.keys()
+        taken = self.reply_extensions & start.extensions.keys()
         self.extensions = {key: start.extensions[key] for key in taken}
         self.control_known.resolve(None)
 

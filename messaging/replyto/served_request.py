@@ -534,11 +534,10 @@ def _warn_unaddressed(request: Message) -> None:
 def _fault_of(error: BaseException, count: int | None) -> tuple[ReplyContent, Marker]:
     """Return the reply that reports ``error``, after ``count`` items of a stream."""
     if isinstance(error, ReplyError):  # of another responder, whose failure the handler passes on
-        reason = error.reason[:_REASON].encode(errors="replace")
-        return ReplyContent(reason, _TEXT), Marker(markers.FAULT, count, error.kind)
-    return ReplyContent(_text(error).encode(errors="replace"), _TEXT), Marker(
-        markers.FAULT, count, type(error).__name__
-    )
+        kind, text = error.kind, error.reason[:_REASON]
+    else:
+        kind, text = type(error).__name__, _text(error)
+    return ReplyContent(text.encode(errors="replace"), _TEXT), Marker(markers.FAULT, count, kind)
 
 
 def _text(error: BaseException) -> str:

@@ -17,10 +17,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reactivex import Observable
+from reactivex.disposable import SingleAssignmentDisposable
 
 from messaging.errors import MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
 from messaging.errors.text import SafeLog
-from messaging.execution import Waiters, clock, mailbox, may_block, workers
+from messaging.execution import Serial, Waiters, clock, mailbox, may_block
 from messaging.replyto.served_request import checked
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ async def send_all_async(request: ServedRequest, found: Any) -> None:
     if isinstance(found, Observable):
         await _follow(request, found)
         return
-    await _AsyncSender(request).send(found)
+    await _send_each(request, found)
 
 
 async def _follow(request: ServedRequest, observable: Observable[Any]) -> None:
@@ -113,70 +114,64 @@ async def _follow(request: ServedRequest, observable: Observable[Any]) -> None:
         raise
 
 
-class _AsyncSender:
-    """Sends the replies of an iterable on an event loop, in one task."""
+async def _send_each(request: ServedRequest, found: Any) -> None:
+    """Send the replies of an iterable, in this task."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    #: whether the task waits for the next item, and may be cancelled; on the loop
+    is_waiting = False
 
-    def __init__(self, request: ServedRequest) -> None:
-        self._request = request
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        #: whether the task waits for the next item, and may be cancelled; on the loop
-        self._is_waiting = False
-
-    def _stop(self) -> None:
-        """Stop the iteration: no more replies are wanted. On a worker."""
+    def stop() -> None:  # on a worker
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the iterator with it
-            self._loop.call_soon_threadsafe(self._wake)
+            loop.call_soon_threadsafe(wake)
 
-    def _wake(self) -> None:
-        if self._is_waiting and self._task is not None:
-            self._is_waiting = False
-            self._task.cancel()
+    def wake() -> None:
+        nonlocal is_waiting
+        if is_waiting and task is not None:
+            is_waiting = False
+            task.cancel()
 
-    async def send(self, found: Any) -> None:
-        request = self._request
-        is_async = hasattr(found, "__aiter__")
-        iterator = aiter(found) if is_async else iter(found)
-        request.begin(self._stop)
-        window: deque[Publication] = deque()
-        try:
-            while not request.is_stopped:
-                try:
-                    message = await self._next(iterator) if is_async else next(iterator)
-                except (StopAsyncIteration, StopIteration):
-                    await with_room(request.end)
-                    return
-                if message is _STOPPED:
-                    break
-                reply = checked(message)
-                publication = await with_room(functools.partial(request.item, reply))
-                if publication is None:
-                    break
-                window.append(publication)
-                if len(window) >= _AHEAD:
-                    with contextlib.suppress(MessagingError):
-                        await window[0]
-                if not _goes_on(window):
-                    break
-        finally:
-            close = getattr(iterator, "aclose", None) or getattr(iterator, "close", None)
-            if callable(close):
-                closing = close()
-                if inspect.isawaitable(closing):
-                    await closing
-        await with_room(request.conclude)
-
-    async def _next(self, iterator: Any) -> Any:
-        self._is_waiting = True
+    async def next_item() -> Any:
+        nonlocal is_waiting
+        is_waiting = True
         try:
             return await anext(iterator)
         except asyncio.CancelledError:
-            if self._is_waiting or self._task is None:
+            if is_waiting or task is None:
                 raise  # cancelled by other code
-            self._task.uncancel()
+            task.uncancel()
             return _STOPPED
         finally:
-            self._is_waiting = False
+            is_waiting = False
+
+    is_async = hasattr(found, "__aiter__")
+    iterator = aiter(found) if is_async else iter(found)
+    request.begin(stop)
+    window: deque[Publication] = deque()
+    try:
+        while not request.is_stopped:
+            try:
+                message = await next_item() if is_async else next(iterator)
+            except (StopAsyncIteration, StopIteration):
+                await with_room(request.end)
+                return
+            if message is _STOPPED:
+                break
+            publication = await with_room(functools.partial(request.item, checked(message)))
+            if publication is None:
+                break
+            window.append(publication)
+            if len(window) >= _AHEAD:
+                with contextlib.suppress(MessagingError):
+                    await window[0]
+            if not _goes_on(window):
+                break
+    finally:
+        close = getattr(iterator, "aclose", None) or getattr(iterator, "close", None)
+        if callable(close):
+            closing = close()
+            if inspect.isawaitable(closing):
+                await closing
+    await with_room(request.conclude)
 
 
 class _Forwarder:
@@ -200,9 +195,9 @@ class _Forwarder:
         self._blocked = Waiters()
         self._lock = threading.RLock()  # guards all below
         self._queue: deque[Callable[[], bool]] = deque()
-        self._is_sending = False
         self._is_over = False
-        self._disposable: Any = None
+        self._disposable = SingleAssignmentDisposable()
+        self._sending = Serial(self._work, lambda: self._queue)
         #: on the sending thread
         self._window: deque[Publication] = deque()
 
@@ -215,16 +210,11 @@ class _Forwarder:
         self._request.begin(self._stopped)
         self._following = threading.get_ident()
         try:
-            disposable = observable.subscribe(self._next, self._failed, self._completed)
+            self._disposable.disposable = observable.subscribe(self._next, self._failed, self._completed)
         except _EnoughError:
-            return
+            pass
         finally:
             self._following = None
-        with self._lock:
-            self._disposable = disposable
-            is_over = self._is_over
-        if is_over:
-            disposable.dispose()
 
     # --- from the observable, and from the request
 
@@ -234,10 +224,7 @@ class _Forwarder:
         self._put(lambda: self._send(message), wait=True)
 
     def _failed(self, error: Exception) -> None:
-        def fail() -> bool:
-            raise error
-
-        self._put(fail)
+        self._put(functools.partial(_raise, error))
 
     def _completed(self) -> None:
         def complete() -> bool:
@@ -249,12 +236,9 @@ class _Forwarder:
         self._put(complete)
 
     def _stopped(self) -> None:
-        def conclude() -> bool:
-            return False
-
         with self._lock:
             self._queue.clear()
-        self._put(conclude)
+        self._put(lambda: False)
 
     def _put(self, step: Callable[[], bool], *, wait: bool = False) -> None:
         if wait and may_block():
@@ -268,18 +252,14 @@ class _Forwarder:
             if self._is_over:
                 return
             self._queue.append(step)
-            if self._is_sending:
-                return
-            self._is_sending = True
-        workers().submit(self._work)
+        self._sending.wake()
 
     # --- on a worker
 
     def _work(self) -> None:
         while True:
             with self._lock:
-                if self._is_over or not self._queue:
-                    self._is_sending = False
+                if not self._queue:  # it is over, say
                     return
                 step = self._queue.popleft()
             self._blocked.wake()
@@ -302,13 +282,11 @@ class _Forwarder:
         with self._lock:
             self._is_over = True
             self._queue.clear()
-            disposable = self._disposable
         self._blocked.wake()
-        if disposable is not None:
-            try:
-                disposable.dispose()
-            except Exception:
-                logger.exception("an observable of replies raised when it was disposed of")
+        try:
+            self._disposable.dispose()
+        except Exception:
+            logger.exception("an observable of replies raised when it was disposed of")
         if self._ended is not None:
             self._ended()
 
