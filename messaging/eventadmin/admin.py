@@ -189,18 +189,17 @@ class EventAdmin(EventService):
             queue, quiet = self._queue, is_quiet()
             ordered: list[PostedItem] = []
             for handler in route.handlers_for(event):
-                inbox = handler.inbox
-                lane = inbox.lane
+                lane = handler.lane
                 if lane is queue:
-                    ordered.append((inbox, inbox.era, event, quiet))
+                    ordered.append((handler, handler.era, event, quiet))
                 elif lane.has_room():
                     lane.put((event, quiet))
             if ordered:
                 if queue.has_room():
                     queue.put_all(ordered)
                 else:
-                    for inbox, *_ in ordered:
-                        inbox.count_dropped()
+                    for handler, *_ in ordered:
+                        handler.count_dropped()
             if queue.is_closed:  # closing did not wait any longer, or ran in a signal handler on this thread
                 self.refuse_closed()
         finally:
@@ -315,11 +314,11 @@ class EventAdmin(EventService):
 
     def get_dto(self) -> EventAdminDTO:
         """Return a snapshot: the handlers, which of them are blocked and why, and the events that wait."""
-        queued = self._queue.waiting_by_inbox()
-        found = [(each.inbox, dto_of(each, "EventHandler")) for _, each in self.dispatcher.handlers()]
+        queued = self._queue.waiting_by_handler()
+        found = [(each, dto_of(each, "EventHandler")) for _, each in self.dispatcher.handlers()]
         return EventAdminDTO(
             name=self.name,
-            handlers=tuple(replace(dto, waiting=dto.waiting + queued[inbox]) for inbox, dto in found),
+            handlers=tuple(replace(dto, waiting=dto.waiting + queued[each]) for each, dto in found),
             threads=self.pool.threads,
             waiting=queued.total() + sum(dto.waiting for _, dto in found),
         )
@@ -328,7 +327,7 @@ class EventAdmin(EventService):
 
     def lanes(self) -> list[Lane]:
         """See ``EventService``. The queue comes first: post_event takes the closed queue for the end of all lanes."""
-        return [self._queue, *(lane for _, each in self.dispatcher.handlers() for lane in each.inbox.lanes)]
+        return [self._queue, *(lane for _, each in self.dispatcher.handlers() for lane in each.lanes)]
 
     def _is_in_handler(self) -> bool:
         return is_inside(self) or super()._is_in_handler()

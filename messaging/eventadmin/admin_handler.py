@@ -1,4 +1,4 @@
-"""A handler as its EventAdmin knows it (RFC 97 5.1.2, 5.3): composed of its function, its inbox and its failures.
+"""A handler as its EventAdmin knows it (RFC 97 5.1.2, 5.3): its function, its posted events and its failures.
 
 Its function is found, or made by a factory, when its first event comes. Posted events wait in one queue for all
 handlers, and in a lane for each handler that needs no order.
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 logger = SafeLog(__name__)
 
-#: a posted event for one handler: its inbox, the era of the inbox when the event was posted, the event, and whether it
-#: was posted while a log event was handled
-PostedItem: TypeAlias = "tuple[EventInbox, int, Event, bool]"
+#: a posted event for one handler: the handler, its era when the event was posted, the event, and whether it was posted
+#: while a log event was handled
+PostedItem: TypeAlias = "tuple[AdminHandler, int, Event, bool]"
 
 
 class PostedQueue(ThreadLane):
@@ -55,121 +55,29 @@ class PostedQueue(ThreadLane):
 
     def __init__(self, pool: Pool, name: str) -> None:
         super().__init__(self._deliver, pool, name, timeout=0, stalled=self._pass_over)
-        #: of the handler that has the event being delivered
-        self._current: EventInbox | None = None
+        #: the handler that has the event being delivered
+        self._current: AdminHandler | None = None
 
-    def waiting_by_inbox(self) -> Counter[EventInbox]:
+    def waiting_by_handler(self) -> Counter[AdminHandler]:
         """Return the number of waiting events of each handler."""
         items = [item for item in self.items() if type(item) is tuple]
-        return Counter(inbox for inbox, era, _, _ in items if inbox.era == era)
+        return Counter(handler for handler, era, _, _ in items if handler.era == era)
 
     def _deliver(self, item: PostedItem) -> None:
-        inbox, era, event, is_quiet = item
-        if inbox.era == era:
-            self._current = inbox
-            self.timeout = timeout = inbox.timeout
-            inbox.receive(event, is_quiet, timeout)
+        handler, era, event, is_quiet = item
+        if handler.era == era:
+            self._current = handler
+            self.timeout = timeout = handler.timeout
+            handler.receive_posted(event, is_quiet, timeout)
 
     def _pass_over(self, _: Lane) -> None:
         """Continue with the next handler, on another thread, since the current one does not return (5.3.2)."""
-        inbox = self._current
+        handler = self._current
         try:
-            if inbox is not None:
-                inbox.stalled(self.timeout)
+            if handler is not None:
+                handler.stalled(self.timeout)
         finally:
             self.restart()
-
-
-class EventInbox:
-    """The posted events of one handler: in the queue of all, or in a lane of its own if it needs no order.
-
-    The dispatcher's lock guards its changes.
-
-    Args:
-        queue: the queue of all.
-        pool: its threads deliver.
-        receive: delivers an event to the handler: called with the event, whether a log event caused it, and the seconds
-            that the handler may take.
-        stalled: called with the seconds if the handler has not returned after them.
-    """
-
-    def __init__(
-        self,
-        queue: PostedQueue,
-        pool: Pool,
-        receive: Callable[[Event, bool, float], object],
-        stalled: Callable[[float], object],
-    ) -> None:
-        self.receive = receive
-        self.stalled = stalled
-        self.lane: Lane = queue
-        #: how long the handler may take for one event, seconds; 0: unlimited
-        self.timeout = 0.0
-        #: grows when the handler is blocked: events posted in an earlier era are not delivered
-        self.era = 0
-        self._queue = queue
-        self._pool = pool
-        #: lanes from before a change of the order that still have events; replaced as a whole
-        self._earlier: list[Lane] = []
-        #: dropped events that the present lane has not counted
-        self._dropped_before = 0
-
-    @property
-    def lanes(self) -> list[Lane]:
-        """The lanes of its own."""
-        lane = self.lane
-        return self._earlier if lane is self._queue else [*self._earlier, lane]
-
-    @property
-    def dropped(self) -> int:
-        """Number of events that found no room, or waited when the handler was blocked."""
-        return self._dropped_before + (0 if self.lane is self._queue else self.lane.dropped)
-
-    def count_dropped(self) -> None:
-        """Count an event that found no room in the queue."""
-        self._dropped_before += 1
-
-    def apply(self, name: str, timeout: float, *, is_ordered: bool) -> Lane:
-        """Take over new terms; return the lane of events from now on. Events that wait already are delivered."""
-        self.timeout = timeout
-        if is_ordered != (self.lane is self._queue):
-            self._dropped_before = self.dropped
-            self._earlier = [each for each in self.lanes if len(each) or each.is_scheduled]
-            self.lane = self._queue if is_ordered else self._new_lane(name)
-        for each in self.lanes:
-            each.timeout = timeout
-        return self.lane
-
-    def reopen(self, name: str) -> Lane:
-        """Replace the lane that was closed when the handler was blocked; return the new one."""
-        self._dropped_before = self.dropped
-        self._earlier = []
-        if self.lane is not self._queue:
-            self.lane = self._new_lane(name)
-        return self.lane
-
-    def _new_lane(self, name: str) -> Lane:
-        return ThreadLane(self._receive_unordered, self._pool, name, timeout=self.timeout, stalled=self._stalled)
-
-    def _stalled(self, lane: Lane) -> None:
-        self.stalled(lane.timeout)
-        self._dropped_before += lane.close()  # an earlier lane: blocking the handler has closed the present one
-
-    def _receive_unordered(self, item: tuple[Event, bool]) -> None:
-        self.receive(*item, self.timeout)
-
-    def discard(self) -> int:
-        """Drop the events that wait; return how many. The queue passes over them when their turn comes."""
-        waiting = self._queue.waiting_by_inbox()[self]
-        self.era += 1
-        lost = waiting + sum(each.close() for each in self.lanes)
-        self._dropped_before += lost
-        return lost
-
-    def close(self) -> None:
-        """Drop the events in the lanes of its own: the handler is removed."""
-        for each in self.lanes:
-            each.close()
 
 
 class _Making:
@@ -356,7 +264,7 @@ def _read_delivery(value: Any) -> bool:
 
 
 class AdminHandler(FunctionHandler[Event]):
-    """A handler of an EventAdmin.
+    """A handler of an EventAdmin. Its posted events wait in the queue of all handlers, or in a lane of its own.
 
     Args:
         reference, properties: its service, and what it asks for.
@@ -383,7 +291,15 @@ class AdminHandler(FunctionHandler[Event]):
         terms = read(reference, properties)
         super().__init__(admin.title, reference, terms, tolerance=admin.tolerance, block=dispatcher.block)
         self.function = HandlerFunction(reference, admin.services)
-        self.inbox = EventInbox(queue, admin.pool, self._receive_posted, self.stalled)
+        #: grows when it is blocked: events posted in an earlier era are not delivered
+        self.era = 0
+        self.lane: Lane = queue
+        self._queue = queue
+        self._pool = admin.pool
+        #: lanes from before a change of the order that still have events; replaced as a whole
+        self._earlier: list[Lane] = []
+        #: dropped events that the present lane has not counted
+        self._dropped_before = 0
         self._read = read
         self._context = context
         self._services = admin.services
@@ -398,12 +314,22 @@ class AdminHandler(FunctionHandler[Event]):
     @property
     def waiting(self) -> int:
         """Number of events that wait for it, without those in the queue of all handlers."""
-        return sum(map(len, self.inbox.lanes))
+        return sum(map(len, self.lanes))
 
     @property
     def dropped(self) -> int:
         """Number of events that found no room, or waited when it was blocked."""
-        return self.inbox.dropped
+        return self._dropped_before + (0 if self.lane is self._queue else self.lane.dropped)
+
+    def count_dropped(self) -> None:
+        """Count an event that found no room in the queue."""
+        self._dropped_before += 1
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """The lanes of its own."""
+        lane = self.lane
+        return self._earlier if lane is self._queue else [*self._earlier, lane]
 
     @property
     def is_active(self) -> bool:
@@ -426,23 +352,48 @@ class AdminHandler(FunctionHandler[Event]):
         return take_over
 
     def _apply_terms(self) -> None:
-        self.lane = self.inbox.apply(self.name, self.timeout, is_ordered=self.terms.is_ordered)
+        """Choose the lane of events from now on. Events that wait already are delivered."""
+        is_ordered = self.terms.is_ordered
+        if is_ordered != (self.lane is self._queue):
+            self._dropped_before = self.dropped
+            self._earlier = [each for each in self.lanes if len(each) or each.is_scheduled]
+            self.lane = self._queue if is_ordered else self._new_lane()
+        for each in self.lanes:
+            each.timeout = self.timeout
+
+    def _new_lane(self) -> Lane:
+        def receive(item: tuple[Event, bool]) -> None:
+            self.receive_posted(*item, self.timeout)
+
+        return ThreadLane(receive, self._pool, self.name, timeout=self.timeout, stalled=self._lane_stalled)
+
+    def _lane_stalled(self, lane: Lane) -> None:
+        self.stalled(lane.timeout)
+        self._dropped_before += lane.close()  # an earlier lane: blocking the handler has closed the present one
 
     def unblock(self) -> None:
-        """Accept the events published from now on."""
+        """Accept the events published from now on, in a new lane unless it is the queue of all."""
         self.function.renew_loop()
-        self.lane = self.inbox.reopen(self.name)
+        self._dropped_before = self.dropped
+        self._earlier = []
+        if self.lane is not self._queue:
+            self.lane = self._new_lane()
         self.blocked = None
         self.failures_in_a_row = 0
 
     def discard_waiting(self, lane: Lane) -> int:
-        """Drop the events that wait for it, in ``lane`` and elsewhere; return how many."""
+        """Drop the events that wait for it, in ``lane`` and elsewhere; return how many. The queue passes over them."""
         del lane
-        return self.inbox.discard()
+        waiting = self._queue.waiting_by_handler()[self]
+        self.era += 1
+        lost = waiting + sum(each.close() for each in self.lanes)
+        self._dropped_before += lost
+        return lost
 
     def removed(self) -> None:
         """Drop the events in lanes of its own, and release its service."""
-        self.inbox.close()
+        for each in self.lanes:
+            each.close()
         self.function.release()
 
     def stalled(self, limit: float) -> None:
@@ -518,7 +469,7 @@ class AdminHandler(FunctionHandler[Event]):
                 raise
             self.stalled(limit)
 
-    def _receive_posted(self, event: Event, is_quiet: bool, limit: float) -> None:
+    def receive_posted(self, event: Event, is_quiet: bool, limit: float) -> None:
         """Deliver a posted event, unless it was unregistered or blocked meanwhile, or lost the permission."""
         dispatcher = self._dispatcher
         if self.is_active and (
