@@ -170,14 +170,8 @@ class Operation:
         return made
 
 
-class Interface:
-    """The operations of an object by name. Immutable."""
-
-    def __init__(self, **operations: Operation) -> None:
-        self._operations = operations
-
-    def __getitem__(self, name: str) -> Operation:
-        return self._operations[name]
+class Interface(dict[str, Operation]):
+    """The operations of an object by name."""
 
     def served(self, **functions: Callable[..., Any]) -> dict[str, Function]:
         """Return operations for a :class:`CallServer`; the functions get the arguments, and may return promises."""
@@ -266,19 +260,7 @@ class CallServer(Closeable):
 
     def _answer(self, request: Message) -> Any:
         try:
-            arguments, body = read_call(request.payload)
-        except MessagingError as error:
-            return write_error(error)
-        operation = self._operations.get(str(arguments.get("operation")))
-        if operation is None:
-            known = ", ".join(self._operations)
-            return write_error(
-                ArgumentError(f"{self.channel!r}: no operation {arguments.get('operation')!r:.80}; there are {known}")
-            )
-        if len(self._pending) >= MAX_PENDING:
-            return write_error(BoundReachedError(f"{self.channel!r}: {MAX_PENDING} calls are pending already"))
-        try:
-            found = operation(arguments, body)
+            found = self._execute(request.payload)
         except MessagingError as error:
             return write_error(error)
         if not isinstance(found, Promise):
@@ -288,6 +270,21 @@ class CallServer(Closeable):
         self._pending.add(found)
         found.listen(lambda: self._pending.discard(found))
         return DeferredReply(found, write_outcome)
+
+    def _execute(self, payload: bytes) -> Any:
+        """Return the result of the call in the payload of a request, or a promise of it. Raises ``MessagingError``."""
+        line, _, body = payload.partition(b"\n")
+        arguments = from_portable(read_json(line))
+        if not isinstance(arguments, dict) or not isinstance(arguments.get("operation"), str):
+            raise DecodeError("not a call: its first line must be a JSON object with an 'operation'")
+        name = arguments["operation"]
+        operation = self._operations.get(name)
+        if operation is None:
+            known = ", ".join(self._operations)
+            raise ArgumentError(f"{self.channel!r}: no operation {name!r:.80}; there are {known}")
+        if len(self._pending) >= MAX_PENDING:
+            raise BoundReachedError(f"{self.channel!r}: {MAX_PENDING} calls are pending already")
+        return operation(arguments, body)
 
 
 def checked_instance(value: Any) -> Messaging:
@@ -337,7 +334,7 @@ def call(
     """
     if not isinstance(operation, str) or not operation.isprintable():
         raise ArgumentError(f"operation must be a printable text, not {type(operation).__name__}")
-    payload = write_call(operation, arguments or {}, body)
+    payload = write_json(to_portable({"operation": operation, **(arguments or {})})) + b"\n" + body
     request = messaging.request(channel, payload, timeout=timeout, **_guarantees(messaging, timeout))
 
     def read(reply: Message) -> Any:
@@ -363,41 +360,21 @@ def _guarantees(messaging: Messaging, timeout: float | None) -> dict[str, Any]:
     return found
 
 
-def error_named(kind: str, reason: str) -> MessagingError:
-    """Return an error by the name of its class: ``ReplyError`` if it is not one that keeps its class."""
-    known = _KEPT.get(kind)
-    return ReplyError(kind, reason) if known is None else known(reason)
-
-
 def described(error: MessagingError) -> list[str]:
     """Return an error as it travels within a result."""
     return [error.kind, error.reason] if isinstance(error, ReplyError) else [type(error).__name__, str(error)]
 
 
 def error_of(value: Any) -> MessagingError:
-    """Return an error that has travelled within a result. Raises ``DecodeError``."""
+    """Return an error that has travelled within a result: ``ReplyError`` if it is not one that keeps its class.
+
+    Raises ``DecodeError``.
+    """
     match value:
         case [str(kind), str(reason)]:
-            return error_named(kind, reason)
+            known = _KEPT.get(kind)
+            return ReplyError(kind, reason) if known is None else known(reason)
     raise DecodeError(f"not an error: {brief(value)}")
-
-
-def write_call(operation: str, arguments: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """Return the payload of a request. Raises ``InvalidEventError`` for an argument without a portable form."""
-    return write_json(to_portable({"operation": operation, **arguments})) + b"\n" + body
-
-
-def read_call(payload: bytes) -> tuple[Mapping[str, Any], bytes]:
-    """Return arguments, with ``operation`` among them, and body of a request.
-
-    Raises:
-        DecodeError: it is no call.
-    """
-    line, _, body = payload.partition(b"\n")
-    arguments = from_portable(read_json(line))
-    if not isinstance(arguments, dict) or not isinstance(arguments.get("operation"), str):
-        raise DecodeError("not a call: its first line must be a JSON object with an 'operation'")
-    return arguments, body
 
 
 def write_result(result: Any) -> bytes:
