@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
 from uuid import uuid4
 
 from messaging.dispatch import (
@@ -35,7 +34,7 @@ from messaging.distributedeventing.listed_topics import DistributedEventAdminDTO
 from messaging.distributedeventing.policies import NetworkPolicy
 from messaging.distributedeventing.publishing import Publishing, Route, given_event, payload_of
 from messaging.distributedeventing.qos import QosReader, several, supported_by
-from messaging.distributedeventing.session import EventPublisherSession, OpenSessions
+from messaging.distributedeventing.session import EventPublisherSession, OpenParts
 from messaging.distributedeventing.sources import EventSources
 from messaging.distributedeventing.subscription import EventSubscription
 from messaging.distributedeventing.whiteboard import DistributableEventConsumer, PushEventConsumer
@@ -67,9 +66,21 @@ _LEAVE_TIMEOUT: Final = 1.0
 _ADMIN_ID: Final = "event.admin.id"
 _ids: Final = itertools.count(1)
 
-
 #: the promise that consumers are announced where there is no network
 _AT_ONCE: Final[Promise[None]] = Promise.resolved(None, "announcing consumers")
+
+
+class PublishOptions(TypedDict, total=False):
+    """Options of ``DistributedEventAdmin.publish_event``; see there."""
+
+    qos: str | Iterable[str] | None
+    principal: Principal
+
+
+class NotificationOptions(PublishOptions, total=False):
+    """Options of ``DistributedEventAdmin.publish_event_with_notification``; see there."""
+
+    timeout: float | None
 
 
 class DistributedEventAdmin(EventService):
@@ -180,9 +191,8 @@ class DistributedEventAdmin(EventService):
             self._note_published,
             self._outgoing,
         )
-        self._sessions = OpenSessions()
-        self._lock = threading.RLock()  # guards the following; reentrant for signal handlers
-        self._subscriptions: dict[EventSubscription[Any], ServiceRegistration] = {}
+        self._sessions = OpenParts()
+        self._subscriptions = OpenParts()
         self._sources = EventSources(
             self.title,
             self.services,
@@ -210,24 +220,11 @@ class DistributedEventAdmin(EventService):
 
     @overload
     def publish_event(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        correlation_id: str | None = None,
-        qos: str | Iterable[str] | None = None,
-        principal: Principal = None,
+        self, topic: str, payload: Any, *, correlation_id: str | None = None, **options: Unpack[PublishOptions]
     ) -> Promise[None]: ...
     @overload
     def publish_event(
-        self,
-        topic: str,
-        correlation_id: str | None,
-        payload: Any,
-        /,
-        *,
-        qos: str | Iterable[str] | None = None,
-        principal: Principal = None,
+        self, topic: str, correlation_id: str | None, payload: Any, /, **options: Unpack[PublishOptions]
     ) -> Promise[None]: ...
     def publish_event(
         self,
@@ -285,26 +282,11 @@ class DistributedEventAdmin(EventService):
 
     @overload
     def publish_event_with_notification(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        correlation_id: str | None = None,
-        timeout: float | None = None,
-        qos: str | Iterable[str] | None = None,
-        principal: Principal = None,
+        self, topic: str, payload: Any, *, correlation_id: str | None = None, **options: Unpack[NotificationOptions]
     ) -> Promise[None]: ...
     @overload
     def publish_event_with_notification(
-        self,
-        topic: str,
-        correlation_id: str | None,
-        payload: Any,
-        /,
-        *,
-        timeout: float | None = None,
-        qos: str | Iterable[str] | None = None,
-        principal: Principal = None,
+        self, topic: str, correlation_id: str | None, payload: Any, /, **options: Unpack[NotificationOptions]
     ) -> Promise[None]: ...
     def publish_event_with_notification(
         self,
@@ -439,19 +421,11 @@ class DistributedEventAdmin(EventService):
             ClosedError: the admin is closed.
         """
         limit = self._limit if limit is None else check_count("limit", limit, 1)
-
-        def unsubscribe() -> None:
-            with self._lock:
-                registration = self._subscriptions.pop(subscription, None)
-            if registration is not None:
-                registration.unregister()
-
-        subscription: EventSubscription[Any] = EventSubscription(topic, limit, unsubscribe)
+        subscription: EventSubscription[Any] = EventSubscription(topic, limit, self._subscriptions.ended)
         registration = self._registrar.register(
             subscription, (topic,), type, is_advertised=is_advertised, principal=principal
         )
-        with self._lock:
-            self._subscriptions[subscription] = registration
+        self._subscriptions.add(subscription, registration)
         if not self.is_open:  # it was closed meanwhile, and may have missed this subscription
             subscription.close()
             self.refuse_closed()
@@ -582,10 +556,7 @@ class DistributedEventAdmin(EventService):
         """End what depends on the admin."""
         self._sources.close()
         self._registrar.close()
-        with self._lock:
-            subscriptions = [*self._subscriptions]
-        for each in subscriptions:
-            each.close()
+        self._subscriptions.close()
         if self.node is not None:
             left = self.node.close()
             if may_block():  # the instance may be closed next: the others should learn that this member leaves

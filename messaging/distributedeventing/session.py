@@ -10,6 +10,7 @@ from messaging.distributedeventing.publishing import given_event
 from messaging.errors import ArgumentError, ClosedError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import tolerant
+from messaging.execution import Closeable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -69,7 +70,7 @@ class _SessionGate:
             return was_open, was_open and not self._inside
 
 
-class EventPublisherSession(Generic[T]):
+class EventPublisherSession(Closeable, Generic[T]):
     """Publishes events to one topic, and ends with a close or an error event. Thread safe; a context manager.
 
     ``DistributedEventAdmin.create_session`` makes it. Leaving its ``with`` block closes it, or ends it with the
@@ -245,9 +246,9 @@ class EventPublisherSession(Generic[T]):
         _refuse_ended(self._gate.is_open, self._topic)
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, Exception):
-            self.error(error)
+    def __exit__(self, *raised: object) -> None:
+        if isinstance(raised[1], Exception):
+            self.error(raised[1])
         else:
             self.close()
 
@@ -261,31 +262,31 @@ def _refuse_ended(is_open: bool, topic: str) -> None:
         raise ClosedError(f"the event session on {topic!r} has ended")
 
 
-class OpenSessions:
-    """The open sessions of one admin, with the registrations of their reply handlers. Thread safe."""
+class OpenParts:
+    """The open sessions or subscriptions of one admin, with the registrations of their consumers. Thread safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # guards the following; reentrant for signal handlers
-        self._sessions: dict[EventPublisherSession[Any], ServiceRegistration | None] = {}
+        self._parts: dict[Closeable, ServiceRegistration | None] = {}
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self._parts)
 
-    def add(self, session: EventPublisherSession[Any], replies: ServiceRegistration | None) -> None:
-        """Add a session, and the registration that its end unregisters."""
+    def add(self, part: Closeable, consumer: ServiceRegistration | None) -> None:
+        """Add a session or subscription, and the registration that its end unregisters."""
         with self._lock:
-            self._sessions[session] = replies
+            self._parts[part] = consumer
 
-    def ended(self, session: EventPublisherSession[Any]) -> None:
-        """Remove a session, and serve its reply topic no more (5.1.2)."""
+    def ended(self, part: Closeable) -> None:
+        """Remove a session or subscription, and serve its consumer no more (5.1.2). Idempotent."""
         with self._lock:
-            replies = self._sessions.pop(session, None)
-        if replies is not None:
-            replies.unregister()
+            consumer = self._parts.pop(part, None)
+        if consumer is not None:
+            consumer.unregister()
 
     def close(self) -> None:
-        """End all sessions with a close event."""
+        """Close all of them."""
         with self._lock:
-            sessions = [*self._sessions]
-        for each in sessions:
+            parts = [*self._parts]
+        for each in parts:
             each.close()

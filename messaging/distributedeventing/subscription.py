@@ -41,7 +41,7 @@ class EventSubscription(PlainObservable[T], Closeable):
         ready: resolves when the broker has confirmed the subscription, and the other processes are told of it.
     """
 
-    def __init__(self, topic: str, limit: int, unsubscribe: Callable[[], object]) -> None:
+    def __init__(self, topic: str, limit: int, unsubscribe: Callable[[EventSubscription[Any]], object]) -> None:
         super().__init__()
         self.topic = topic
         self.ready: Promise[None]
@@ -135,7 +135,7 @@ class EventSubscription(PlainObservable[T], Closeable):
 
     def close(self) -> None:
         """Unsubscribe; the stream completes after the payloads that are kept. Idempotent."""
-        self._unsubscribe()
+        self._unsubscribe(self)
         self.end()
 
     @tolerant
