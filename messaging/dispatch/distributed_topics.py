@@ -47,7 +47,7 @@ _FILTER: Final = re.compile(rf"{_PUBLIC}|(?:[A-Za-z0-9]++/)*+[A-Za-z0-9]*+\*{{1,
 
 
 def is_private_topic(topic: str) -> bool:
-    """Return whether ``topic``, which must be a topic, is a private one."""
+    """Return whether ``topic``, a topic or topic filter, is a private one (RFC 214 5.1.3)."""
     return topic.startswith(PRIVATE)
 
 

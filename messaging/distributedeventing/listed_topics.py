@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.codecs.cache import BoundedCache
+from messaging.dispatch import is_private_topic
 from messaging.services.reporting import counter, gauge, part
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Offers:
 
     def is_listed(self, topic: str) -> bool:
         """Return whether a topic may be listed: private topics never are."""
-        return not topic.startswith(".") and not any(each.matches(topic) for each in self._unadvertised)
+        return not is_private_topic(topic) and not any(each.matches(topic) for each in self._unadvertised)
 
     def topics(self) -> frozenset[str]:
         """Return the topics to list."""

@@ -19,8 +19,7 @@ import threading
 from typing import Final
 
 from messaging.codecs.cache import BoundedCache
-from messaging.dispatch import DISTRIBUTED_EVENTS, Principal, TopicPermission, TopicPolicy
-from messaging.dispatch.eventnetwork import is_private
+from messaging.dispatch import DISTRIBUTED_EVENTS, Principal, TopicPermission, TopicPolicy, is_private_topic
 from messaging.errors import ArgumentError, PermissionDeniedError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog
@@ -70,7 +69,7 @@ class NetworkPolicy:
             PermissionDeniedError: ``principal`` may not publish to ``topic``.
         """
         policy = self._policy
-        if policy is None or is_private(topic):
+        if policy is None or is_private_topic(topic):
             return
         if not policy.permits(principal, TopicPermission(topic, TopicPermission.PUBLISH, DISTRIBUTED_EVENTS)):
             subject = "a sender without a principal" if principal is None else f"the principal {principal!r:.200}"

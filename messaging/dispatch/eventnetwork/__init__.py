@@ -30,7 +30,6 @@ from messaging.dispatch.eventnetwork.asking import MAX_ANSWER_BYTES as MAX_ANSWE
 from messaging.dispatch.eventnetwork.asking import MAX_PAST as MAX_PAST
 from messaging.dispatch.eventnetwork.asking import PastRequest as PastRequest
 from messaging.dispatch.eventnetwork.channels import PREFIX as PREFIX
-from messaging.dispatch.eventnetwork.channels import is_private as is_private
 from messaging.dispatch.eventnetwork.channels import new_reply_topic as new_reply_topic
 from messaging.dispatch.eventnetwork.hops import ArrivedEvent as ArrivedEvent
 from messaging.dispatch.eventnetwork.hops import Hop as Hop

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from messaging.codecs.cache import BoundedCache
-from messaging.dispatch import TopicFilter
+from messaging.dispatch import TopicFilter, is_private_topic
 from messaging.dispatch.eventdata import pattern_below, pattern_of
 from messaging.errors import ArgumentError
 from messaging.model import Features, MessageContext, MessageContextBuilder, check_name
@@ -31,20 +31,13 @@ if TYPE_CHECKING:
 
 #: default of the prefix
 PREFIX: Final = "topics"
-#: what a private topic begins with (RFC 214 5.1.3)
-PRIVATE: Final = "."
 #: topics and channels that are remembered
 _REMEMBERED: Final = 65_536
 #: what the private topic for the replies to a session begins with
-_REPLIES: Final = f"{PRIVATE}replies-"
+_REPLIES: Final = ".replies-"
 _PRIVATE_SUFFIX: Final = "-private"
 _MEMBERS_SUFFIX: Final = "-members"
 _PAST_SUFFIX: Final = "-past"
-
-
-def is_private(topic: str) -> bool:
-    """Return whether a topic is private (RFC 214 5.1.3)."""
-    return topic.startswith(PRIVATE)
 
 
 def new_reply_topic() -> str:
@@ -101,13 +94,13 @@ class ChannelNames:
         """Return the channel of a topic."""
         found = self._channels.get(topic)
         if found is None:
-            found = f"{self._private}{topic[1:]}" if is_private(topic) else f"{self._start}{topic}"
+            found = f"{self._private}{topic[1:]}" if is_private_topic(topic) else f"{self._start}{topic}"
             self._channels[topic] = found
         return found
 
     def pattern(self, topic_filter: str) -> str:
         """Return the channel pattern that matches the channels of all topics that a filter matches, and maybe more."""
-        if is_private(topic_filter):
+        if is_private_topic(topic_filter):
             return self.of(topic_filter)
         parsed = self._grammar.parse(topic_filter)
         if not parsed.has_wildcard:
@@ -125,7 +118,7 @@ class ChannelNames:
         if channel.startswith(self._start):
             found = channel[len(self._start) :]
         elif channel.startswith(self._private):
-            found = f"{PRIVATE}{channel[len(self._private) :]}"
+            found = f".{channel[len(self._private) :]}"
         else:
             return None
         if not self._grammar.is_topic(found):

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from messaging.dispatch import is_private_topic
 from messaging.dispatch.eventdata import encode
-from messaging.dispatch.eventnetwork.channels import is_private
 from messaging.dispatch.eventnetwork.notifications import MEMBERS
 from messaging.model import Message
 
@@ -57,7 +57,7 @@ class EventSender:
 
     def _is_unconditional(self, topic: str) -> bool:
         """Return whether events are sent although no member is known to want them."""
-        if not self._membership.is_settled or is_private(topic):
+        if not self._membership.is_settled or is_private_topic(topic):
             return True
         return bool(self._always) and any(each.matches(topic) for each in self._always)
 

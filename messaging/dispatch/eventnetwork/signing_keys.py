@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 HMAC: Final = "HMAC-SHA256"
 ED25519: Final = "Ed25519"
-#: the algorithms of keys
-ALGORITHMS: Final = (HMAC, ED25519)
-
 #: bytes of the secret of an HMAC key
 MIN_SECRET: Final = 16
 #: bytes of a raw Ed25519 key, private or public
