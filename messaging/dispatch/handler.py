@@ -143,6 +143,8 @@ class DispatchHandler(abc.ABC, Generic[E]):
 
     #: its events wait there
     lane: Lane
+    #: names an event in the log, before its topic
+    described = "an event on"
 
     def __init__(
         self, title: str, reference: ServiceReference, terms: Terms, *, tolerance: Tolerance, block: Block
@@ -219,16 +221,13 @@ class DispatchHandler(abc.ABC, Generic[E]):
 
     # --- failures
 
-    @abc.abstractmethod
-    def describe(self, event: E) -> str:
-        """Return how the log names ``event``."""
-
-    def failed(self, event: E, error: BaseException) -> None:
+    def failed(self, event: Any, error: BaseException) -> None:
         """Count and log that it failed on ``event``; block it if that is once too often."""
         lane = self.lane
         self.failures += 1
         self.failures_in_a_row += 1
-        logger.error("%s: handler %s failed on %s", self.title, self.name, self.describe(event), exc_info=error)
+        event_name = f"{self.described} {event.topic!r}"
+        logger.error("%s: handler %s failed on %s", self.title, self.name, event_name, exc_info=error)
         allowed = self.tolerance.failures
         if allowed and self.failures_in_a_row >= allowed:
             self.block(lane, f"it failed on {self.failures_in_a_row} events in a row")

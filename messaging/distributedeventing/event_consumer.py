@@ -329,10 +329,6 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
         """Drop the events that wait for it."""
         return self._close()
 
-    def describe(self, event: DispatchedEvent) -> str:
-        """Return the event in words for the log."""
-        return f"an event on {event.topic!r}"
-
     def _close(self) -> int:
         lost = self.objects.close()
         self._dropped += lost

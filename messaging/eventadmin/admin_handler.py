@@ -276,6 +276,7 @@ class AdminHandler(FunctionHandler[Event]):
 
     terms: AdminTerms
     passes_interrupts = True
+    described = "the event"
 
     def __init__(
         self,
@@ -402,18 +403,14 @@ class AdminHandler(FunctionHandler[Event]):
 
     # --- events
 
-    def describe(self, event: Event) -> str:
-        """Return how the log names ``event``."""
-        return f"the event {event.topic!r}"
-
     def accepts(self, event: Event, wanted: LdapFilter) -> bool:
         """Return whether ``event`` passes a filter that it has or had; a filter that raises lets nothing pass."""
         try:
             return event.matches(wanted)
         except Exception:
             logger.exception(
-                "%s: handler %s: its filter failed on %s; the event is skipped",
-                self.title, self.name, self.describe(event),
+                "%s: handler %s: its filter failed on the event %r; the event is skipped",
+                self.title, self.name, event.topic,
             )  # fmt: skip
             return False
 

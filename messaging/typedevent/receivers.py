@@ -265,10 +265,6 @@ class EventReceiver(LaneHandler[PublishedEvent]):
         where = f"event on {event.topic!r}"
         logger.error("%s: handler %s: %s skipped: %s", self.title, self.name, where, why, exc_info=raised)
 
-    def describe(self, event: PublishedEvent) -> str:
-        """Return the event in words for the log; see ``DispatchHandler``."""
-        return f"an event on {event.topic!r}"
-
 
 class TypedReceiver(EventReceiver):
     """A handler that receives instances of a type."""
