@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -260,19 +260,12 @@ class EventHistory:
 
         They are collected by this call, with the lock; they are sorted and made while iterating, which needs no lock.
         """
-        found: list[_Record] = []
-        for kept in self._kept.values():
-            found += kept.records
-        return _newest_first(found)
+        return _newest_first([each for kept in self._kept.values() for each in kept.records])
 
     def guaranteed(self) -> Iterator[PublishedEvent]:
         """Yield the current events that minima guarantee, the newest first; see :meth:`all`."""
-        found: list[_Record] = []
-        for kept in self._kept.values():
-            least = kept.policy.minimum
-            if least:
-                found += islice(kept.records, max(0, len(kept.records) - least), None)
-        return _newest_first(found)
+        several = (islice(reversed(kept.records), kept.policy.minimum) for kept in self._kept.values())
+        return _newest_first([*chain.from_iterable(several)])
 
 
 def newest(count: int, newest_first: Iterable[PublishedEvent]) -> list[PublishedEvent]:

@@ -35,7 +35,7 @@ from messaging.dispatch.eventnetwork import MAX_PAST, TYPED, ArrivedEvent, PastR
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, clock, engine
-from messaging.typedevent.monitor import MonitorEvent
+from messaging.typedevent.monitor import MonitorEvent, in_utc
 from messaging.typedevent.receivers import UNHANDLED, BusRoute, EventReceiver
 
 if TYPE_CHECKING:
@@ -74,7 +74,19 @@ def ask_past(
         disposed: list[None] = []
 
         def done(events: list[ArrivedEvent], error: MessagingError | None) -> None:
-            emit(title, observer, (each for each in map(event_of, events) if each is not None), error, disposed)
+            # an observer that raises gets its error, and no more events
+            with contained(fail_observer, observer, f"{title}: replay observer"):
+                for each in map(event_of, events):
+                    if disposed:
+                        return
+                    if each is not None:
+                        observer.on_next(each)
+                if disposed:
+                    return
+                if error is None:
+                    observer.on_completed()
+                else:
+                    observer.on_error(error)
 
         start = None if since is None else since()
         request = past_request(title, filters, start, limit, timeout, done)
@@ -111,27 +123,6 @@ def past_request(
     )
 
 
-def emit(
-    title: str,
-    observer: rx.ObserverBase[MonitorEvent],
-    events: Iterable[MonitorEvent],
-    error: MessagingError | None,
-    disposed: list[None],
-) -> None:
-    """Emit events and the end. An observer that raises gets its error, and no more events."""
-    with contained(fail_observer, observer, f"{title}: replay observer"):
-        for each in events:
-            if disposed:
-                return
-            observer.on_next(each)
-        if disposed:
-            return
-        if error is None:
-            observer.on_completed()
-        else:
-            observer.on_error(error)
-
-
 def read_history(history: int | datetime | timedelta, limit: int) -> tuple[Callable[[], datetime] | None, int]:
     """Return a function of the time of the first event, ``None`` for any, and the number of events.
 
@@ -146,10 +137,7 @@ def read_history(history: int | datetime | timedelta, limit: int) -> tuple[Calla
             raise ArgumentError(f"history must be a duration of at least 0, not {back}")
         return lambda: _before(back), limit
     if isinstance(history, datetime):
-        try:
-            at = history.astimezone(UTC)
-        except (OverflowError, ValueError):  # at the ends of the calendar, where the zone is irrelevant
-            at = history.replace(tzinfo=UTC)
+        at = in_utc(history)
         return lambda: at, limit
     if isinstance(history, bool) or not isinstance(history, int) or history < 1:
         raise ArgumentError(f"history must be an int of at least 1, a datetime or a timedelta, not {history!r:.80}")

@@ -300,11 +300,11 @@ class TypedEventMonitor:
         is_count = isinstance(history, int) and not isinstance(history, bool)
         if not (isinstance(history, datetime) or (is_count and history >= 0)):
             raise ArgumentError(f"history must be an int of at least 0, or a datetime, not {history!r:.80}")
-        since = _in_utc(history) if isinstance(history, datetime) else history
+        since, count = (in_utc(history), UNLIMITED) if isinstance(history, datetime) else (0, history)
         check_instance("history_only", history_only, bool)
         principal = check_principal(principal)
 
-        return self._stream(lambda tap: self._start(tap, since, history_only), principal)
+        return self._stream(lambda tap: self._start(tap, since, count, history_only), principal)
 
     def _stream(
         self,
@@ -323,18 +323,15 @@ class TypedEventMonitor:
 
         return PlainObservable(subscribe)
 
-    def _start(self, tap: Tap, history: int | datetime, history_only: bool) -> None:
+    def _start(self, tap: Tap, since: int | datetime, count: int, history_only: bool = False) -> None:
+        """Emit past events of the history in memory, the newest ``count`` from ``since`` on, then live events."""
         with self.dispatcher.lock:
             self.dispatcher.refuse_closed()
-            past = self._history.all() if history != 0 else iter(())
+            past = self._history.all() if count else iter(())
             if not history_only:
                 self._add(tap)
-        seen = (event for event in past if tap.may_see(event.topic))
-        if isinstance(history, datetime):
-            first = newest(UNLIMITED, (event for event in seen if event.publication_time >= history))
-        else:
-            first = newest(history, seen)
-        tap.lane.release(first)
+        seen = (event for event in past if tap.may_see(event.topic) and is_since(event, since))
+        tap.lane.release(newest(count, seen))
         if history_only:
             tap.end()
 
@@ -366,7 +363,7 @@ class TypedEventMonitor:
         """
         if isinstance(since, bool) or not isinstance(since, (int, datetime)) or (isinstance(since, int) and since < 0):
             raise ArgumentError(f"since must be a sequence, an int of at least 0, or a datetime, not {since!r:.80}")
-        start = _in_utc(since) if isinstance(since, datetime) else since
+        start = in_utc(since) if isinstance(since, datetime) else since
         if isinstance(topics, str) or not isinstance(topics, Iterable):
             topics = (topics,)
         filters = tuple(map(parse_filter, topics))
@@ -374,19 +371,9 @@ class TypedEventMonitor:
             raise ArgumentError("topics must have at least one topic filter")
         principal, store = check_principal(principal), self._store()
         if store is None:
-            return self._stream(lambda tap: self._join(tap, start), principal, filters)
+            return self._stream(lambda tap: self._start(tap, start, UNLIMITED), principal, filters)
         limit = self.limit + store.max_pending + NEAR
         return self._stream(lambda tap: self._replay(tap, store, start), principal, filters, limit)
-
-    def _join(self, tap: Tap, since: int | datetime) -> None:
-        """Emit past events of the history in memory, then live events."""
-        with self.dispatcher.lock:
-            self.dispatcher.refuse_closed()
-            past = self._history.all()
-            self._add(tap)
-        tap.lane.release(
-            newest(UNLIMITED, (event for event in past if tap.may_see(event.topic) and is_since(event, since)))
-        )
 
     def _replay(self, tap: Tap, store: EventStore, since: int | datetime) -> None:
         """Emit past events of the disk, then live events."""
@@ -557,7 +544,8 @@ class TypedEventMonitor:
         return matches if len(arguments) == 1 else matches(arguments[0])
 
 
-def _in_utc(time: datetime) -> datetime:
+def in_utc(time: datetime) -> datetime:
+    """Return a time in UTC; a naive time is local time."""
     try:
         return time.astimezone(UTC)
     except (OverflowError, ValueError):  # at the ends of the calendar, where the zone is irrelevant

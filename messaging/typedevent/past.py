@@ -125,8 +125,8 @@ class PastSender:
         self._is_closed = False
         self._waiting: deque[tuple[Announcement, float]] = deque()
         self._serial = Serial(self._drain, lambda: self._is_started and self._waiting)
-        #: number of answers, and of the events in them
-        self.answers = self.events = 0
+        #: number of events that were sent
+        self.events = 0
 
     def start(self, node: EventNode) -> None:
         """Answer requests as a member. Some may have come before: the node is a member at once."""
@@ -173,10 +173,12 @@ class PastSender:
                 unconfirmed.popleft().result(max(0.0, deadline - clock.monotonic()))
         for each in unconfirmed:
             each.result(max(0.0, deadline - clock.monotonic()))
-        end = WireEvent(_END, kind="close", correlation_id=request.token, sequence=len(payloads))
-        self._node.sender.send_to(channel, self._node.sender.encode(end)).was_retrieved = True
-        self.answers += 1
+        self._send_end(WireEvent(_END, kind="close", correlation_id=request.token, sequence=len(payloads)), channel)
         self.events += len(payloads)
+
+    def _send_end(self, end: WireEvent, channel: str) -> None:
+        sender = self._node.sender
+        sender.send_to(channel, sender.encode(end)).was_retrieved = True
 
     def _go_on(self, request: Announcement, deadline: float) -> None:
         if self._is_closed:
@@ -257,8 +259,7 @@ class PastSender:
         end = WireEvent(_END, kind="error", correlation_id=request.token, sequence=0)
         end.error = WireError(type(error).__name__, text)
         try:
-            sender = self._node.sender
-            sender.send_to(self._node.names.past(request.member), sender.encode(end)).was_retrieved = True
+            self._send_end(end, self._node.names.past(request.member))
         except MessagingError as problem:
             logger.info("%s: cannot send the refusal of a replay request: %s", self._title, problem)
 
