@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS, REPLY_FEATURES, Features
-from messaging.services.version import Version
+from messaging.services import Version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,9 +5,8 @@ May import: ``errors``, ``environment``. Import from the room, not from its modu
 
 ==============  ==================================================================================================
 ``registry``    ServiceRegistry and ServiceRegistration: offering and finding services
-``reference``   ServiceReference; properties of services, with case-insensitive keys; the names of interfaces
+``reference``   ServiceReference; properties of services, with case-insensitive keys; versions; names of interfaces
 ``listening``   service events and their listeners
-``version``     versions as property values
 ``filter``      LdapFilter, and reading its text; ``matching`` compiles it
 ``reporting``   reporters: parts that report their state to metrics, health checks and the monitor
 ==============  ==================================================================================================
@@ -15,9 +14,8 @@ May import: ``errors``, ``environment``. Import from the room, not from its modu
 
 from messaging.services.filter import LdapFilter, as_filter, escaped
 from messaging.services.listening import ListenerRegistration, ServiceEvent, ServiceEventKind, ServiceListener
-from messaging.services.reference import SERVICE_RANKING, ServiceProperties, ServiceReference, interface_name
+from messaging.services.reference import SERVICE_RANKING, ServiceProperties, ServiceReference, Version, interface_name
 from messaging.services.registry import ServiceRegistration, ServiceRegistry, default_registry
-from messaging.services.version import Version
 
 __all__ = [
     "SERVICE_RANKING",

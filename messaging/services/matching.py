@@ -17,7 +17,7 @@ from operator import eq, ge, le
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from messaging.services.version import Version, order_of
+from messaging.services.reference import Version, order_of
 
 logger = logging.getLogger(__name__)
 

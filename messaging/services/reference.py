@@ -1,7 +1,8 @@
-"""References to services, their properties, and the names of interfaces (OSGi core 5.2)."""
+"""References to services, their properties and versions, and the names of interfaces (OSGi core 3.2.5, 5.2)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -126,3 +127,32 @@ class ServiceReference:
     @tolerant
     def __repr__(self) -> str:
         return f"<ServiceReference {self.id}: {', '.join(map(printable, self.interfaces))}>"
+
+
+_VERSION: Final = re.compile(r"(\d{1,9})(?:\.(\d{1,9})(?:\.(\d{1,9})(?:\.([A-Za-z0-9_-]+))?)?)?", re.ASCII)
+
+#: major, minor, micro, qualifier
+Order = tuple[int, int, int, str]
+
+
+def order_of(text: str) -> Order | None:
+    """Return the sort key of a version such as ``1``, ``1.0`` or ``1.0.0.beta``; ``None`` if ``text`` is no version."""
+    found = _VERSION.fullmatch(text.strip())
+    if found is None:
+        return None
+    major, minor, micro, qualifier = found.groups()
+    return int(major), int(minor or 0), int(micro or 0), qualifier or ""
+
+
+class Version(str):
+    """A version as the value of a service property: text, which filters compare as a version.
+
+    ``(version=1.0.0)``, ``(version>=1.0.0)`` and ``(!(version>=1.1))`` match ``Version("1.0")``.
+    """
+
+    __slots__ = ()
+
+    @property
+    def order(self) -> Order | None:
+        """Sort key; ``None`` if the text is no version."""
+        return order_of(self)
