@@ -144,6 +144,14 @@ class Announcement:
     problems: tuple[str, ...] = ()
 
 
+#: fields that are written unless they have no value, and those values
+_WRITTEN: Final = (
+    *("framework", "name", "inbox", "to", "token", "event"),
+    *("heartbeat", "qos", "is_lost", "replays", "answers"),
+)
+_LEFT_OUT: Final = (None, 0.0, (), False)
+
+
 def dump_announcement(announcement: Announcement) -> bytes:
     """Return an announcement as a payload."""
     found: dict[str, Any] = {
@@ -152,21 +160,12 @@ def dump_announcement(announcement: Announcement) -> bytes:
         "member": announcement.member,
         "version": announcement.version,
     }
-    for name in ("framework", "name", "inbox", "to", "token", "event"):
+    for name in _WRITTEN:
         value = getattr(announcement, name)
-        if value is not None:
+        if value not in _LEFT_OUT:
             found[name] = value
-    if announcement.heartbeat:
-        found["heartbeat"] = announcement.heartbeat
-        found["linger"] = announcement.linger
-    if announcement.qos:
-        found["qos"] = list(announcement.qos)
-    if announcement.is_lost:
-        found["is_lost"] = True
-    if announcement.replays:
-        found["replays"] = True
-    if announcement.answers:
-        found["answers"] = True
+            if name == "heartbeat":
+                found["linger"] = announcement.linger
     if announcement.kind == "replay":
         found["interests"] = [_dumped(each) for each in announcement.interests]
         found["limit"] = announcement.limit
