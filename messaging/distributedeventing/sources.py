@@ -181,7 +181,8 @@ class EventSources:
 
     def _review_all(self) -> None:
         self._is_due = False
-        for source in [*self._take_retired(), *self._sources.values()]:
+        retired = [self._retired.popleft() for _ in range(len(self._retired))]
+        for source in [*retired, *self._sources.values()]:
             with contained(self._failed, source):
                 self._review(source)
 
@@ -196,9 +197,6 @@ class EventSources:
             source.has_ended = True  # not opened again at once
             with contained(self._failed, source):
                 session.error(error if isinstance(error, Exception) else RuntimeError(type(error).__name__))
-
-    def _take_retired(self) -> list[_RegisteredSource]:
-        return [self._retired.popleft() for _ in range(len(self._retired))]
 
     def _review(self, source: _RegisteredSource) -> None:
         is_served = source.is_registered and not self._is_closed

@@ -118,13 +118,6 @@ class PushEventSource(abc.ABC, Generic[T]):
 #: the names, as the functions below use them
 Names: Final = DistributedEventConstants
 
-_LIFECYCLES: Final = {
-    "UNIFIED": ConsumerLifecycle.UNIFIED,
-    "GLOBAL": ConsumerLifecycle.GLOBAL,
-    "SESSION": ConsumerLifecycle.SESSION,
-    "PER_SESSION": ConsumerLifecycle.PER_SESSION,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class ConsumerTerms(Terms):
@@ -169,10 +162,8 @@ def read_converter(wanted: Any) -> Converter | None:
     """
     if wanted is None or wanted is object or wanted is Any:
         return None
-    if isinstance(wanted, str):
+    if isinstance(wanted, str) or not (isinstance(wanted, type) or is_untyped(wanted)):
         wanted = load_type(wanted)
-    elif not isinstance(wanted, type):
-        wanted = load_type(wanted) if not is_untyped(wanted) else wanted
     return converter_to(wanted)
 
 
@@ -190,7 +181,7 @@ def _read_lifecycle(properties: Mapping[str, Any], is_prototype: bool) -> Consum
         if isinstance(value, ConsumerLifecycle):
             return value
         if value is not None:
-            found = _LIFECYCLES.get(value.upper()) if isinstance(value, str) else None
+            found = ConsumerLifecycle.__members__.get(value.upper()) if isinstance(value, str) else None
             if found is None:
                 raise ArgumentError(f"{name} must be UNIFIED or SESSION (GLOBAL or PER_SESSION), not {value!r:.80}")
             return found

@@ -201,23 +201,15 @@ class Tap:
         return past is not None and not self.lane.is_closed
 
     def _emit(self, event: Any) -> None:
-        data = self._map_of(event)
-        if data is not None:
-            self._observer.on_next(
-                MonitorEvent(event.topic, data, event.publication_time, event.sequence, event.origin)
-            )
-
-    def _map_of(self, event: PublishedEvent) -> dict[str, Any] | None:
         try:
-            return to_map(event.data)  # not event.as_map(), which handlers share
+            data = to_map(event.data)  # not event.as_map(), which handlers share
         except InvalidEventError as error:
             logger.error(
                 "%s: an event on %r is hidden from a monitor's observer: %s",
-                self._monitor.dispatcher.name,
-                event.topic,
-                error,
-            )
-            return None
+                self._monitor.dispatcher.name, event.topic, error,
+            )  # fmt: skip
+            return
+        self._observer.on_next(MonitorEvent(event.topic, data, event.publication_time, event.sequence, event.origin))
 
     def _fail(self, error: BaseException) -> None:
         self.dispose()

@@ -47,16 +47,19 @@ _DIGITS: Final = 20
 
 
 class StoreBatch:
-    """The outcomes of some records, which the thread of the journal tells, or the writing thread itself."""
+    """The outcomes of some records, which the thread of the journal tells, or the writing thread itself.
+
+    Args:
+        count: number of the records.
+    """
 
     __slots__ = ("_count", "_errors", "_outcomes", "done", "first")
 
-    def __init__(self) -> None:
+    def __init__(self, count: int) -> None:
         #: whether each record is stored
         self._outcomes: list[bool] = []
         self._errors: list[MessagingError] = []
-        #: the number of records, once all were put
-        self._count = -1
+        self._count = count
         #: offset of the first record that is stored
         self.first = -1
         self.done = Flag()
@@ -67,12 +70,6 @@ class StoreBatch:
             self._errors.append(error)
         self._outcomes.append(error is None)
         if len(self._outcomes) == self._count:
-            self.done.set()
-
-    def expect(self, count: int) -> None:
-        """Set the flag with the last of ``count`` outcomes."""
-        self._count = count  # before the length is read: `add` looks the other way round
-        if len(self._outcomes) == count:
             self.done.set()
 
     @property
@@ -306,15 +303,14 @@ class EventStore:
 
     def _store(self, records: list[bytes]) -> StoreBatch:
         """Write records, and wait for their outcomes."""
-        batch = StoreBatch()
+        batch = StoreBatch(len(records))
         for record in records:
             entry = BatchEntry(record, clock.monotonic() + _WRITE_TIMEOUT, batch)
             try:
                 self.journal.put(entry)
             except MessagingError as error:
                 entry.note_refused(error)
-        batch.expect(len(records))
-        while not batch.done.wait(_WRITE_TIMEOUT):
+        while records and not batch.done.wait(_WRITE_TIMEOUT):
             logger.error(
                 "%s: the disk has not stored %d events in %g s; still waiting",
                 self._title,
