@@ -32,7 +32,6 @@ from messaging.dispatch.eventnetwork import (
     DeliveryNotification,
     EventNetwork,
     EventNode,
-    MemberProfile,
     NodeService,
     SeenEvents,
     TopicInterest,
@@ -110,8 +109,8 @@ def joined(m: Messaging, network: NetworkOptions, service: NodeService) -> Itera
         MessagingError: the network cannot be joined: a setting is invalid, or the broker refuses.
     """
     settings = settings_of(network)
-    profile = MemberProfile(f"event network {settings.prefix!r}", m.name, grammar_of(network), supported_by(m))
-    node = EventNode(profile, service, m, settings)
+    title = f"event network {settings.prefix!r}"
+    node = EventNode(service, m, settings, title=title, name=m.name, grammar=grammar_of(network), qos=supported_by(m))
     try:
         node.ready.result(_JOINING)
         yield node

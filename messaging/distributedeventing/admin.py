@@ -27,7 +27,7 @@ from messaging.dispatch import (
     check_count,
     registered,
 )
-from messaging.dispatch.eventnetwork import PREFIX, EventNetwork, EventNode, MemberDTO, MemberProfile, new_reply_topic
+from messaging.dispatch.eventnetwork import PREFIX, EventNetwork, EventNode, MemberDTO, new_reply_topic
 from messaging.distributedeventing.admin_network import AdminNetwork
 from messaging.distributedeventing.event_consumer import ConsumerOptions, ConsumerRegistrar, EventConsumer
 from messaging.distributedeventing.listed_topics import DistributedEventAdminDTO, Offers, TopicDTO, topics_of
@@ -205,8 +205,9 @@ class DistributedEventAdmin(EventService):
         facing: AdminNetwork | None = None
         if instance is not None:
             facing = AdminNetwork(self.title, dispatcher, self._offered, incoming, self._sources.review)
-            profile = MemberProfile(self.title, self.name, DISTRIBUTED_EVENTS, self.qos)
-            self.node = EventNode(profile, facing, instance, network)
+            self.node = EventNode(
+                facing, instance, network, title=self.title, name=self.name, grammar=DISTRIBUTED_EVENTS, qos=self.qos
+            )
         self._publishing.node = self.node
         with on_failure(self._release):
             reporter = PartReporter("distributed_event_admin", self.name, self.get_dto, self.problems)

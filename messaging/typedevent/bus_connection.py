@@ -32,7 +32,6 @@ from messaging.dispatch.eventnetwork import (
     TYPED,
     EventNetwork,
     EventNode,
-    MemberProfile,
     NodeDTO,
     NodeService,
     SeenEvents,
@@ -127,8 +126,10 @@ class BusConnection(Closeable):
         self._closing: Promise[None] | None = None
         reach = terms.reach
         late = self._inbound.begin_with_past() if reach is not None and terms.inbound_topics else None
-        profile = MemberProfile(bus.title, bus.bus.name, TYPED_EVENTS, shares_history=terms.shares_history)
-        self._node = EventNode(profile, self._inbound, instance, network)
+        self._node = EventNode(
+            self._inbound, instance, network, title=bus.title, name=bus.bus.name, grammar=TYPED_EVENTS,
+            shares_history=terms.shares_history,
+        )  # fmt: skip
         if past is not None:
             past.start(self._node)
         self.ready: Promise[None] = self._node.ready

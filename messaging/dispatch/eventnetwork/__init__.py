@@ -44,7 +44,6 @@ from messaging.dispatch.eventnetwork.notifications import DISPATCH as DISPATCH
 from messaging.dispatch.eventnetwork.notifications import DeliveryNotification as DeliveryNotification
 from messaging.dispatch.eventnetwork.other_members import MemberDTO as MemberDTO
 from messaging.dispatch.eventnetwork.own_member import EventNetwork as EventNetwork
-from messaging.dispatch.eventnetwork.own_member import MemberProfile as MemberProfile
 from messaging.dispatch.eventnetwork.own_member import NodeService as NodeService
 from messaging.dispatch.eventnetwork.signing import EventSigning as EventSigning
 from messaging.dispatch.eventnetwork.signing_keys import SigningKey as SigningKey

@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4, uuid5
 
 from messaging.dispatch.eventnetwork.announcements import Announcement
@@ -30,7 +30,7 @@ from messaging.dispatch.eventnetwork.membership import ANSWER_DELAY, MemberChang
 from messaging.dispatch.eventnetwork.notifications import Notifications
 from messaging.dispatch.eventnetwork.other_members import Interests, MemberDTO
 from messaging.dispatch.eventnetwork.own_announcements import Announcer, OwnInterests
-from messaging.dispatch.eventnetwork.own_member import EVERYTHING, Control, MemberProfile, NodeService, OwnMember
+from messaging.dispatch.eventnetwork.own_member import EVERYTHING, Control, OwnMember
 from messaging.dispatch.eventnetwork.seals import Seals
 from messaging.dispatch.eventnetwork.sending import EventSender
 from messaging.environment.forks import LiveObjects
@@ -43,7 +43,8 @@ from messaging.model import Features
 from messaging.services.reporting import counter, gauge, part
 
 if TYPE_CHECKING:
-    from messaging.dispatch.eventnetwork.own_member import EventNetwork
+    from messaging.dispatch import TopicGrammar
+    from messaging.dispatch.eventnetwork.own_member import EventNetwork, NodeService
     from messaging.model import Incoming
     from messaging.receiving import JointSubscription
 
@@ -89,10 +90,14 @@ class EventNode:
     """A member of an event network. Thread safe.
 
     Args:
-        profile: how the event service takes part.
         service: the event service.
         instance: the messaging instance of the network's broker.
         settings: of the network.
+        title: of the event service, for the log.
+        name: of the member, for people.
+        grammar: of the topics.
+        qos: the qualities of service that are announced.
+        shares_history: whether the service answers a ``replay``.
 
     Raises:
         UnsupportedFeatureError: the instance lacks wildcards or publish-subscribe.
@@ -101,15 +106,23 @@ class EventNode:
     """
 
     def __init__(
-        self, profile: MemberProfile, service: NodeService, instance: Messaging, settings: EventNetwork
+        self,
+        service: NodeService,
+        instance: Messaging,
+        settings: EventNetwork,
+        *,
+        title: str,
+        name: str,
+        grammar: TopicGrammar[Any],
+        qos: tuple[str, ...] = (),
+        shares_history: bool = False,
     ) -> None:
         check_instance("instance", instance, Messaging)
         for feature in (Features.PUBLISH_SUBSCRIBE, Features.WILDCARDS):
             if feature not in instance.features:
                 raise UnsupportedFeatureError(feature, instance.name, "an event network needs it")
-        self.title = title = profile.title
+        self.title = title
         self._instance = instance
-        grammar = profile.grammar
         self.names = ChannelNames(settings.prefix, grammar)
         #: id of this member, new for each run
         self.member = str(uuid4())
@@ -119,11 +132,11 @@ class EventNode:
             kind="update",
             member=self.member,
             framework=str(framework_uuid()),
-            name=settings.name or profile.name,
+            name=settings.name or name,
             heartbeat=settings.heartbeat,
             linger=settings.linger,
-            qos=profile.qos,
-            replays=profile.shares_history,
+            qos=qos,
+            replays=shares_history,
             answers=True,
             inbox=inbox,
         )

@@ -212,25 +212,6 @@ class NodeService(abc.ABC):
         """Answer the ``replay`` of another member, on another thread. On a worker thread; does not wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemberProfile:
-    """How an event service takes part in a network. Immutable.
-
-    Attributes:
-        title: of the event service, for the log.
-        name: of the member, for people.
-        grammar: of the topics.
-        qos: the qualities of service that are announced.
-        shares_history: whether the service answers a ``replay``.
-    """
-
-    title: str
-    name: str
-    grammar: TopicGrammar[Any]
-    qos: tuple[str, ...] = ()
-    shares_history: bool = False
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnMember:
     """This member, as its parts use it. Immutable.

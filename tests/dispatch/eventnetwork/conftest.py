@@ -21,7 +21,6 @@ from messaging.dispatch.eventnetwork import (
     DeliveryNotification,
     EventNetwork,
     EventNode,
-    MemberProfile,
     NodeService,
     TopicInterest,
 )
@@ -72,8 +71,8 @@ class Participant:
         self.instance = instance
         self.service = Service(*topics)
         self.node = EventNode(
-            MemberProfile(f"the member {instance.name!r}", instance.name, DISTRIBUTED_EVENTS), self.service, instance,
-            EventNetwork(**{"heartbeat": BEAT, "linger": 1.0, **settings}),
+            self.service, instance, EventNetwork(**{"heartbeat": BEAT, "linger": 1.0, **settings}),
+            title=f"the member {instance.name!r}", name=instance.name, grammar=DISTRIBUTED_EVENTS,
         )  # fmt: skip
         self.node.ready.result(PATIENCE)
 

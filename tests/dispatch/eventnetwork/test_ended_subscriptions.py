@@ -11,7 +11,7 @@ import pytest
 
 import messaging
 from messaging.dispatch import DISTRIBUTED_EVENTS
-from messaging.dispatch.eventnetwork import EventNetwork, EventNode, MemberProfile
+from messaging.dispatch.eventnetwork import EventNetwork, EventNode
 from messaging.errors import SubscriptionRefusedError
 from messaging.services import ServiceRegistry
 from messaging.testing.waiting import PATIENCE, eventually, subscribed
@@ -23,7 +23,7 @@ from tests.doubles.fixtures import Connect
 from tests.doubles.memory import broker_of, drop_and_reconnect
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
-PROFILE: Final = MemberProfile("test", "test", DISTRIBUTED_EVENTS)
+PROFILE: Final[Any] = {"title": "test", "name": "test", "grammar": DISTRIBUTED_EVENTS}
 #: namespace of the inboxes of members with a queue
 _INBOXES: Final = UUID("5d0c7c0e-3c0b-4f0f-9a43-0f6f4f6b4c1e")
 
@@ -32,7 +32,7 @@ def test_a_member_subscribes_again_to_what_the_broker_ended(broker: FakeBroker, 
     """As RabbitMQ does when it closes a channel: the connection goes on, so no reconnect subscribes again."""
     service = Service()
     service.topics = {"a"}
-    node = EventNode(PROFILE, service, connect(broker), EventNetwork())
+    node = EventNode(service, connect(broker), EventNetwork(), **PROFILE)
     try:
         node.refresh().result(PATIENCE)
         node.ready.result(PATIENCE)
@@ -55,7 +55,7 @@ def test_a_member_that_the_broker_refused_at_first_joins_later(broker: FakeBroke
     instance = connect(broker)
     refusal = SubscriptionRefusedError("the broker closed the channel")
     broker.errors["subscribe"].append(refusal)
-    node = EventNode(PROFILE, Service(), instance, EventNetwork())
+    node = EventNode(Service(), instance, EventNetwork(), **PROFILE)
     try:
         assert node.ready.exception(PATIENCE) is refusal
         eventually(lambda: len(broker.live) == 2)
@@ -137,7 +137,7 @@ def test_answers_from_before_an_interest_was_withdrawn_do_not_announce_it(
 
 def test_a_member_is_connected_again_when_all_announcements_arrive(broker: FakeBroker, connect: Connect) -> None:
     """The answers to its query would be lost as long as the subscription to one of the channels is missing."""
-    node = EventNode(PROFILE, Service(), connect(broker), EventNetwork(heartbeat=1.0))
+    node = EventNode(Service(), connect(broker), EventNetwork(heartbeat=1.0), **PROFILE)
     try:
         node.ready.result(PATIENCE)
         queries = sum(b'"query"' in each for each in broker.payloads)
