@@ -45,19 +45,18 @@ from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Closeable, Promise, clock, engine, may_block, seconds, workers
 from messaging.services.reporting import PartReporter, counter, gauge, register_reporter
-from messaging.typedevent.connection_terms import filters_of
+from messaging.typedevent.connection_terms import PAST_LIMIT, filters_of
 from messaging.typedevent.event import PublishedEvent
-from messaging.typedevent.late import (
-    PAST_LIMIT,
+from messaging.typedevent.outbound import OutboundQueue
+from messaging.typedevent.past import (
     PAST_TIMEOUT,
     LateJoin,
     PastDelivery,
+    PastSender,
     ask_past,
     past_request,
     read_past,
 )
-from messaging.typedevent.outbound import OutboundQueue
-from messaging.typedevent.past import PastSender
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta

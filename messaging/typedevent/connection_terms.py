@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from messaging.dispatch import TopicFilter, TopicPolicy, check_count, parse_filter
+from messaging.dispatch.eventnetwork import MAX_PAST
 from messaging.errors import ArgumentError
 from messaging.errors.checks import check_instance
-from messaging.typedevent.late import PAST_LIMIT, read_history
+from messaging.execution import clock
+from messaging.typedevent.monitor import in_utc
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
-
     from messaging.dispatch import Principal
 
 #: policy of a full queue of outbound events
 RelayOverflow = Literal["drop_oldest", "drop_latest"]
 #: default bound of the queue of outbound events
 LIMIT: Final = 10_000
+#: default number of past events
+PAST_LIMIT: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +87,31 @@ def _direction(name: str, value: Any, connected: tuple[TopicFilter, ...]) -> tup
     if not found:
         raise ArgumentError(f"{name}: none of its topics is in topics")
     return found
+
+
+def read_history(history: int | datetime | timedelta, limit: int) -> tuple[Callable[[], datetime] | None, int]:
+    """Return a function of the time of the first event, ``None`` for any, and the number of events.
+
+    Raises:
+        ArgumentError: ``history`` is no number, time or duration; ``limit`` is out of range.
+    """
+    if check_count("limit", limit, 1) > MAX_PAST:
+        raise ArgumentError(f"limit must be at most {MAX_PAST} events, not {limit}")
+    if isinstance(history, timedelta):
+        back = history
+        if back < timedelta(0):
+            raise ArgumentError(f"history must be a duration of at least 0, not {back}")
+        return lambda: _before(back), limit
+    if isinstance(history, datetime):
+        at = in_utc(history)
+        return lambda: at, limit
+    if isinstance(history, bool) or not isinstance(history, int) or history < 1:
+        raise ArgumentError(f"history must be an int of at least 1, a datetime or a timedelta, not {history!r:.80}")
+    return None, min(history, limit)
+
+
+def _before(back: timedelta) -> datetime:
+    try:
+        return clock.now() - back
+    except OverflowError:
+        return datetime.min.replace(tzinfo=UTC)

@@ -34,7 +34,7 @@ from messaging.typedevent import (
     TypedEventBus,
     UntypedEventHandler,
 )
-from messaging.typedevent.late import LateJoin
+from messaging.typedevent.past import LateJoin
 
 NETWORK = EventNetwork(heartbeat=0.5)
 

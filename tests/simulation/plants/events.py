@@ -98,7 +98,7 @@ TYPED_BUS = (
         "typed bus",
         (
             Edit(
-                "messaging/typedevent/late.py",
+                "messaging/typedevent/past.py",
                 "            if not self._is_holding:\n                return False\n",
                 "            if self._is_holding is not None:\n                return False\n",
             ),
@@ -112,7 +112,7 @@ TYPED_BUS = (
         "typed bus",
         (
             Edit(
-                "messaging/typedevent/late.py",
+                "messaging/typedevent/past.py",
                 "                except Exception:  # the others must be released all the same\n",
                 "                except ZeroDivisionError:\n",
             ),
