@@ -4,18 +4,24 @@ May import: ``errors``, ``environment``. Import from the room, not from its modu
 <messaging.services.reporting>`.
 
 ==============  ==================================================================================================
-``registry``    ServiceRegistry and ServiceRegistration: offering and finding services
+``registry``    ServiceRegistry and ServiceRegistration: offering and finding services; service events
 ``reference``   ServiceReference; properties of services, with case-insensitive keys; versions; names of interfaces
-``listening``   service events and their listeners
 ``filter``      LdapFilter, and reading its text; ``matching`` compiles it
 ``reporting``   reporters: parts that report their state to metrics, health checks and the monitor
 ==============  ==================================================================================================
 """
 
 from messaging.services.filter import LdapFilter, as_filter, escaped
-from messaging.services.listening import ListenerRegistration, ServiceEvent, ServiceEventKind, ServiceListener
 from messaging.services.reference import SERVICE_RANKING, ServiceProperties, ServiceReference, Version, interface_name
-from messaging.services.registry import ServiceRegistration, ServiceRegistry, default_registry
+from messaging.services.registry import (
+    ListenerRegistration,
+    ServiceEvent,
+    ServiceEventKind,
+    ServiceListener,
+    ServiceRegistration,
+    ServiceRegistry,
+    default_registry,
+)
 
 __all__ = [
     "SERVICE_RANKING",

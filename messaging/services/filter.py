@@ -273,10 +273,8 @@ def _lookup_of(properties: Mapping[str, Any]) -> Lookup:
     return properties.get
 
 
-@lru_cache(maxsize=256)
-def _cached_filter(text: str) -> LdapFilter:
-    """Return ``LdapFilter(text)``, remembered."""
-    return LdapFilter(text)
+#: returns the filter with a text, remembered
+_cached_filter: Final = lru_cache(256)(LdapFilter)
 
 
 def as_filter(given: str | LdapFilter | None) -> LdapFilter | None:
