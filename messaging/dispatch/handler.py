@@ -123,10 +123,6 @@ def read_timeout(value: Any, name: str) -> float | None:
 Block = Callable[[Any, Lane, str], object]
 
 
-def _do_nothing() -> None:
-    """Stand for the work that most handlers do not have after they were added."""
-
-
 class DispatchHandler(abc.ABC, Generic[E]):
     """A handler of events of type ``E``, as its dispatcher finds, blocks, unblocks and removes it.
 
@@ -205,7 +201,7 @@ class DispatchHandler(abc.ABC, Generic[E]):
         Returns:
             The rest of the work, to be called without the lock.
         """
-        return _do_nothing
+        return lambda: None
 
     @abc.abstractmethod
     def removed(self) -> None:

@@ -55,12 +55,8 @@ class NetworkPolicy:
         self._policy = policy
         self._lock = threading.Lock()  # guards the following
         self._logged: BoundedCache[tuple[Principal, str], None] = BoundedCache(_MAX_LOGGED)
-        self._withheld = 0
-
-    @property
-    def withheld(self) -> int:
-        """Number of events that :meth:`withhold` counted."""
-        return self._withheld
+        #: number of events that :meth:`withhold` counted
+        self.withheld = 0
 
     def check(self, principal: Principal, topic: str) -> None:
         """Refuse an event that may not pass.
@@ -78,7 +74,7 @@ class NetworkPolicy:
     def withhold(self, principal: Principal, topic: str, error: PermissionDeniedError) -> None:
         """Count an event that is not sent, and log the first one of its principal and topic."""
         with self._lock:
-            self._withheld += 1
+            self.withheld += 1
             is_logged = (principal, topic) in self._logged
             if not is_logged:
                 self._logged[principal, topic] = None

@@ -74,7 +74,8 @@ class ConsumerQueue:
         #: queued events, or just the events of which nothing has to be known but themselves
         self._events: deque[Any] = deque()
         self._lock = threading.Lock()  # guards the end of the queue: after it, nothing is added
-        self._is_ended = False
+        #: whether nothing may be added any more
+        self.has_ended = False
         self._is_delayed = False
         self._lane = ThreadLane(self._run, pool, name, timeout=timeout, stalled=stalled)
 
@@ -115,7 +116,7 @@ class ConsumerQueue:
         thread that is quick would be woken for each of them.
         """
         with self._lock:
-            if self._is_ended or len(self._events) >= (self._limit if limit is None else limit):
+            if self.has_ended or len(self._events) >= (self._limit if limit is None else limit):
                 return False
             self._events.append(queued)
         if is_delivered_now:
@@ -126,11 +127,6 @@ class ConsumerQueue:
         """Deliver events that were added with ``is_delivered_now=False``."""
         self._lane.put_all([_TOKEN] * events)
 
-    @property
-    def has_ended(self) -> bool:
-        """Return whether nothing may be added any more."""
-        return self._is_ended
-
     def end(self, last: QueuedEvent, *, at_once: bool = False) -> int:
         """Add ``last``, and nothing after it; drop ``last`` if the queue has ended.
 
@@ -138,7 +134,7 @@ class ConsumerQueue:
         """
         dropped: list[Any] = []
         with self._lock:
-            was_ended, self._is_ended = self._is_ended, True
+            was_ended, self.has_ended = self.has_ended, True
             if was_ended:
                 dropped = [last]
             else:
@@ -153,7 +149,7 @@ class ConsumerQueue:
     def close(self) -> int:
         """Drop the events that wait, and deliver nothing more; return how many events were dropped."""
         with self._lock:
-            self._is_ended = True
+            self.has_ended = True
         self._lane.close()  # first: a barrier that comes meanwhile is dropped here, or finds the lane closed
         with self._lock:
             dropped = [*self._events]

@@ -213,7 +213,7 @@ def _class(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> Compile
     if issubclass(class_, tuple):
         return _tuple(type_, class_, arguments)
     if class_ in _MADE_BY or issubclass(class_, _COLLECTIONS):
-        return _collection(class_, arguments)
+        return _each(_compiled(arguments[0] if arguments else Any), _MADE_BY.get(class_, class_))
     return CompiledType(by_pydantic(type_, class_), "")
 
 
@@ -372,10 +372,6 @@ _MADE_BY: Final[dict[type[Any], Callable[[list[Any]], Any]]] = {
     Set: frozenset,
     MutableSet: set,
 }
-
-
-def _collection(class_: type[Any], arguments: tuple[Any, ...]) -> CompiledType:
-    return _each(_compiled(arguments[0] if arguments else Any), _MADE_BY.get(class_, class_))
 
 
 def _tuple(type_: Any, class_: type[Any], arguments: tuple[Any, ...]) -> CompiledType:

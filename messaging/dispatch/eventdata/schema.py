@@ -141,9 +141,12 @@ def _of_type(type_: type[Any]) -> Schema | None:
     if issubclass(type_, BaseModel):
         return None if type_ is BaseModel else _of_model(type_)
     if dataclasses.is_dataclass(type_):
-        return _of_pydantic_dataclass(type_) if hasattr(type_, "__pydantic_fields__") else _of_dataclass(type_)
+        if hasattr(type_, "__pydantic_fields__"):
+            return _of_pydantic_dataclass(type_)
+        return _of_constructor(type_, ((each.name, each.name, ()) for each in dataclasses.fields(type_)))
     if issubclass(type_, tuple):
-        return _of_named_tuple(type_) if hasattr(type_, "_fields") else None
+        names = getattr(type_, "_fields", None)
+        return None if names is None else _of_constructor(type_, ((name, name, ()) for name in names))
     if hasattr(type_, "__struct_fields__") and "msgspec" in sys.modules:
         return _of_struct(type_)
     if hasattr(type_, "__attrs_attrs__"):
@@ -366,14 +369,6 @@ def _of_constructor(type_: Any, names: _FieldNames, annotations: Mapping[str, An
         if _public(name)
     )
     return Schema(type_, fields, type_, _reader(fields))
-
-
-def _of_dataclass(type_: Any) -> Schema:
-    return _of_constructor(type_, ((each.name, each.name, ()) for each in dataclasses.fields(type_)))
-
-
-def _of_named_tuple(type_: Any) -> Schema:
-    return _of_constructor(type_, ((name, name, ()) for name in type_._fields))
 
 
 def _of_struct(type_: Any) -> Schema:
