@@ -25,7 +25,6 @@ the control thread. Results are handed over on a worker thread.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
@@ -35,12 +34,12 @@ from uuid import uuid4
 from messaging.dispatch.eventdata import decode
 from messaging.dispatch.eventnetwork.announcements import Announcement
 from messaging.dispatch.eventnetwork.hops import ArrivedEvent
-from messaging.dispatch.eventnetwork.intake import RefusalLog
+from messaging.dispatch.eventnetwork.intake import MessageIntake
 from messaging.dispatch.eventnetwork.notifications import DISPATCH, MEMBERS, DeliveryNotification
 from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, DecodeError, MessagingError, PartialNotificationError, TooManyRequestsError
 from messaging.errors.text import SafeLog, printable
-from messaging.execution import Serial, workers
+from messaging.execution import workers
 
 if TYPE_CHECKING:
     from messaging.dispatch.eventdata import WireEvent
@@ -60,8 +59,6 @@ MAX_ANSWER_BYTES: Final = 16 << 20
 MAX_RESULT_BYTES: Final = 128 << 20
 #: requests of one member that may be pending at a time
 MAX_REQUESTS: Final = 16
-#: messages that are acknowledged together
-_BATCH: Final = 64
 
 Done = Callable[[list[ArrivedEvent], MessagingError | None], object]
 
@@ -140,11 +137,8 @@ class Replays:
         self._own = own
         self._membership = membership
         self._listen = listen
-        self._settle = settle
-        #: counts the messages that are refused
-        self.refusals = RefusalLog(own.title)
-        self._arrived: deque[Incoming] = deque()
-        self._serial = Serial(self._drain, lambda: self._arrived)
+        #: takes in the answers
+        self.intake = MessageIntake(own.title, "a past event", self._take, settle)
         #: whether past events may arrive
         self.is_listening = False
         #: number of past events that were taken
@@ -244,38 +238,12 @@ class Replays:
 
     # --- the answers
 
-    def put(self, batch: Sequence[Incoming]) -> None:
-        """Queue messages. On the loop."""
-        self._arrived.extend(batch)
-        self._serial.wake()
-
-    def _drain(self) -> None:
-        taken: list[Incoming] = []
-        arrived = self._arrived
-        try:
-            while arrived:
-                incoming = arrived.popleft()
-                taken.append(incoming)
-                try:
-                    self._take(incoming.payload, incoming.channel or "")
-                except MessagingError as error:
-                    self.refusals.log("a past event", error, incoming)
-                except Exception as error:
-                    logger.exception(
-                        "%s: cannot take in a past event: %s; it is dropped", self._own.title, type(error).__name__
-                    )
-                if len(taken) >= _BATCH:
-                    self._settle(taken)
-                    taken = []
-        finally:
-            if taken:
-                self._settle(taken)
-
-    def _take(self, payload: bytes, channel: str) -> None:
+    def _take(self, incoming: Incoming) -> None:
+        payload = incoming.payload
         max_bytes, seals = self._own.settings.max_event_bytes, self._own.seals
         if len(payload) > max_bytes:
             raise DecodeError(f"{len(payload)} bytes: at most {max_bytes} are read")
-        event = decode(payload) if seals is None else seals.event(payload, channel, None)
+        event = decode(payload) if seals is None else seals.event(payload, incoming.channel or "", None)
         sender = event.sender
         if sender is None or event.sequence is None or event.correlation_id is None:
             raise DecodeError("a past event must have 'sender', 'sequence' and 'correlation'")

@@ -147,42 +147,35 @@ class Unacknowledged:
             self._taken_bytes += len(incoming.payload)
 
 
-class NetworkEventIntake:
-    """Takes in the events of the other members.
+class MessageIntake:
+    """Takes in messages on a worker thread, one at a time, and acknowledges them in batches.
 
     Args:
-        own: the member that receives; its event service takes the events.
+        title: of the member, for the log.
+        what: the kind of message, for the log.
+        take: takes in one message. A ``MessagingError`` refuses it.
         settle: acknowledges messages; from any thread.
-        confirm: called with the id of an event and its sender, when every consumer here was notified.
     """
 
     def __init__(
         self,
-        own: OwnMember,
-        *,
+        title: str,
+        what: str,
+        take: Callable[[Incoming], object],
         settle: Callable[[Sequence[Incoming]], object],
-        confirm: Callable[[str, str], object],
     ) -> None:
-        self._own = own
+        self._title = title
+        self._what = what
+        self._take = take
         self._settle = settle
-        self._confirm = confirm
         #: counts the messages that are refused
-        self.refusals = RefusalLog(own.title)
-        self._unacknowledged = Unacknowledged()
-        self._dropped = 0
+        self.refusals = RefusalLog(title)
         self._waiting: deque[Incoming | Callable[[], object]] = deque()
         self._serial = Serial(self._drain, lambda: self._waiting)
-        #: number of events that were taken
-        self.received = 0
-
-    @property
-    def waiting(self) -> int:
-        """Number of messages that arrived and are not taken yet."""
-        return len(self._waiting)
 
     def put(self, batch: Sequence[Incoming]) -> None:
         """Queue messages. On the loop."""
-        self._waiting.extend(self._unacknowledged.admit(batch))
+        self._waiting.extend(batch)
         self._serial.wake()
 
     def put_call(self, call: Callable[[], object]) -> None:
@@ -202,34 +195,72 @@ class NetworkEventIntake:
                     except Exception:
                         logger.exception(
                             "%s: cannot pass a change of the members on to the event service; it is left out",
-                            self._own.title,
+                            self._title,
                         )
                     continue
                 taken.append(incoming)
-                self._unacknowledged.took(incoming)
-                self._log_dropped()
                 try:
                     self._take(incoming)
                 except MessagingError as error:
-                    self.refusals.log("an event", error, incoming)
+                    self.refusals.log(self._what, error, incoming)
                 except Exception as error:
                     logger.exception(
-                        "%s: cannot take in an event on %.200r: %s; it is dropped",
-                        self._own.title, incoming.channel, type(error).__name__,
+                        "%s: cannot take in %s: %s; it is dropped",
+                        self._title, self._named(incoming), type(error).__name__,
                     )  # fmt: skip
                 if len(taken) >= _BATCH:
-                    self._end_batch(taken)
+                    self._settle(taken)
                     taken = []
         finally:
             if taken:
-                self._end_batch(taken)
+                self._settle(taken)
 
-    def _end_batch(self, taken: list[Incoming]) -> None:
-        """Have the event service deliver a batch, and acknowledge it."""
-        try:
-            self._own.service.batch_received()
-        finally:
-            self._settle(taken)
+    def _named(self, incoming: Incoming) -> str:  # noqa: ARG002  # a subclass names its channel
+        return self._what
+
+
+class NetworkEventIntake(MessageIntake):
+    """Takes in the events of the other members.
+
+    Args:
+        own: the member that receives; its event service takes the events.
+        settle: acknowledges messages; from any thread.
+        confirm: called with the id of an event and its sender, when every consumer here was notified.
+    """
+
+    def __init__(
+        self,
+        own: OwnMember,
+        *,
+        settle: Callable[[Sequence[Incoming]], object],
+        confirm: Callable[[str, str], object],
+    ) -> None:
+        def end_batch(taken: Sequence[Incoming]) -> None:
+            """Have the event service deliver a batch, and acknowledge it."""
+            try:
+                own.service.batch_received()
+            finally:
+                settle(taken)
+
+        super().__init__(own.title, "an event", self._take_in, end_batch)
+        self._own = own
+        self._confirm = confirm
+        self._unacknowledged = Unacknowledged()
+        self._dropped = 0
+        #: number of events that were taken
+        self.received = 0
+
+    @property
+    def waiting(self) -> int:
+        """Number of messages that arrived and are not taken yet."""
+        return len(self._waiting)
+
+    def put(self, batch: Sequence[Incoming]) -> None:
+        """Queue messages. On the loop."""
+        super().put(self._unacknowledged.admit(batch))
+
+    def _named(self, incoming: Incoming) -> str:
+        return f"{self._what} on {incoming.channel!r:.200}"
 
     def _log_dropped(self) -> None:
         dropped = self._unacknowledged.dropped
@@ -239,8 +270,10 @@ class NetworkEventIntake:
                 "an event without acknowledgement", EventQueueOverflowError(f"too many wait; {dropped} dropped so far")
             )
 
-    def _take(self, incoming: Incoming) -> None:
+    def _take_in(self, incoming: Incoming) -> None:
         """Hand an event to the event service. Unless that has it, its sender is answered here, and nowhere else."""
+        self._unacknowledged.took(incoming)
+        self._log_dropped()
         arrived = _EventInHand(incoming)
         try:
             self._pass_on(arrived)

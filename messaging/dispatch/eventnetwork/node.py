@@ -209,7 +209,7 @@ class EventNode:
             is_past = self.names.is_past
             answers = [each for each in batch if is_past(each.channel)]
             if answers:
-                self.replays.put(answers)
+                self.replays.intake.put(answers)
                 batch = [each for each in batch if not is_past(each.channel)]
         announcements = [each for each in batch if is_announcement(each.channel)]
         if not announcements:
@@ -362,7 +362,7 @@ class EventNode:
             sent=self.sender.sent,
             unwanted=self.sender.unwanted,
             received=self._events.received,
-            refused=self._events.refusals.refused + self._announcements.refused + self.replays.refusals.refused,
+            refused=self._events.refusals.refused + self._announcements.refused + self.replays.intake.refusals.refused,
             replayed=self._events.refusals.replayed + self._announcements.refusals.replayed,
         )
 
