@@ -76,11 +76,6 @@ class ConsumerObject:
             limit=consumer.limit,
         )
 
-    def note(self, session: SessionKey) -> None:
-        """Note that a session has data events for it. Any thread."""
-        if len(self.active) < MAX_SESSIONS:
-            self.active.add(session)
-
     def _stalled(self, _: Lane) -> None:
         self._consumer.discard(self, too_long(self._consumer.timeout))
 
@@ -115,7 +110,9 @@ class ConsumerObject:
             self.queue.close()
             self._consumer.objects.released(self)
         elif event.kind != "data":
-            self._session_over(event.session)
+            self.active.discard(event.session)
+            if not self.active:  # none of its sessions is left: it is released (5.2.3)
+                self._accept = None
 
     def _push_event(self, event: DispatchedEvent) -> Any:
         consumer = self._consumer
@@ -153,12 +150,6 @@ class ConsumerObject:
             self._consumer.discard(self, "it answered with negative back-pressure", is_failure=False)
             return 0.0
         return min(result / 1000.0, _MAX_DELAY)
-
-    def _session_over(self, session: SessionKey) -> None:
-        """Release the object when none of its sessions is left (5.2.3)."""
-        self.active.discard(session)
-        if not self.active:
-            self._accept = None
 
 
 class ConsumerObjects:
@@ -417,8 +408,8 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
             return None
         self._is_refusing = False
         if found is not None:
-            if event.session is not None and self.terms.is_session_aware:
-                found.note(event.session)
+            if event.session is not None and self.terms.is_session_aware and len(found.active) < MAX_SESSIONS:
+                found.active.add(event.session)
             if found.session is None:
                 self._only = found
         return found
