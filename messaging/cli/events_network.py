@@ -37,8 +37,7 @@ from messaging.dispatch.eventnetwork import (
     TopicInterest,
     framework_uuid,
 )
-from messaging.distributedeventing.admin_network import RemoteSessions
-from messaging.distributedeventing.listed_topics import topics_of
+from messaging.distributedeventing.admin_network import RemoteSessions, topics_of
 from messaging.distributedeventing.qos import STANDARD, QosReader, supported_by
 from messaging.errors import (
     ArgumentError,

@@ -11,15 +11,14 @@
 ``queues``          the queue of one consumer object, delayed by back-pressure
 ``sources``         whiteboard sources, opened while they have consumers
 ``publishing``      the way of an event from its sender
-``admin_network``   the side that faces the other processes; ``policies`` decide what may come in and go out
-``listed_topics``   snapshots, and the list of topics
+``admin_network``   the side that faces the other processes: what may come in and go out, and the list of topics
 ==================  ================================================================================================
 """
 
 from messaging.dispatch.eventnetwork import EventNetwork, EventSigning, MemberDTO, NodeDTO, SigningKey
 from messaging.distributedeventing.admin import DistributedEventAdmin
+from messaging.distributedeventing.admin_network import DistributedEventAdminDTO, TopicDTO
 from messaging.distributedeventing.events import ABORT, CONTINUE, ConsumerLifecycle, DistributableEvent, PushEvent
-from messaging.distributedeventing.listed_topics import DistributedEventAdminDTO, TopicDTO
 from messaging.distributedeventing.qos import (
     AT_LEAST_ONCE,
     AT_MOST_ONCE,

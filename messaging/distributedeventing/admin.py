@@ -28,11 +28,16 @@ from messaging.dispatch import (
     registered,
 )
 from messaging.dispatch.eventnetwork import PREFIX, EventNetwork, EventNode, MemberDTO, new_reply_topic
-from messaging.distributedeventing.admin_network import AdminNetwork
-from messaging.distributedeventing.event_consumer import ConsumerOptions, ConsumerRegistrar, EventConsumer
-from messaging.distributedeventing.listed_topics import DistributedEventAdminDTO, Offers, TopicDTO, topics_of
-from messaging.distributedeventing.policies import NetworkPolicy
-from messaging.distributedeventing.publishing import Publishing, Route, given_event, payload_of
+from messaging.distributedeventing.admin_network import (
+    AdminNetwork,
+    DistributedEventAdminDTO,
+    NetworkPolicy,
+    Offers,
+    TopicDTO,
+    topics_of,
+)
+from messaging.distributedeventing.event_consumer import ConsumerOptions, ConsumerRegistrar, EventConsumer, Route
+from messaging.distributedeventing.publishing import Publishing, given_event, payload_of
 from messaging.distributedeventing.qos import QosReader, several, supported_by
 from messaging.distributedeventing.session import EventPublisherSession, OpenParts
 from messaging.distributedeventing.sources import EventSources
@@ -103,7 +108,7 @@ class DistributedEventAdmin(EventService):
         inbound: which principals of other processes may publish to this one; by default all. Without
             ``EventNetwork.signing`` a principal is claimed, and not proven.
         outbound: which principals of this process may publish to other processes; by default all. Events that may not
-            go out reach the consumers of this process; see :mod:`messaging.distributedeventing.policies`.
+            go out reach the consumers of this process; see :mod:`messaging.distributedeventing.admin_network`.
         tolerance: time limit of a consumer for one event; a consumer that exceeds it is discarded.
         threads: maximum number of delivery threads.
         queue_limit: number of events that a consumer may be behind before it is disconnected (5.2.1).

@@ -1,4 +1,17 @@
-"""The side of an admin that faces its network: what it wants, what arrives, and the sessions of other members."""
+"""The side of an admin that faces its network: what may pass, what is wanted and listed, and what arrives.
+
+**Inbound.** An event whose principal may not publish here is refused: no consumer receives it, and the log of refused
+messages names it. Without ``EventNetwork.signing`` the principal is claimed by the sender, and not proven.
+
+**Outbound.** An event whose principal may not publish to the network reaches the consumers of this process only. Its
+publisher has published it, so a plain call raises nothing; a notification fails with ``PermissionDeniedError``, since
+consumers elsewhere are not notified. It is logged once for each principal and topic, and counted.
+
+**Private topics** are exempt from both (RFC 214 5.1.3): their names are random, so that no permission can name them in
+advance, and no wildcard matches them. Only programs that were given the name can publish to it.
+
+**Interests** are announced whatever the policies say: other members may send events that are refused on arrival.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +19,11 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.codecs.cache import BoundedCache
+from messaging.dispatch import DISTRIBUTED_EVENTS, Principal, TopicPermission, TopicPolicy, is_private_topic
 from messaging.dispatch.eventnetwork import (
     DISPATCH,
     ArrivedEvent,
@@ -19,25 +34,80 @@ from messaging.dispatch.eventnetwork import (
     framework_of,
 )
 from messaging.distributedeventing.events import DispatchedEvent, check_reply_topic
-from messaging.errors import EventSessionLostError, RemoteEventError
+from messaging.errors import ArgumentError, EventSessionLostError, PermissionDeniedError, RemoteEventError
+from messaging.errors.checks import check_optional
 from messaging.errors.text import SafeLog
+from messaging.services.reporting import counter, gauge, part
 
 if TYPE_CHECKING:
-    from messaging.dispatch import Dispatcher
-    from messaging.distributedeventing.event_consumer import EventConsumer
+    from messaging.dispatch import Dispatcher, HandlerDTO
+    from messaging.dispatch.eventnetwork import NodeDTO
+    from messaging.distributedeventing.event_consumer import EventConsumer, Route
     from messaging.distributedeventing.events import EventKind
-    from messaging.distributedeventing.policies import NetworkPolicy
-    from messaging.distributedeventing.publishing import Route
     from messaging.distributedeventing.queues import ConsumerQueue
 
 logger = SafeLog(__name__)
 
+#: principals and topics whose first refusal was logged
+_MAX_LOGGED: Final = 10_000
+#: topics that are listed of one process
+MAX_TOPICS: Final = 10_000
 #: open sessions of other members that are known; the oldest are forgotten first
 MAX_SESSIONS: Final = 10_000
 #: ended sessions of other members that are remembered
 _MAX_ENDED: Final = 10_000
 
 _KINDS: Final[dict[str, EventKind]] = {"data": "data", "close": "close", "error": "error"}
+
+
+class NetworkPolicy:
+    """A policy for one direction. Thread safe.
+
+    Args:
+        title: of the admin, for the log and for errors.
+        direction: ``inbound`` or ``outbound``, the name of the argument.
+        policy: grants the right to publish; without it all principals may.
+
+    Raises:
+        ArgumentError: ``policy`` is no policy of the topics of RFC 214.
+    """
+
+    def __init__(self, title: str, direction: str, policy: TopicPolicy | None) -> None:
+        check_optional(direction, policy, TopicPolicy)
+        if policy is not None and policy.grammar is not DISTRIBUTED_EVENTS:  # it would refuse everything
+            raise ArgumentError(
+                f"{title}: {direction} needs a TopicPolicy of the grammar {DISTRIBUTED_EVENTS}, not of {policy.grammar}"
+            )
+        self._title = title
+        self._direction = direction
+        self._policy = policy
+        self._lock = threading.Lock()  # guards the following
+        self._logged: BoundedCache[tuple[Principal, str], None] = BoundedCache(_MAX_LOGGED)
+        #: number of events that :meth:`withhold` counted
+        self.withheld = 0
+
+    def check(self, principal: Principal, topic: str) -> None:
+        """Refuse an event that may not pass.
+
+        Raises:
+            PermissionDeniedError: ``principal`` may not publish to ``topic``.
+        """
+        policy = self._policy
+        if policy is None or is_private_topic(topic):
+            return
+        if not policy.permits(principal, TopicPermission(topic, TopicPermission.PUBLISH, DISTRIBUTED_EVENTS)):
+            subject = "a sender without a principal" if principal is None else f"the principal {principal!r:.200}"
+            raise PermissionDeniedError(f"{self._title}: {self._direction}: {subject} may not publish {topic!r:.200}")
+
+    def withhold(self, principal: Principal, topic: str, error: PermissionDeniedError) -> None:
+        """Count an event that is not sent, and log the first one of its principal and topic."""
+        with self._lock:
+            self.withheld += 1
+            is_logged = (principal, topic) in self._logged
+            if not is_logged:
+                self._logged[principal, topic] = None
+        if not is_logged:
+            logger.warning("%s; the event is for this process only; further ones like it are counted", error)
 
 
 class RemoteSessions:
@@ -208,3 +278,85 @@ def _interests_of(consumer: EventConsumer) -> list[TopicInterest]:
     terms = consumer.terms
     text = None if terms.filter is None else str(terms.filter)
     return [TopicInterest(each.text, text, terms.is_hidden) for each in consumer.topics]
+
+
+# --- lists and snapshots (DE085, DE087)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDTO:
+    """A topic or topic filter that processes list. ``None`` stands for this process."""
+
+    topic: str
+    #: names of the members that publish it, and names of the members that consume it
+    publishers: tuple[str | None, ...]
+    consumers: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DistributedEventAdminDTO:
+    """A snapshot of an admin."""
+
+    name: str
+    qos: tuple[str, ...]
+    consumers: tuple[HandlerDTO, ...] = field(metadata=part("consumer"))
+    #: topics of the whiteboard sources
+    sources: tuple[str, ...]
+    sessions: int = field(metadata=gauge("open sessions", "sessions"))
+    threads: int = field(metadata=gauge("running delivery threads", "threads"))
+    #: the member of the network; ``None`` for an admin of this process only
+    node: NodeDTO | None
+    withheld: int = field(
+        default=0,
+        metadata=counter("events that outbound, or the key of the member, kept from going out", "events"),
+    )
+
+
+class Offers:
+    """The topics that one process publishes and lists. Thread safe.
+
+    Args:
+        unadvertised: topic filters of topics that are not listed.
+    """
+
+    def __init__(self, unadvertised: Iterable[Any]) -> None:
+        self._unadvertised = tuple(unadvertised)
+        #: topics that were published lately, with whether they are listed
+        self._known: BoundedCache[str, bool] = BoundedCache(MAX_TOPICS)
+
+    def note(self, topic: str) -> bool:
+        """Note that a topic is published; return whether it is new, and listed."""
+        if topic in self._known:
+            return False
+        is_listed = self._known[topic] = self.is_listed(topic)
+        return is_listed
+
+    def is_listed(self, topic: str) -> bool:
+        """Return whether a topic may be listed: private topics never are."""
+        return not is_private_topic(topic) and not any(each.matches(topic) for each in self._unadvertised)
+
+    def topics(self) -> frozenset[str]:
+        """Return the topics to list."""
+        return frozenset(topic for topic, is_listed in [*self._known.items()] if is_listed)
+
+
+def topics_of(offers: Iterable[str], filters: Iterable[str], node: NodeDTO | None) -> tuple[TopicDTO, ...]:
+    """Return the listed topics of this process and of the other members.
+
+    Args:
+        offers: topics that this process publishes.
+        filters: topic filters of its consumers.
+        node: its view of the others.
+    """
+    publishers: dict[str, list[str | None]] = {each: [None] for each in offers}
+    consumers: dict[str, list[str | None]] = {each: [None] for each in filters}
+    for member in () if node is None else node.members:
+        name = member.name or member.id
+        for topic in member.offers:
+            publishers.setdefault(topic, []).append(name)
+        for topic in member.interests:
+            consumers.setdefault(topic, []).append(name)
+    return tuple(
+        TopicDTO(topic, tuple(publishers.get(topic, ())), tuple(consumers.get(topic, ())))
+        for topic in sorted({*publishers, *consumers})
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
 
 from messaging.dispatch import DispatchHandler, contained, run_elsewhere, too_long
 from messaging.distributedeventing.events import DispatchedEvent
@@ -441,6 +441,9 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
     def __repr__(self) -> str:
         return f"<EventConsumer {self.reference!r}>"
 
+
+#: the route of a topic: its consumers with the terms by which they match, the preferred first
+Route: TypeAlias = tuple[tuple[EventConsumer, ConsumerTerms], ...]
 
 #: see ``ConsumerRegistrar``
 _PRUNE_AT: Final = 64

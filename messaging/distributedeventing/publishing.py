@@ -23,15 +23,11 @@ from messaging.execution import Promise, clock, seconds
 if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher, EventService, Principal
     from messaging.dispatch.eventnetwork import EventNode
-    from messaging.distributedeventing.event_consumer import EventConsumer
-    from messaging.distributedeventing.policies import NetworkPolicy
+    from messaging.distributedeventing.admin_network import NetworkPolicy
+    from messaging.distributedeventing.event_consumer import EventConsumer, Route
     from messaging.distributedeventing.qos import DeliveryQos, QosReader
-    from messaging.distributedeventing.whiteboard import ConsumerTerms
 
 logger = SafeLog(__name__)
-
-#: the route of a topic: its consumers with the terms by which they match, the preferred first
-Route = tuple[tuple["EventConsumer", "ConsumerTerms"], ...]
 
 _MICROSECONDS: Final = 1_000_000
 #: this process, as the origin of events
