@@ -14,7 +14,7 @@ from messaging.dispatch.permission import TopicPolicy
 from messaging.environment.forks import LiveObjects
 from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
-from messaging.errors.checks import check_instance
+from messaging.errors.checks import check_instance, check_optional
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Closeable, Pool, Promise, clock, may_block, seconds, workers
 from messaging.services import ServiceRegistry, default_registry
@@ -72,10 +72,8 @@ class EventService(Closeable):
         if threads is not None:
             check_count("threads", threads, 1)
         check_instance("tolerance", tolerance, Tolerance)
-        if permissions is not None:
-            check_instance("permissions", permissions, TopicPolicy)
-        if services is not None:
-            check_instance("services", services, ServiceRegistry)
+        check_optional("permissions", permissions, TopicPolicy)
+        check_optional("services", services, ServiceRegistry)
         self.name = name
         #: kind and name, for the log
         self.title = f"{kind} {name!r}"

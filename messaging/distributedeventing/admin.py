@@ -46,7 +46,7 @@ from messaging.distributedeventing.whiteboard import DistributableEventConsumer,
 from messaging.distributedeventing.whiteboard import DistributedEventConstants as Names
 from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, MessagingError
-from messaging.errors.checks import check_instance
+from messaging.errors.checks import check_instance, check_optional
 from messaging.execution import Promise, may_block, seconds
 from messaging.instance import Messaging
 from messaging.services.reporting import PartReporter, Reporter
@@ -158,8 +158,7 @@ class DistributedEventAdmin(EventService):
             tolerance=tolerance,
             permissions=permissions,
         )
-        if instance is not None:
-            check_instance("instance", instance, Messaging)
+        check_optional("instance", instance, Messaging)
         incoming = NetworkPolicy(self.title, "inbound", inbound)
         self._outgoing = NetworkPolicy(self.title, "outbound", outbound)
         network = EventNetwork() if network is None else network

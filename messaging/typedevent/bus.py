@@ -34,7 +34,7 @@ from messaging.dispatch import (
 from messaging.dispatch.eventdata import schema_of, topic_of
 from messaging.dispatch.eventnetwork import EventNetwork
 from messaging.errors import ArgumentError, NullEventError
-from messaging.errors.checks import check_instance
+from messaging.errors.checks import check_optional
 from messaging.execution import LoopLane, clock, running_loop
 from messaging.journal import JournalReporter
 from messaging.services import ServiceRegistration, ServiceRegistry, Version
@@ -159,8 +159,7 @@ class TypedEventBus(EventService):
         )
         if history is not None and not isinstance(history, Mapping):
             raise ArgumentError(f"history must be a mapping of topic filters, not {type(history).__name__}")
-        if durable_history is not None:
-            check_instance("durable_history", durable_history, DurableHistory)
+        check_optional("durable_history", durable_history, DurableHistory)
         self._history = EventHistory(history_capacity)
         self._store: EventStore | None = None
         announced = {

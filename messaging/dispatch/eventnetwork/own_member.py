@@ -27,7 +27,7 @@ from messaging.dispatch.eventnetwork.announcements import (
 from messaging.dispatch.eventnetwork.channels import PREFIX
 from messaging.dispatch.eventnetwork.signing import EventSigning
 from messaging.errors import ArgumentError
-from messaging.errors.checks import check_instance
+from messaging.errors.checks import check_optional
 from messaging.errors.text import SafeLog
 from messaging.execution import Serial, clock, engine
 
@@ -96,8 +96,7 @@ class EventNetwork:
                 raise ArgumentError(f"{name} must be True or False, not {getattr(self, name)!r:.80}")
         if type(self.max_event_bytes) is not int or self.max_event_bytes < 1:
             raise ArgumentError(f"max_event_bytes must be an int of at least 1, not {self.max_event_bytes!r:.80}")
-        if self.signing is not None:
-            check_instance("signing", self.signing, EventSigning)
+        check_optional("signing", self.signing, EventSigning)
 
 
 def _check_seconds(name: str, value: Any, least: float) -> None:
