@@ -7,7 +7,7 @@ applications need.
 ``topics``              the contract of a grammar; the grammars of OSGi Typed Event and Event Admin, and their index
 ``distributed_topics``  the grammar of RFC 214 Distributed Eventing, and its index by prefix
 ``permission``          permissions of principals to publish and to subscribe
-``handler``             one handler: its terms, its failures, whether it is blocked; with a lane of its own
+``handler``             one handler: its terms, its failures, whether it is blocked
 ``calling``             registering functions, awaiting their results, containing what code of the application raises
 ``dispatcher``          the handlers of one bus: added, changed and removed with their registrations, found by topic
 ``event_service``       opening and closing of an event service
@@ -34,7 +34,6 @@ from messaging.dispatch.event_service import EventService as EventService
 from messaging.dispatch.handler import DispatchHandler as DispatchHandler
 from messaging.dispatch.handler import FunctionHandler as FunctionHandler
 from messaging.dispatch.handler import HandlerDTO as HandlerDTO
-from messaging.dispatch.handler import LaneHandler as LaneHandler
 from messaging.dispatch.handler import Terms as Terms
 from messaging.dispatch.handler import Tolerance as Tolerance
 from messaging.dispatch.handler import check_count as check_count

@@ -11,20 +11,18 @@ from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from messaging.dispatch.calling import name_of, run_elsewhere, too_long
+from messaging.dispatch.calling import run_elsewhere
 from messaging.dispatch.topics import TYPED_EVENTS
 from messaging.environment.signals import is_interrupt
 from messaging.errors import ArgumentError
-from messaging.errors.checks import is_coroutine
 from messaging.errors.text import SafeLog
-from messaging.execution import Lane, LoopLane, ThreadLane, handlers_loop, running_loop
+from messaging.execution import Lane
 from messaging.services import LdapFilter
 from messaging.services.reporting import counter, gauge, identity, label
 
 if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal
     from messaging.dispatch.topics import AbstractTopicFilter, TopicGrammar
-    from messaging.execution import Pool
     from messaging.services import ServiceReference
 
 logger = SafeLog(__name__)
@@ -294,92 +292,6 @@ class FunctionHandler(DispatchHandler[E]):
                 not self.loop.is_running()
             )  # the closed loop discards its coroutines: nothing may be awaited any more
         return self.passes_interrupts and is_interrupt(error)
-
-
-class LaneHandler(FunctionHandler[E]):
-    """A handler that receives its events from a lane of its own.
-
-    Args:
-        title, reference, terms, tolerance, block: see :class:`DispatchHandler`.
-        function: called with events; a coroutine function runs on the event loop of the calling thread, or
-            else on one that all of those share.
-        pool: its threads deliver.
-    """
-
-    def __init__(
-        self,
-        title: str,
-        reference: ServiceReference,
-        function: Callable[..., Any],
-        terms: Terms,
-        *,
-        pool: Pool,
-        tolerance: Tolerance,
-        block: Block,
-    ) -> None:
-        super().__init__(title, reference, terms, tolerance=tolerance, block=block)
-        self.function = function
-        self._pool = pool
-        #: events that its earlier lanes dropped
-        self._dropped_before = 0
-        self._loop = (running_loop() or handlers_loop()) if is_coroutine(function) else None
-        self.lane = self.new_lane()
-
-    @property
-    def name(self) -> str:
-        """Its name in the log: its service and its function."""
-        return f"{self.reference!r} ({name_of(self.function)})"
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of its coroutines."""
-        return self._loop or handlers_loop()
-
-    @property
-    def waiting(self) -> int:
-        """Number of events in its lane."""
-        return len(self.lane)
-
-    @property
-    def dropped(self) -> int:
-        """Number of events that found no room, or waited when it was blocked."""
-        return self._dropped_before + self.lane.dropped
-
-    # --- its lane
-
-    def new_lane(self, *, is_held: bool = False) -> Lane:
-        """Return a lane for it; one that is held delivers nothing before it is released."""
-        options: dict[str, Any] = {"timeout": self.timeout, "stalled": self._stalled, "is_held": is_held}
-        if self._loop is None:
-            return ThreadLane(self.deliver, self._pool, self.name, **options)
-        return LoopLane(self.deliver_async, self._loop, self._pool, self.name, **options)
-
-    def removed(self) -> None:
-        """Drop the events that wait for it."""
-        self.lane.close()
-
-    def unblock(self) -> None:
-        """Accept the events published from now on, in a new lane."""
-        self._dropped_before += self.lane.dropped
-        if self._loop is not None and self._loop.is_closed():
-            self._loop = running_loop() or handlers_loop()
-        self.lane = self.new_lane()
-        self.blocked = None
-        self.failures_in_a_row = 0
-
-    def discard_waiting(self, lane: Lane) -> int:
-        """Drop the events that wait in ``lane``; return how many."""
-        lost = lane.close()
-        lane.count_dropped(lost)
-        return lost
-
-    def _stalled(self, lane: Lane) -> None:
-        if self._loop is not None and self._loop.is_closed():
-            self.block(lane, "the event loop it ran on is closed")
-            return
-        if isinstance(lane, LoopLane):
-            lane.task.cancel()
-        self.block(lane, too_long(lane.timeout))
 
 
 @dataclass(frozen=True, slots=True)

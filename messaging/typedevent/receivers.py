@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import (
-    LaneHandler,
+    FunctionHandler,
     Terms,
     TopicPermission,
     check_count,
@@ -23,11 +23,13 @@ from messaging.dispatch import (
     read_filter,
     read_timeout,
     read_topics,
+    too_long,
 )
 from messaging.dispatch.eventdata import converter_to, is_untyped, load_type, to_map, topic_of
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError
 from messaging.errors.checks import is_coroutine
 from messaging.errors.text import SafeLog
+from messaging.execution import Lane, LoopLane, ThreadLane, handlers_loop, running_loop
 from messaging.services import interface_name
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.handlers import TypedEventConstants as Names
@@ -42,9 +44,10 @@ from messaging.typedevent.handlers import (
 from messaging.typedevent.history import newest
 
 if TYPE_CHECKING:
+    import asyncio
+
     from messaging.dispatch import EventService
     from messaging.dispatch.eventdata import Converter
-    from messaging.execution import Lane
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration
     from messaging.typedevent.history import EventHistory, RangePolicy
     from messaging.typedevent.monitor import Tap
@@ -171,38 +174,104 @@ def _without_topic(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-class EventReceiver(LaneHandler[PublishedEvent]):
-    """A handler of any kind. This class passes on data in map form.
+class EventReceiver(FunctionHandler[PublishedEvent]):
+    """A handler of any kind, with a lane of its own. This class passes on data in map form.
+
+    A coroutine function runs on the event loop of the calling thread, or else on one that all of those share.
 
     Args:
+        reference: its service.
         kind: the interface it is registered with.
         service: the registered object.
         terms: the terms that its properties set.
+        bus: its threads deliver, its tolerance decides when the handler is blocked.
         replay: called with the receiver and the lock of the bus, if it wants events of the history. Returns them, the
             newest first, to be iterated without the lock.
-        title, reference, options: see :class:`LaneHandler`.
     """
 
     terms: EventTerms
 
     def __init__(
         self,
-        title: str,
         reference: ServiceReference,
         kind: str,
         service: Any,
         terms: EventTerms,
         *,
+        bus: EventService,
         replay: Callable[[EventReceiver], Iterator[PublishedEvent]],
-        **options: Any,
     ) -> None:
+        super().__init__(bus.title, reference, terms, tolerance=bus.tolerance, block=bus.dispatcher.block)
         self.kind = kind
         self.service = service
         self.is_relay = isinstance(service, EventRelay)
+        self.function = function_of(kind, service)
         self._replay = replay
         #: number of past events that it received when it was registered
         self.replayed = 0
-        super().__init__(title, reference, function_of(kind, service), terms, **options)
+        self._pool = bus.pool
+        #: events that its earlier lanes dropped
+        self._dropped_before = 0
+        self._loop = (running_loop() or handlers_loop()) if is_coroutine(self.function) else None
+        self.lane = self.new_lane()
+
+    @property
+    def name(self) -> str:
+        """Its name in the log: its service and its function."""
+        return f"{self.reference!r} ({name_of(self.function)})"
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of its coroutines."""
+        return self._loop or handlers_loop()
+
+    @property
+    def waiting(self) -> int:
+        """Number of events in its lane."""
+        return len(self.lane)
+
+    @property
+    def dropped(self) -> int:
+        """Number of events that found no room, or waited when it was blocked."""
+        return self._dropped_before + self.lane.dropped
+
+    # --- its lane
+
+    def new_lane(self, *, is_held: bool = False) -> Lane:
+        """Return a lane for it; one that is held delivers nothing before it is released."""
+        options: dict[str, Any] = {"timeout": self.timeout, "stalled": self._stalled, "is_held": is_held}
+        if self._loop is None:
+            return ThreadLane(self.deliver, self._pool, self.name, **options)
+        return LoopLane(self.deliver_async, self._loop, self._pool, self.name, **options)
+
+    def removed(self) -> None:
+        """Drop the events that wait for it."""
+        self.lane.close()
+
+    def unblock(self) -> None:
+        """Accept the events published from now on, in a new lane."""
+        self._dropped_before += self.lane.dropped
+        if self._loop is not None and self._loop.is_closed():
+            self._loop = running_loop() or handlers_loop()
+        self.lane = self.new_lane()
+        self.blocked = None
+        self.failures_in_a_row = 0
+
+    def discard_waiting(self, lane: Lane) -> int:
+        """Drop the events that wait in ``lane``; return how many."""
+        lost = lane.close()
+        lane.count_dropped(lost)
+        return lost
+
+    def _stalled(self, lane: Lane) -> None:
+        if self._loop is not None and self._loop.is_closed():
+            self.block(lane, "the event loop it ran on is closed")
+            return
+        if isinstance(lane, LoopLane):
+            lane.task.cancel()
+        self.block(lane, too_long(lane.timeout))
+
+    # --- called by the dispatcher
 
     def change(self, properties: Mapping[str, Any]) -> Callable[[], None]:
         """Return a function that sets new properties; see ``Dispatcher``. The history is not replayed again."""
@@ -421,15 +490,12 @@ class HandlerRegistrar:
                 raise ArgumentError("its factory returned None")
             return None
         return (TypedReceiver if kind == TYPED else EventReceiver)(
-            self._bus.title,
             reference,
             kind,
             service,
             read_terms(kind, service, properties),
+            bus=self._bus,
             replay=self._replay,
-            pool=self._bus.pool,
-            tolerance=self._bus.tolerance,
-            block=self._bus.dispatcher.block,
         )
 
     def _replay(self, receiver: EventReceiver) -> Iterator[PublishedEvent]:
