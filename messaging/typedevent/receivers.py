@@ -8,7 +8,7 @@ A route holds the receivers, observers and history policy that apply to the even
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -185,8 +185,7 @@ class EventReceiver(FunctionHandler[PublishedEvent]):
         service: the registered object.
         terms: the terms that its properties set.
         bus: its threads deliver, its tolerance decides when the handler is blocked.
-        replay: called with the receiver and the lock of the bus, if it wants events of the history. Returns them, the
-            newest first, to be iterated without the lock.
+        history: the history that it is given events of; guarded by the lock of the dispatcher.
     """
 
     terms: EventTerms
@@ -199,14 +198,15 @@ class EventReceiver(FunctionHandler[PublishedEvent]):
         terms: EventTerms,
         *,
         bus: EventService,
-        replay: Callable[[EventReceiver], Iterator[PublishedEvent]],
+        history: EventHistory,
     ) -> None:
         super().__init__(bus.title, reference, terms, tolerance=bus.tolerance, block=bus.dispatcher.block)
         self.kind = kind
         self.service = service
         self.is_relay = isinstance(service, EventRelay)
         self.function = function_of(kind, service)
-        self._replay = replay
+        self._may = bus.dispatcher.may
+        self._history = history
         #: number of past events that it received when it was registered
         self.replayed = 0
         self._pool = bus.pool
@@ -290,13 +290,14 @@ class EventReceiver(FunctionHandler[PublishedEvent]):
         if not self.terms.history:
             return super().added()
         lane = self.lane = self.new_lane(is_held=True)
-        past = self._replay(self)
+        past, principal = self._history.of(self.topics), self.terms.principal
 
         def go_on() -> None:
             first: list[PublishedEvent] = []
             try:
                 terms = self.terms
-                wanted = (each for each in past if self.accepts(each, terms))
+                seen = (each for each in past if self._may(principal, TopicPermission.SUBSCRIBE, each.topic))
+                wanted = (each for each in seen if self.accepts(each, terms))
                 first = [each.owned() for each in newest(terms.history, wanted)]
                 self.replayed = len(first)
             finally:  # also on an interrupt
@@ -495,11 +496,5 @@ class HandlerRegistrar:
             service,
             read_terms(kind, service, properties),
             bus=self._bus,
-            replay=self._replay,
+            history=self._history,
         )
-
-    def _replay(self, receiver: EventReceiver) -> Iterator[PublishedEvent]:
-        """Yield the past events of a receiver's topics, the newest first. Called with the lock, iterated without."""
-        past = self._history.of(receiver.topics)
-        principal = receiver.terms.principal
-        return (each for each in past if self._bus.dispatcher.may(principal, TopicPermission.SUBSCRIBE, each.topic))
