@@ -141,6 +141,7 @@ class Dispatcher(Generic[H, R]):
             self._stop_watching()
         with self.lock:
             self.is_closed = True
+            self.on_change = None  # a queue of the service keeps the events of its handlers until it runs again
             self._handlers.clear()
             self._trie = self.grammar.new_index()
             self.forget()

@@ -173,9 +173,8 @@ class DistributedEventAdmin(EventService):
             "event.network.prefix": network.prefix if instance is not None else PREFIX,
             _ADMIN_ID: number,
         }
-        self._registrar = registrar = ConsumerRegistrar(
-            self, f"({_ADMIN_ID}={number})", check_count("queue_limit", queue_limit, 1), self._changed
-        )
+        limit = check_count("queue_limit", queue_limit, 1)
+        self._registrar = registrar = ConsumerRegistrar(self, f"({_ADMIN_ID}={number})", limit)
         self.dispatcher = dispatcher = Dispatcher[EventConsumer, Route](
             self.title,
             self.services,
@@ -213,6 +212,7 @@ class DistributedEventAdmin(EventService):
                 facing, instance, network, title=self.title, name=self.name, grammar=DISTRIBUTED_EVENTS, qos=self.qos
             )
         self._publishing.node = self.node
+        dispatcher.on_change = self._changed
         with on_failure(self._release):
             reporter = PartReporter("distributed_event_admin", self.name, self.get_dto, self.problems)
             self.open([(DistributedEventAdmin, self, self._properties), (Reporter, reporter, self._properties)])
@@ -543,7 +543,7 @@ class DistributedEventAdmin(EventService):
             self.node.refresh()
 
     def _changed(self) -> None:
-        """Act on a change of consumers or sources. From any thread; does not wait."""
+        """Act on a change of consumers, of their permissions, or of sources. From any thread; does not wait."""
         if self.node is not None:
             self.node.refresh()
         self._sources.review()

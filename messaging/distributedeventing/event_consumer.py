@@ -238,7 +238,6 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
         terms: see :func:`read_terms`.
         admin: its threads deliver, its tolerance has the time limit.
         limit: maximum number of events that one object may queue.
-        changed: called after the consumer was added, changed or removed.
     """
 
     terms: ConsumerTerms
@@ -251,7 +250,6 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
         *,
         admin: EventService,
         limit: int,
-        changed: Callable[[], object],
     ) -> None:
         super().__init__(admin.title, reference, terms, tolerance=admin.tolerance, block=lambda *_: None)
         self.kind = kind
@@ -261,7 +259,6 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
         self.limit = limit
         #: where its coroutines run
         self.loop = running_loop() or handlers_loop()
-        self._changed = changed
         self._is_prototype = is_prototype(reference)
         #: its objects, by session
         self.objects = ConsumerObjects()
@@ -300,18 +297,12 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
 
         def take_over() -> None:
             self.terms = terms
-            self._changed()
 
         return take_over
-
-    def added(self) -> Callable[[], object]:
-        """See ``DispatchHandler``."""
-        return self._changed
 
     def removed(self) -> None:
         """Drop the events that wait for it."""
         self._close()
-        self._changed()
 
     def unblock(self) -> None:
         """Do nothing: a consumer that was discarded stays so until it is registered anew."""
@@ -435,7 +426,6 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
         self._dropped += found.queue.close() if last is None else found.queue.end(last, at_once=True)
         if self.blocked is not None:
             self.admin.dispatcher.forget()
-            self._changed()
 
     @tolerant
     def __repr__(self) -> str:
@@ -468,14 +458,12 @@ class ConsumerRegistrar:
         admin: its registry, its delivery threads, and the time limit of its consumers.
         target: LDAP filter that matches the admin only.
         limit: maximum number of events that a consumer may queue.
-        changed: called when the consumers of the admin change.
     """
 
-    def __init__(self, admin: EventService, target: str, limit: int, changed: Callable[[], object]) -> None:
+    def __init__(self, admin: EventService, target: str, limit: int) -> None:
         self._admin = admin
         self._target = target
         self._limit = limit
-        self._changed = changed
         self._lock = threading.RLock()  # guards the following; reentrant for signal handlers
         self._made: list[ServiceRegistration] = []
         #: number of registrations at which ended ones are forgotten
@@ -545,5 +533,4 @@ class ConsumerRegistrar:
             read_terms(properties, is_prototype=is_prototype(reference)),
             admin=self._admin,
             limit=self._limit,
-            changed=self._changed,
         )
