@@ -15,7 +15,7 @@ lock of the bus. A new handler or observer then receives every event once, from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
@@ -63,8 +63,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: policy of a topic that is kept
-_ANY: Final = RangePolicy.unlimited()
 #: default capacity of the history of a bus, events
 HISTORY_CAPACITY: Final = 10_000
 #: default limits beyond which a handler is blocked
@@ -178,12 +176,12 @@ class TypedEventBus(EventService):
             policy=permissions,
         )
         #: history and stream of all events (157.6)
-        self.monitor = TypedEventMonitor(dispatcher, self._history, lambda: self._store)
+        self.monitor = TypedEventMonitor(dispatcher, self._history)
         for topic_filter, policy in (history or {}).items():
             self.monitor.configure_history_storage(topic_filter, policy)
         if durable_history is not None:
-            self._store = EventStore(durable_history, self.title, self._history, self._guaranteed)
-        past = OwnPast(dispatcher, self._history, lambda: self._store)
+            self.monitor.store = self._store = EventStore(durable_history, dispatcher, self._history)
+        past = OwnPast(dispatcher, self._history, self._store)
         self._network = ConnectedBus(self, self.publish, self.monitor, past, self._record)
         dispatcher.on_change = self._network.refresh
         offered: list[tuple[type, Any]] = [(TypedEventBus, self), (TypedEventMonitor, self.monitor)]
@@ -334,13 +332,6 @@ class TypedEventBus(EventService):
             store = self._store
             stored = store if store is not None and store.stores(topic, policy) else None
             return BusRoute(handlers, policy, taps, outlets, stored)
-
-    def _guaranteed(self) -> Iterator[PublishedEvent]:
-        """Yield the events of the durable history that minima guarantee, the newest first."""
-        store, history = self._store, self._history
-        with self.dispatcher.lock:
-            found = history.guaranteed()
-        return (each for each in found if store is None or store.stores(each.topic, _ANY))
 
     @overload
     def create_publisher(self, topic: str, *, principal: Principal = None) -> TypedEventPublisher[Any]: ...

@@ -229,7 +229,6 @@ class TypedEventMonitor:
     Args:
         dispatcher: the handlers of the bus, and its lock.
         history: the events in memory; guarded by that lock.
-        store: returns the events on the disk; ``None`` without a durable history.
         limit: bound of the events that wait for one observer.
     """
 
@@ -237,7 +236,6 @@ class TypedEventMonitor:
         self,
         dispatcher: Dispatcher[Any, Any],
         history: EventHistory,
-        store: Callable[[], EventStore | None] = lambda: None,
         limit: int = LIMIT,
     ) -> None:
         self.dispatcher = dispatcher
@@ -245,7 +243,8 @@ class TypedEventMonitor:
         self.pool = Pool(name=f"the monitor of {dispatcher.name}")
         self.limit = limit
         self._history = history
-        self._store = store
+        #: the events on the disk; ``None`` without a durable history. Set before the bus is open
+        self.store: EventStore | None = None
         #: subscriptions that receive past events from the disk; guarded by the lock of the dispatcher
         self._replaying: dict[Tap, None] = {}
         self._is_closed = False
@@ -361,7 +360,7 @@ class TypedEventMonitor:
         filters = tuple(map(parse_filter, topics))
         if not filters:
             raise ArgumentError("topics must have at least one topic filter")
-        principal, store = check_principal(principal), self._store()
+        principal, store = check_principal(principal), self.store
         if store is None:
             return self._stream(lambda tap: self._start(tap, start, UNLIMITED), principal, filters)
         limit = self.limit + store.max_pending + NEAR
@@ -407,8 +406,7 @@ class TypedEventMonitor:
 
         ``None`` without a durable history.
         """
-        store = self._store()
-        return None if store is None else store.journal.id
+        return None if self.store is None else self.store.journal.id
 
     @property
     def missed(self) -> int:

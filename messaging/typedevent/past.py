@@ -320,17 +320,15 @@ class OwnPast:
     Args:
         dispatcher: its lock guards the history.
         history: the events in memory.
-        store: returns the events on the disk; ``None`` without a durable history.
+        store: the events on the disk; ``None`` without a durable history.
     """
 
-    def __init__(
-        self, dispatcher: Dispatcher[Any, Any], history: EventHistory, store: Callable[[], EventStore | None]
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher[Any, Any], history: EventHistory, store: EventStore | None) -> None:
         self._dispatcher = dispatcher
         self._history = history
         self._store = store
-        #: identifies the sequences of a bus without a durable history
-        self._run = str(uuid4())
+        #: identifies the sequences of the bus
+        self._recorder = str(uuid4()) if store is None else store.journal.id
 
     def newest(self, topics: Iterable[TopicFilter], since: datetime | None, limit: int) -> list[PublishedEvent]:
         """Return the newest ``limit`` events of some topics from a time on, the oldest first.
@@ -339,8 +337,7 @@ class OwnPast:
             JournalError: a file cannot be read.
         """
         filters = tuple(topics)
-        store = self._store()
-        on_disk = [] if store is None else deque(self._on_disk(store, filters, since), limit)
+        on_disk = [] if self._store is None else deque(self._on_disk(self._store, filters, since), limit)
         with self._dispatcher.lock:
             past = self._history.of(filters)
         in_memory = [*islice((each for each in past if since is None or each.publication_time >= since), limit)][::-1]
@@ -362,8 +359,7 @@ class OwnPast:
 
     def id_of(self, event: PublishedEvent) -> str:
         """Return the id of a recorded event in event networks, the same each time."""
-        store = self._store()
-        return event.network_id or f"{self._run if store is None else store.journal.id}-{event.sequence}"
+        return event.network_id or f"{self._recorder}-{event.sequence}"
 
     def key_of(self, event: PublishedEvent) -> str:
         """Return the key of a recorded event; see ``Hop.key``."""

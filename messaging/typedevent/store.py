@@ -12,9 +12,10 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import TopicFilter, is_topic, parse_filter
 from messaging.environment.forks import LiveObjects
@@ -25,10 +26,12 @@ from messaging.execution import Flag, clock, start_thread, workers
 from messaging.journal import Journal, encode_record
 from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO, Guarantees, Sequences
 from messaging.typedevent.event import PublishedEvent, StoredEvent, dump
+from messaging.typedevent.history import RangePolicy
 
 if TYPE_CHECKING:
+    from messaging.dispatch import Dispatcher
     from messaging.journal import Record
-    from messaging.typedevent.history import EventHistory, RangePolicy
+    from messaging.typedevent.history import EventHistory
 
 logger = SafeLog(__name__)
 
@@ -42,6 +45,8 @@ _WRITE_TIMEOUT: Final = 30.0
 _CLOSE_TIMEOUT: Final = 10.0
 #: publication times further in the future than this do not count as times of records, seconds
 _SKEW: Final = 3600.0
+#: policy of a topic that is kept
+_ANY: Final = RangePolicy.unlimited()
 #: digits of the greatest sequence
 _DIGITS: Final = 20
 
@@ -83,31 +88,29 @@ class StoreBatch:
         return self._errors[0] if self._errors else None
 
 
+@dataclass(slots=True, eq=False)
 class BatchEntry:
     """One record of a batch; see ``messaging.journal.Append``.
 
-    Args:
-        record, deadline: see there.
+    Attributes:
+        record, deadline, count: see there.
         batch: is told the outcome.
     """
 
-    __slots__ = ("_batch", "deadline", "record")
-    count = 1
-
-    def __init__(self, record: bytes, deadline: float, batch: StoreBatch) -> None:
-        self.record = record
-        self.deadline = deadline
-        self._batch = batch
+    record: bytes
+    deadline: float
+    batch: StoreBatch
+    count: int = field(default=1, init=False)
 
     def note_stored(self, offset: int) -> None:
         """See ``Append``."""
-        if self._batch.first < 0:
-            self._batch.first = offset
-        self._batch.add(None)
+        if self.batch.first < 0:
+            self.batch.first = offset
+        self.batch.add(None)
 
     def note_refused(self, error: MessagingError) -> None:
         """See ``Append``."""
-        self._batch.add(error)
+        self.batch.add(error)
 
 
 class EventStore:
@@ -115,9 +118,8 @@ class EventStore:
 
     Args:
         options: where and how.
-        title: the bus, for the log.
+        dispatcher: of the bus; its lock guards the history.
         history: the history in memory, with its policies. It is filled with the newest events of earlier runs.
-        guaranteed: returns the events that minima guarantee, the newest first. Called on the writing thread.
 
     Raises:
         JournalLockedError: another bus uses the folder.
@@ -127,19 +129,14 @@ class EventStore:
         JournalError: its thread cannot be started.
     """
 
-    def __init__(
-        self,
-        options: DurableHistory,
-        title: str,
-        history: EventHistory,
-        guaranteed: Callable[[], Iterable[PublishedEvent]],
-    ) -> None:
+    def __init__(self, options: DurableHistory, dispatcher: Dispatcher[Any, Any], history: EventHistory) -> None:
         self.max_pending = options.max_pending
         #: pending events that are written without gathering more
         self._enough = min(_BATCH, options.max_pending // 2)
         self._max_age = options.max_age
-        self._guaranteed = guaranteed
-        self._title = title
+        self._dispatcher = dispatcher
+        self._history = history
+        self._title = dispatcher.name
         self._gather = options.window / 2
         self._filters: tuple[TopicFilter, ...] | None = (
             None if options.topics is None else tuple(map(parse_filter, options.topics))
@@ -162,7 +159,6 @@ class EventStore:
         # --- guarded by the lock of the bus
         self._dropped = 0
         self._is_overflowing = False
-        self._last_sequence: Callable[[], int] = lambda: 0
         #: for readers; also after closing
         self.journal = Journal.open(
             options.path,
@@ -174,18 +170,17 @@ class EventStore:
         )
         with on_failure(self.journal.close):
             self._guarantees = Guarantees(self.journal, options.max_bytes)
-            self._sequences = Sequences(self.journal.folder, self._refill(history), title)
+            self._sequences = Sequences(self.journal.folder, self._refill(), self._title)
             history.sequence = self._sequences.first - 1
-            self._last_sequence = lambda: history.sequence
             try:
                 start_thread(self._run, "messaging-history")
             except RuntimeError as error:
                 raise self.journal.folder.error(JournalError, f"cannot store events: {error}") from error
         _stores.add(self)
 
-    def _refill(self, history: EventHistory) -> int:
-        """Return the greatest sequence of the newest events."""
-        last = 0
+    def _refill(self) -> int:
+        """Fill the history in memory; return the greatest sequence of the newest events."""
+        history, last = self._history, 0
         policies: dict[str, RangePolicy] = {}
         journal = self.journal
         newest = (each for each in journal.read(journal.tail(_REFILL_BYTES)) if not is_copy(each))
@@ -274,9 +269,9 @@ class EventStore:
                     count = min(_BATCH, len(self._pending))
                     self._write(_in_order(self._pending[each] for each in range(count)))
                 if is_last:
-                    self._sequences.release(self._last_sequence())
+                    self._sequences.release(self._history.sequence)
                     return
-                self._sequences.note_used(self._last_sequence())
+                self._sequences.note_used(self._history.sequence)
         except Exception:  # a defect: the bus goes on without it
             logger.exception("%s: the thread of the durable history failed; no further events are stored", self._title)
             self._is_closing = True
@@ -324,7 +319,11 @@ class EventStore:
         oldest = -math.inf if self._max_age is None else clock.wall() - self._max_age
         records: list[bytes] = []
         size = 0
-        for event in self._guaranteed():
+        with self._dispatcher.lock:
+            guaranteed = self._history.guaranteed()
+        for event in guaranteed:
+            if not self.stores(event.topic, _ANY):
+                continue
             record = self._record_of(event, self._position) if event.time >= oldest else None
             if record is not None:
                 records.append(record)

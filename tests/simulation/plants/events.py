@@ -143,8 +143,8 @@ TYPED_BUS = (
         (
             Edit(
                 "messaging/typedevent/past.py",
-                'return event.network_id or f"{self._run if store is None else store.journal.id}-{event.sequence}"',
-                'return f"{self._run if store is None else store.journal.id}-{event.sequence}"',
+                'return event.network_id or f"{self._recorder}-{event.sequence}"',
+                'return f"{self._recorder}-{event.sequence}"',
             ),
         ),
         "tests/typedevent/test_replay_to_others.py"
