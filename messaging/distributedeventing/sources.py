@@ -31,18 +31,13 @@ logger = SafeLog(__name__)
 SOURCE: Final = interface_name(PushEventSource)
 
 
+@dataclass(slots=True, eq=False)
 class _SourceOutlet(PushEventConsumer[Any]):
     """What an opened source is given: it publishes its events in a session of their own."""
 
-    def __init__(
-        self,
-        session: EventPublisherSession[Any],
-        ended: Callable[[], object],
-        has_consumer: Callable[[], bool],
-    ) -> None:
-        self._session = session
-        self._ended = ended
-        self._has_consumer = has_consumer
+    _session: EventPublisherSession[Any]
+    _ended: Callable[[], object]
+    _has_consumer: Callable[[], bool]
 
     def accept(self, event: PushEvent[Any]) -> int:
         """Publish an event of the source. From any thread.

@@ -63,18 +63,16 @@ MAX_REQUESTS: Final = 16
 Done = Callable[[list[ArrivedEvent], MessagingError | None], object]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _PastAnswer:
     """The answer of one member so far."""
 
-    __slots__ = ("events", "is_over", "numbers", "total")
-
-    def __init__(self) -> None:
-        self.events: list[ArrivedEvent] = []
-        #: of the events; a message may come twice, and overtake another one
-        self.numbers: set[int] = set()
-        self.total: int | None = None
-        #: it is complete or refused
-        self.is_over = False
+    events: list[ArrivedEvent] = field(default_factory=list)
+    #: of the events; a message may come twice, and overtake another one
+    numbers: set[int] = field(default_factory=set)
+    total: int | None = None
+    #: it is complete or refused
+    is_over: bool = False
 
 
 @dataclass(slots=True, eq=False, repr=False)

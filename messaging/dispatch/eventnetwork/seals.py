@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from messaging.dispatch.eventdata import decode
@@ -95,14 +96,12 @@ class SeenNonces:
             self._forgotten = max(self._forgotten, (number + 1) * width)
 
 
+@dataclass(slots=True, eq=False)
 class _Binding:
     """The key of a member, and whether its last will was taken."""
 
-    __slots__ = ("key_id", "will_taken")
-
-    def __init__(self, key_id: str) -> None:
-        self.key_id = key_id
-        self.will_taken = False
+    key_id: str
+    will_taken: bool = False
 
 
 class Seals:
