@@ -61,8 +61,6 @@ class MemberChanges:
     It contains the exceptions of the service and of an event's data: they must not end heartbeats.
 
     Args:
-        interests: what the other members want.
-        notifications: wait for other members.
         service: the event service of the node.
         settled: called when the members had time to answer.
         in_order: calls a function after the events that arrived so far were taken in.
@@ -70,16 +68,16 @@ class MemberChanges:
 
     def __init__(
         self,
-        interests: Interests,
-        notifications: Notifications,
         service: NodeService,
         settled: Callable[[], object],
         in_order: Callable[[Callable[[], object]], object],
     ) -> None:
         self._settled = settled
         self._in_order = in_order
-        self.interests = interests
-        self.notifications = notifications
+        #: what the other members want
+        self.interests = Interests()
+        #: wait for other members
+        self.notifications = Notifications()
         self._service = service
 
     def joined(self, member: OtherMember) -> None:

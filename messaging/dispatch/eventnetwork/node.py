@@ -27,8 +27,6 @@ from messaging.dispatch.eventnetwork.asking import Pings, Replays
 from messaging.dispatch.eventnetwork.channels import ChannelNames, EventContexts
 from messaging.dispatch.eventnetwork.intake import AnnouncementIntake, NetworkEventIntake
 from messaging.dispatch.eventnetwork.membership import ANSWER_DELAY, MemberChanges, Membership
-from messaging.dispatch.eventnetwork.notifications import Notifications
-from messaging.dispatch.eventnetwork.other_members import Interests, MemberDTO
 from messaging.dispatch.eventnetwork.own_announcements import Announcer, OwnInterests
 from messaging.dispatch.eventnetwork.own_member import EVERYTHING, Control, OwnMember
 from messaging.dispatch.eventnetwork.seals import Seals
@@ -44,6 +42,7 @@ from messaging.services.reporting import counter, gauge, part
 
 if TYPE_CHECKING:
     from messaging.dispatch import TopicGrammar
+    from messaging.dispatch.eventnetwork.other_members import MemberDTO
     from messaging.dispatch.eventnetwork.own_member import EventNetwork, NodeService
     from messaging.model import Incoming
     from messaging.receiving import JointSubscription
@@ -151,15 +150,13 @@ class EventNode:
             return member if found is None else found.inbox
 
         self._announcer = Announcer(own, inbox_of)
-        self._notifications = Notifications()
         changes = MemberChanges(
-            Interests(),
-            self._notifications,
             service,
             settled=lambda: self.replays.ask_all(),
             # the last events of a member arrived before the announcement that it is gone, and are taken in before
             in_order=lambda call: self._events.put_call(call),
         )
+        self._notifications = changes.notifications
         self._membership = membership = Membership(announced, EVERYTHING[grammar], changes, self._announcer.announce)
         #: sends the events of this member
         self.sender = EventSender(own, membership, [grammar.parse(each) for each in settings.send_always])
