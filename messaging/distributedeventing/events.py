@@ -179,29 +179,26 @@ class DispatchedEvent:
             self._map = as_data(self.data)
         return self._map
 
-    def converted(self, convert: Converter | None) -> Any:
-        """Return the payload as a consumer wants it: ``convert(data)``, or as it is without ``convert``.
+    def push_event(self, convert: Converter | None, is_whole: bool) -> PushEvent[Any]:
+        """Return what a consumer is called with.
+
+        Args:
+            convert: converts the payload to the type that the consumer wants; ``None``: it takes the payload as it is.
+            is_whole: whether it takes the event with its sender.
 
         Raises:
             ConversionError, InvalidEventError: the payload cannot be converted.
         """
-        if convert is None:
-            return self.data
-        known = self._converted.get(convert, _MISSING)
-        if known is _MISSING:
-            known = self._converted[convert] = convert(self.data)
-        return known
-
-    def push_event(self, convert: Converter | None, is_whole: bool) -> PushEvent[Any]:
-        """Return what a consumer is called with; raise as :meth:`converted`."""
         if self.kind != "data":
             return PushEvent(self.kind, None, self.failure)
-        data = self.converted(convert)
-        return PushEvent("data", self.whole(data) if is_whole else data)
-
-    def whole(self, data: Any) -> DistributableEvent[Any]:
-        """Return the event with its sender."""
-        return DistributableEvent(self.topic, self.bundle, self.framework, self.reply_to, self.correlation_id, data)
+        data = self.data
+        if convert is not None:
+            data = self._converted.get(convert, _MISSING)
+            if data is _MISSING:
+                data = self._converted[convert] = convert(self.data)
+        if is_whole:
+            data = DistributableEvent(self.topic, self.bundle, self.framework, self.reply_to, self.correlation_id, data)
+        return PushEvent("data", data)
 
     def matches(self, accepts: Callable[[dict[str, Any]], bool]) -> bool:
         """Return whether the payload has named fields, and these pass a filter."""
