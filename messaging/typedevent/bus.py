@@ -15,6 +15,7 @@ lock of the bus. A new handler or observer then receives every event once, from 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -48,7 +49,7 @@ from messaging.typedevent.handlers import TypedEventHandler, UnhandledEventHandl
 from messaging.typedevent.history import EventHistory, RangePolicy
 from messaging.typedevent.monitor import TypedEventMonitor
 from messaging.typedevent.past import OwnPast
-from messaging.typedevent.receivers import BusRoute, EventReceiver, EventTerms, HandlerRegistrar, next_bus_id
+from messaging.typedevent.receivers import BusRoute, EventReceiver, EventTerms, HandlerRegistrar
 from messaging.typedevent.store import EventStore
 from messaging.typedevent.topic_publisher import TypedEventPublisher
 
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: numbers of buses, unique in the process
+_ids: Final = itertools.count(1)
 #: default capacity of the history of a bus, events
 HISTORY_CAPACITY: Final = 10_000
 #: default limits beyond which a handler is blocked
@@ -146,7 +149,7 @@ class TypedEventBus(EventService):
         tolerance: Tolerance = TOLERANCE,
         threads: int | None = None,
     ) -> None:
-        bus_id = next_bus_id()
+        bus_id = next(_ids)
         super().__init__(
             "typed event bus",
             f"typed-events-{bus_id}" if name is None else name,

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from reactivex import Observable
 
-    from messaging.dispatch import Principal, TopicFilter, TopicPolicy
+    from messaging.dispatch import Principal
     from messaging.dispatch.eventnetwork import Announcement, ArrivedEvent
     from messaging.execution import Lane
     from messaging.instance import Messaging
@@ -118,7 +118,7 @@ class BusConnection(Closeable):
         self._past = past = (
             PastSender(bus.title, bus.past, terms, network.max_event_bytes) if terms.shares_history else None
         )
-        self._inbound = InboundEvents(bus, terms.inbound_topics, terms.inbound_policy, terms.principal, past)
+        self._inbound = InboundEvents(bus, terms, past)
         self._queue = OutboundQueue(bus.title, terms.limit, terms.overflow, self._send)
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()  # guards the following; reentrant for signal handlers
@@ -420,24 +420,15 @@ class InboundEvents(NodeService):
 
     Args:
         bus: the bus.
-        topics: filters of the topics that are connected inbound.
-        policy: who may publish to which of them; ``None``: all.
-        principal: publishes the events on the bus.
+        terms: which topics are connected inbound, who may publish to them, and who publishes the events on the bus.
         past: answers the requests of other members; ``None`` if the history is not shared.
     """
 
-    def __init__(
-        self,
-        bus: ConnectedBus,
-        topics: tuple[TopicFilter, ...],
-        policy: TopicPolicy | None,
-        principal: Principal,
-        past: PastSender | None,
-    ) -> None:
+    def __init__(self, bus: ConnectedBus, terms: ConnectionTerms, past: PastSender | None) -> None:
         self._bus = bus
-        self.topics = topics
-        self.policy = policy
-        self._principal = principal
+        self._topics = terms.inbound_topics
+        self._policy = terms.inbound_policy
+        self._principal = terms.principal
         self._past = past
         #: number of events that had arrived before
         self.duplicates = 0
@@ -458,7 +449,7 @@ class InboundEvents(NodeService):
         """See ``NodeService``: what handlers, monitors and history of the bus want, as far as it is connected."""
         found: dict[TopicInterest, None] = {}
         for text, ldap in self._bus.wanted():
-            for mine in self.topics:
+            for mine in self._topics:
                 common = mine.intersection(parse_filter(text))
                 if common is not None:
                     found[TopicInterest(common, ldap, grammar=TYPED)] = None
@@ -480,12 +471,12 @@ class InboundEvents(NodeService):
         """See ``NodeService``: publish an event, or hold it."""
         wire = arrival.event
         topic = wire.topic
-        if wire.kind != "data" or not any(each.matches(topic) for each in self.topics):
+        if wire.kind != "data" or not any(each.matches(topic) for each in self._topics):
             if arrival.notified is not None:
                 arrival.notified()  # no handler of the bus wants it
             return
-        if self.policy is not None:
-            self.policy.check(wire.principal, TopicPermission(topic, TopicPermission.PUBLISH))
+        if self._policy is not None:
+            self._policy.check(wire.principal, TopicPermission(topic, TopicPermission.PUBLISH))
         late = self.late
         if late is None or not late.hold(arrival):
             self._publish(arrival)
@@ -523,10 +514,10 @@ class InboundEvents(NodeService):
             bus = self._bus
             start = None if since is None else since()
             try:
-                for each in bus.past.newest(self.topics, start, MAX_PAST):
+                for each in bus.past.newest(self._topics, start, MAX_PAST):
                     if bus.seen.is_new(key := bus.past.key_of(each)):  # others may have recorded it, too
                         bus.past_only[key] = None
-                node.replays.ask(past_request(bus.title, self.topics, start, limit, PAST_TIMEOUT, late.done))
+                node.replays.ask(past_request(bus.title, self._topics, start, limit, PAST_TIMEOUT, late.done))
                 return
             except MessagingError as raised:
                 error = raised
@@ -535,7 +526,7 @@ class InboundEvents(NodeService):
     def _past_event(self, arrival: ArrivedEvent) -> PublishedEvent | None:
         """Return the past event that arrived, ``None`` if the bus has it."""
         hop = arrival.hop
-        read = read_past(arrival, self.policy)
+        read = read_past(arrival, self._policy)
         if (key := hop.key) is not None:
             if not self._bus.seen.is_new(key):
                 self.duplicates += 1

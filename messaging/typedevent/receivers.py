@@ -7,7 +7,6 @@ A route holds the receivers, observers and history policy that apply to the even
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -422,12 +421,6 @@ class BusRoute:
 
 #: property of a bus, unique in the process; names of buses need not be unique
 _BUS_ID: Final = "event.bus.id"
-_numbers: Final = itertools.count(1)
-
-
-def next_bus_id() -> int:
-    """Return a number that no other bus of the process has."""
-    return next(_numbers)
 
 
 class HandlerRegistrar:

@@ -158,7 +158,7 @@ TYPED_BUS = (
             Edit(
                 "messaging/typedevent/bus_connection.py",
                 """\
-                for each in bus.past.newest(self.topics, start, MAX_PAST):
+                for each in bus.past.newest(self._topics, start, MAX_PAST):
                     if bus.seen.is_new(key := bus.past.key_of(each)):  # others may have recorded it, too
                         bus.past_only[key] = None
 """,
