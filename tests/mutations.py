@@ -398,7 +398,7 @@ FAULTS = (
     ),
     Fault(
         "a program whose engine hangs is healthy",
-        "messaging/observability/health.py",
+        "messaging/observability/endpoint.py",
         "    if flag.wait(limit):",
         "    if flag.wait(limit) or True:",
         "tests/observability",

@@ -8,7 +8,11 @@
 
 It has no access control and shows no secrets. It listens on loopback unless another address is named.
 
-**Threads.** One thread accepts connections, and at most ``MAX_CONNECTIONS`` threads answer, each one request.
+*Healthy* means that the process works: its engine's loop and a worker thread respond. *Ready* means that no part
+reports a problem: instances are connected, journals can be written, routes of a gateway run.
+
+**Threads.** One thread accepts connections, and at most ``MAX_CONNECTIONS`` threads answer, each one request. The
+functions may be called from any thread but the engine's; they wait at most as long as they say.
 """
 
 from __future__ import annotations
@@ -16,23 +20,27 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from messaging.errors import ClosedError, MissingExtraError
-from messaging.errors.checks import check_instance, check_optional
+from messaging.errors import ArgumentError, ClosedError, MissingExtraError
+from messaging.errors.checks import check_instance, check_optional, check_result
 from messaging.errors.text import SafeLog
-from messaging.execution import Startable
-from messaging.observability.health import check_health, check_readiness
+from messaging.execution import Flag, Startable, engine, seconds, workers
 from messaging.observability.web import HttpAnswer, HttpRequest, WebServer, check_port, is_loopback, text_answer
 from messaging.services import ServiceRegistry, default_registry
+from messaging.services.reporting import reporters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 logger = SafeLog(__name__)
 
 #: connections that are answered at a time; further ones are closed
 MAX_CONNECTIONS: Final = 16
+#: how long the engine and a worker may take to respond, seconds
+RESPONSE_TIMEOUT: Final = 2.0
+#: problems that are told, at most
+_MOST: Final = 100
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -121,3 +129,69 @@ class MonitoringEndpoint(Startable):
             return text_answer(404, "there are /healthz, /readyz and /metrics")
         body = json.dumps(health.as_dict()).encode() + b"\n"
         return HttpAnswer(200 if health.is_right else 503, body, {"Content-Type": "application/json"})
+
+
+# --- health and readiness
+
+
+class Health(NamedTuple):
+    """The outcome of a check.
+
+    Attributes:
+        is_right: whether there is no problem.
+        problems: what is wrong, each with the part that says so: ``instance 'plant': …``.
+        parts: number of parts that were asked.
+    """
+
+    is_right: bool
+    problems: tuple[str, ...]
+    parts: int
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """Return the outcome for JSON."""
+        return {"status": "ok" if self.is_right else "failing", "problems": list(self.problems), "parts": self.parts}
+
+
+def check_health(timeout: float = RESPONSE_TIMEOUT) -> Health:
+    """Return whether the engine's loop and a worker thread respond within ``timeout`` seconds.
+
+    Raises:
+        ArgumentError: ``timeout`` is no number of seconds.
+    """
+    limit = seconds(timeout)
+    if not limit > 0:
+        raise ArgumentError(f"timeout must be above 0, not {timeout!r:.40}")
+    flag = Flag()
+    try:
+        engine().call(workers().submit, flag.set)
+    except RuntimeError as error:  # the loop has ended
+        return Health(False, (f"engine: {error}",), 1)
+    if flag.wait(limit):
+        return Health(True, (), 1)
+    return Health(False, (f"engine: the event loop or the worker threads did not respond within {limit:g} s",), 1)
+
+
+def check_readiness(services: ServiceRegistry | None = None, timeout: float = RESPONSE_TIMEOUT) -> Health:
+    """Return whether the program is healthy, and none of its parts reports a problem.
+
+    Args:
+        services: the registry of the parts; ``None``: that of the process.
+        timeout: see :func:`check_health`.
+
+    Raises:
+        ArgumentError: an argument is not as described.
+    """
+    check_optional("services", services, ServiceRegistry)
+    health = check_health(timeout)
+    if not health.is_right:
+        return health
+    problems: list[str] = []
+    found = reporters(default_registry() if services is None else services)
+    for each in found:
+        try:
+            problems += [
+                f"{each.kind} '{each.name}': {problem}" for problem in check_result(each.problems(), "problems")
+            ]
+        except Exception as error:  # noqa: BLE001  # of a reporter of any program
+            problems.append(f"{each.kind} '{each.name}': its problems cannot be read: {type(error).__name__}")
+    return Health(not problems, tuple(problems[:_MOST]), len(found))

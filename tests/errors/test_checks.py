@@ -15,7 +15,7 @@ from messaging import ArgumentError, ConfigurationError, Message, Messaging, Pro
 from messaging.dispatch import TopicPolicy
 from messaging.interception import Interceptor
 from messaging.leases import Landlord, LeaseRenewalManager
-from messaging.observability.health import check_readiness
+from messaging.observability.endpoint import check_readiness
 from messaging.observability.opentelemetry import OpenTelemetryInterceptor
 from messaging.remoteevent import IdempotentListener, NotificationFilter
 from messaging.remoteevent.transactions.transaction import check_join

@@ -21,8 +21,7 @@ from messaging.errors import ArgumentError, ClosedError, ConfigurationError
 from messaging.execution import engine
 from messaging.gateway import Gateway
 from messaging.observability import web
-from messaging.observability.endpoint import MAX_CONNECTIONS, MonitoringEndpoint
-from messaging.observability.health import check_health, check_readiness
+from messaging.observability.endpoint import MAX_CONNECTIONS, MonitoringEndpoint, check_health, check_readiness
 from messaging.services import ServiceRegistry
 from messaging.services.reporting import PartReporter, register_reporter
 from messaging.testing.brokers import free_port
