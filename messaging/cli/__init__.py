@@ -48,11 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _complete(shell: str, arguments: Sequence[str]) -> int:
     """Answer a shell that asks for completions. Errors are silent: the user is typing on that terminal."""
     from messaging.cli.app import app
-    from messaging.cli.completion import answer
+    from messaging.cli.completion import Completer
     from messaging.cli.output import write
 
     try:
-        write(answer(app, shell, arguments).encode(errors="surrogateescape"))
+        found = Completer(app, shell, arguments).complete()
+        write(f"{found}\n".encode(errors="surrogateescape") if found else b"")
     except Exception:  # noqa: BLE001  # a malformed file, a package that does not load, a shell that is gone
         return 1
     return 0

@@ -152,22 +152,17 @@ def install(shell: str) -> tuple[Path, Path | None]:
 # --- answers
 
 
-def answer(app: typer.Typer, shell: str, arguments: Sequence[str]) -> str:
-    """Return the candidates in the form that the script of ``shell`` expects.
+class Completer(ShellComplete):
+    """Returns the candidates in the form that the script of a shell expects.
 
     Args:
         app: the program.
         shell: one of :data:`SCRIPTS`.
         arguments: for bash the whole line up to the cursor; for the others its words after the program's name.
     """
-    found = _Completer(typer.main.get_command(app), shell, arguments).complete()
-    return f"{found}\n" if found else ""
 
-
-class _Completer(ShellComplete):
-    """Completes the arguments that a script passes; see :func:`answer`."""
-
-    def __init__(self, program: Any, shell: str, arguments: Sequence[str]) -> None:
+    def __init__(self, app: typer.Typer, shell: str, arguments: Sequence[str]) -> None:
+        program: Any = typer.main.get_command(app)
         super().__init__(program, {}, "messaging", "")
         self._is_bash = shell == "bash"
         if self._is_bash:

@@ -37,6 +37,9 @@ _ANSWER: Final = 4.0
 _PATIENCE: Final = 60.0
 _DELAY: Final = 0.2
 
+#: default of ``--max-duration``, seconds
+_MAX_DURATION: Final = 30 * 86_400.0
+
 mailbox = options.CommandGroup("mailbox")
 
 
@@ -75,8 +78,9 @@ def run(
     max_bytes: Annotated[
         int | None, option("--max-bytes", "N", "Bytes of one registration; default: 1 GiB.", min=1)
     ] = None,
-    max_duration: Annotated[float, option("--max-duration", "SECONDS", "Longest lease of a registration.")] = 30
-    * 86_400.0,
+    max_duration: Annotated[
+        float, option("--max-duration", "SECONDS", "Longest lease of a registration.")
+    ] = _MAX_DURATION,
 ) -> int:
     """Run a mailbox until interrupted. Its events are in a folder, and survive restarts.
 
@@ -201,10 +205,7 @@ def drain(
 
 
 @mailbox.command()
-def cancel(
-    broker: BrokerOptions,
-    words: _ChannelAndId = None,
-) -> int:
+def cancel(broker: BrokerOptions, words: _ChannelAndId = None) -> int:
     """End a registration: its events are deleted, and their senders are told that it is gone.
 
     Example: messaging mailbox cancel mqtt://localhost mailboxes/field 6f1c0a

@@ -271,19 +271,16 @@ class Plain:
 def clean(text: str, limit: int, masking: Masking) -> str:
     """Return ``text`` on one line of at most ``limit`` characters, without secrets and unprintable characters."""
     text = exact(text)
-    if len(text) > _CACHED:
-        return _cleaned(text, limit, masking)
-    found = masking.cleaned.get((text, limit))
+    is_kept = len(text) <= _CACHED
+    found = masking.cleaned.get((text, limit)) if is_kept else None
     if found is None:
-        found = masking.cleaned[text, limit] = _cleaned(text, limit, masking)
+        is_cut = len(text) > 2 * limit
+        found = visible(" ".join(masking.text(text[: 2 * limit], is_cut=is_cut).split()))
+        if is_cut or len(found) > limit:
+            found = f"{found[: limit - 1]}…"
+        if is_kept:
+            masking.cleaned[text, limit] = found
     return found
-
-
-def _cleaned(text: str, limit: int, masking: Masking) -> str:
-    is_cut = len(text) > 2 * limit
-    text = masking.text(text[: 2 * limit], is_cut=is_cut)
-    text = visible(" ".join(text.split()))
-    return text if len(text) <= limit and not is_cut else f"{text[: limit - 1]}…"
 
 
 def _number(value: float) -> Any:
