@@ -38,7 +38,6 @@ from messaging.errors.text import SafeLog
 from messaging.eventadmin.admin_handler import (
     AdminHandler,
     AdminTerms,
-    DeliveryContext,
     PostedQueue,
     is_inside,
     is_quiet,
@@ -149,7 +148,6 @@ class EventAdmin(EventService):
         self._send_timeout = read_timeout(send_timeout, "send_timeout") or 0.0
         self._without_topics = () if without_topics == "none" else (parse_filter("*"),)
         self._properties = {Names.EVENT_ADMIN_NAME: self.name, "service.ranking": ranking}
-        self._context = DeliveryContext(self)
         self._queue = PostedQueue(self.pool, self.title)
         self.dispatcher = Dispatcher(
             self.title,
@@ -288,7 +286,6 @@ class EventAdmin(EventService):
             properties,
             admin=self,
             read=self._read_terms,
-            context=self._context,
             queue=self._queue,
         )
         if properties["service.scope"] == "singleton":

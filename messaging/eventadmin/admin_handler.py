@@ -193,23 +193,20 @@ def is_quiet() -> bool:
     return _LOG_EVENT in _admins.get()
 
 
-class DeliveryContext:
-    """The context in which the handlers of one EventAdmin run."""
+def enter(admin: object, event: Event, is_quiet: bool = False) -> contextvars.Token[Any]:
+    """Begin the delivery of ``event`` to a handler of ``admin``; return what :func:`leave` takes.
 
-    __slots__ = ("_inside", "_inside_quietly")
-
-    def __init__(self, admin: object) -> None:
-        self._inside: tuple[object, ...] = (admin,)
-        self._inside_quietly: tuple[object, ...] = (admin, _LOG_EVENT)
-
-    def enter(self, event: Event, is_quiet: bool = False) -> contextvars.Token[Any]:
-        """Begin the delivery of ``event``; returns what :func:`leave` takes."""
-        inside = self._inside_quietly if is_quiet or event.topic == LOG_TOPIC else self._inside
-        outside = _admins.get()
-        return _admins.set(tuple(dict.fromkeys((*outside, *inside))) if outside else inside)
+    Args:
+        admin: the EventAdmin.
+        event: the event.
+        is_quiet: whether it was posted while a log event was handled.
+    """
+    inside = (admin, _LOG_EVENT) if is_quiet or event.topic == LOG_TOPIC else (admin,)
+    outside = _admins.get()
+    return _admins.set(tuple(dict.fromkeys((*outside, *inside))) if outside else inside)
 
 
-#: ends the delivery that ``DeliveryContext.enter`` began
+#: ends the delivery that :func:`enter` began
 leave: Final = _admins.reset
 
 
@@ -270,7 +267,6 @@ class AdminHandler(FunctionHandler[Event]):
         reference, properties: its service, and what it asks for.
         admin: finds it, and has the threads that deliver.
         read: returns the terms that properties set. Raises ``ArgumentError`` if they are invalid.
-        context: its events are delivered in it.
         queue: the posted events of all handlers.
     """
 
@@ -285,7 +281,6 @@ class AdminHandler(FunctionHandler[Event]):
         *,
         admin: EventService,
         read: Callable[[ServiceReference, Mapping[str, Any]], AdminTerms],
-        context: DeliveryContext,
         queue: PostedQueue,
     ) -> None:
         self._dispatcher = dispatcher = admin.dispatcher
@@ -302,7 +297,7 @@ class AdminHandler(FunctionHandler[Event]):
         #: dropped events that the present lane has not counted
         self._dropped_before = 0
         self._read = read
-        self._context = context
+        self._admin = admin
         self._services = admin.services
         self._apply_terms()
 
@@ -442,7 +437,7 @@ class AdminHandler(FunctionHandler[Event]):
         Raises:
             KeyboardInterrupt, SystemExit: on the main thread, where they are meant for the program. Nothing else.
         """
-        token = self._context.enter(event, is_quiet)
+        token = enter(self._admin, event, is_quiet)
         try:
             self.deliver(event, partial(self._wait_for, limit, waiting_loop))
         finally:
@@ -476,7 +471,7 @@ class AdminHandler(FunctionHandler[Event]):
 
     async def receive_async(self, event: Event) -> None:
         """Deliver ``event`` on the event loop of the handler."""
-        token = self._context.enter(event)
+        token = enter(self._admin, event)
         try:
             await self.deliver_async(event)
         finally:
@@ -484,7 +479,7 @@ class AdminHandler(FunctionHandler[Event]):
 
     def fail(self, event: Event, error: Exception) -> None:
         """Count and log a failure before the function could be called."""
-        token = self._context.enter(event)
+        token = enter(self._admin, event)
         try:
             self.failed(event, error)
         finally:

@@ -24,7 +24,7 @@ from messaging.typedevent.receivers import EventRelay
 
 if TYPE_CHECKING:
     from messaging.dispatch import Principal
-    from messaging.services import ServiceRegistration
+    from messaging.services import ServiceRegistration, ServiceRegistry
     from messaging.typedevent.event import PublishedEvent
 
 logger = SafeLog(__name__)
@@ -82,34 +82,22 @@ class EventBridge(Closeable):
             raise ArgumentError("a bridge needs a topic, and a direction")
         self._registrations: list[ServiceRegistration] = []
         if to_bus:
-            self._registrations.append(
-                admin.services.register(
-                    EventHandler,
-                    self._from_admin,
-                    {
-                        EventConstants.EVENT_TOPIC: [_without_single_level(each) for each in self._topics],
-                        EventConstants.EVENT_TARGET: f"({EventConstants.EVENT_ADMIN_NAME}={escaped(admin.name)})",
-                        **self._principal_property(EventConstants.EVENT_PRINCIPAL),
-                    },
-                )
-            )
+            topics = [_without_single_level(each) for each in self._topics]
+            target = f"({EventConstants.EVENT_ADMIN_NAME}={escaped(admin.name)})"
+            self._serve(admin.services, EventHandler, self._from_admin, topics, target)
         if to_admin:
-            self._registrations.append(
-                bus.services.register(
-                    UntypedEventHandler,
-                    EventRelay(self._from_bus),
-                    {
-                        TypedEventConstants.TYPED_EVENT_TOPICS: [each.text for each in self._topics],
-                        TypedEventConstants.TYPED_EVENT_TARGET: (
-                            f"({TypedEventConstants.TYPED_EVENT_BUS_NAME}={escaped(bus.name)})"
-                        ),
-                        **self._principal_property(TypedEventConstants.TYPED_EVENT_PRINCIPAL),
-                    },
-                )
-            )
+            topics = [each.text for each in self._topics]
+            target = f"({TypedEventConstants.TYPED_EVENT_BUS_NAME}={escaped(bus.name)})"
+            self._serve(bus.services, UntypedEventHandler, EventRelay(self._from_bus), topics, target)
 
-    def _principal_property(self, name: str) -> dict[str, Any]:
-        return {} if self._principal is None else {name: self._principal}
+    def _serve(
+        self, services: ServiceRegistry, interface: type, handler: object, topics: list[str], target: str
+    ) -> None:
+        """Register a handler. The names of its properties are the same in both services."""
+        properties: dict[str, Any] = {EventConstants.EVENT_TOPIC: topics, EventConstants.EVENT_TARGET: target}
+        if self._principal is not None:
+            properties[EventConstants.EVENT_PRINCIPAL] = self._principal
+        self._registrations.append(services.register(interface, handler, properties))
 
     def _from_admin(self, event: Event) -> None:
         passed = event.passed if isinstance(event, BridgedEvent) else ()
