@@ -262,7 +262,7 @@ def _fault_of_public(topic: str, text: str, wildcards: str) -> str:
             if not position:
                 return f"'/' {_where(0, text)}: a topic does not begin with '/'"
             return f"{_where(position, text, 'an empty token')}: a topic has letters or digits between two '/'"
-        if char != "/" and not _is_alphanumeric(char):
+        if char != "/" and not (char.isascii() and char.isalnum()):
             return f"{char!r} {_where(position, text)}: {_rule_broken_by(char, wildcards)}"
         before = char
     return f"'/' {_where(len(topic) - 1, text)}: a topic does not end with '/'" if before == "/" else ""
@@ -287,10 +287,6 @@ def _fault_of_private(text: str, wildcards: str) -> str:
 
 def _where(position: int, text: str, what: str = "") -> str:
     return f"{what}{' ' if what else ''}at position {position} of {text[:_SHOWN]!r}"
-
-
-def _is_alphanumeric(char: str) -> bool:
-    return char.isascii() and char.isalnum()
 
 
 def _rule_broken_by(char: str, wildcards: str) -> str:

@@ -163,13 +163,12 @@ class Guarantees:
         return [*journal.read(offset, offset + self._count)]
 
     def is_due(self, written: int) -> bool:
-        """Return whether to store a block, ``written`` more bytes after the last call."""
+        """Return whether to store a block, ``written`` more bytes after the last call; if so, begin an interval."""
         self._written += written
-        return self._written >= self._interval
-
-    def begin(self) -> None:
-        """Begin an interval."""
-        self._written = 0
+        is_due = self._written >= self._interval
+        if is_due:
+            self._written = 0
+        return is_due
 
     def note(self, offset: int, count: int) -> None:
         """Note that a block is stored. Raises ``JournalError``."""

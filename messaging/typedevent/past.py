@@ -56,7 +56,6 @@ from messaging.errors import (
     InvalidEventError,
     JournalError,
     MessagingError,
-    PermissionDeniedError,
 )
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, Serial, clock, engine
@@ -509,13 +508,8 @@ class PastSender:
         return payload if len(payload) <= self._max_bytes else None
 
     def _may_send(self, topic: str) -> bool:
-        if self._terms.outbound_policy is None:
-            return True
-        try:
-            self._terms.outbound_policy.check(self._terms.principal, TopicPermission(topic, TopicPermission.PUBLISH))
-        except PermissionDeniedError:
-            return False
-        return True
+        policy, publish = self._terms.outbound_policy, TopicPermission.PUBLISH
+        return policy is None or policy.permits(self._terms.principal, TopicPermission(topic, publish))
 
     def _refuse(self, request: Announcement, error: Exception) -> None:
         """Tell the member that asked that there is no answer."""

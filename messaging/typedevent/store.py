@@ -293,7 +293,6 @@ class EventStore:
         self._position = events[-1].sequence
         self._note_failure(batch)
         if self._guarantees.is_due(written):
-            self._guarantees.begin()
             self._copy_guaranteed()
 
     def _store(self, records: list[bytes]) -> StoreBatch:
