@@ -288,9 +288,7 @@ class FunctionHandler(DispatchHandler[E]):
             task = asyncio.current_task()
             return task is not None and task.cancelling() > 0  # by the lane or the sender
         if isinstance(error, GeneratorExit):
-            return (
-                not self.loop.is_running()
-            )  # the closed loop discards its coroutines: nothing may be awaited any more
+            return not self.loop.is_running()  # the closed loop discards its coroutines: nothing may be awaited
         return self.passes_interrupts and is_interrupt(error)
 
 

@@ -92,12 +92,12 @@ class PartReporter:
         if not isinstance(kind, str) or not kind.isascii() or not kind.isidentifier() or kind != kind.lower():
             raise ArgumentError(f"kind must be a name in snake case, such as 'typed_event_bus', not {kind!r:.80}")
         check_instance("name", name, str)
-        for what, function in (("report", report), ("problems", problems or _none)):
+        for what, function in (("report", report), ("problems", problems or tuple)):
             check_procedure(function, what)
         self.kind = kind
         self.name = name
         self._report = report
-        self._problems = problems or _none
+        self._problems = problems or tuple
 
     def report(self) -> Any:
         """See :class:`Reporter`."""
@@ -111,10 +111,6 @@ class PartReporter:
     @tolerant
     def __repr__(self) -> str:
         return f"<PartReporter {self.kind} {self.name!r}>"
-
-
-def _none() -> Sequence[str]:
-    return ()
 
 
 def register_reporter(services: ServiceRegistry, reporter: Reporter) -> ServiceRegistration:

@@ -257,12 +257,6 @@ class TypedEventMonitor:
 
     # --- observing (157.6.1)
 
-    @overload
-    def monitor_events(self, *, principal: Principal = None) -> Observable[MonitorEvent]: ...
-    @overload
-    def monitor_events(
-        self, history: int | datetime, history_only: bool = False, *, principal: Principal = None
-    ) -> Observable[MonitorEvent]: ...
     def monitor_events(
         self, history: int | datetime = 0, history_only: bool = False, *, principal: Principal = None
     ) -> Observable[MonitorEvent]:
