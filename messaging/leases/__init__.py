@@ -1,20 +1,15 @@
 """Leases: resources that are granted for a time, and renewed as long as they are needed (EV.2.1).
 
 ==================  =================================================================================================
-``lease``           Lease: the handle of the holder; the clock of leases, and the end of a lease over a restart
+``lease``           Lease: the handle of the holder; batches; the clock of leases, and the end of a lease over a restart
 ``landlord``        Landlord: grants leases, and ends them
-``batch``           several leases renewed or cancelled together
 ``renewal``         LeaseRenewalManager: keeps leases alive; ``renewed``: when each of them is due
-``remote``          leases of landlords in other processes
-``serving``         leases for other processes, and finding them at a broker
+``remote``          leases of and for other processes, and finding them at a broker
 ==================  =================================================================================================
 
 May import: ``dispatch``, ``execution``, ``errors``, ``environment``, ``model``.
 """
 
-from messaging.leases.batch import LeaseMap as LeaseMap
-from messaging.leases.batch import cancel_all as cancel_all
-from messaging.leases.batch import renew_all as renew_all
 from messaging.leases.landlord import GrantedLease as GrantedLease
 from messaging.leases.landlord import Landlord as Landlord
 from messaging.leases.landlord import LeaseEnd as LeaseEnd
@@ -23,13 +18,20 @@ from messaging.leases.lease import ANY as ANY
 from messaging.leases.lease import FOREVER as FOREVER
 from messaging.leases.lease import Grantor as Grantor
 from messaging.leases.lease import Lease as Lease
+from messaging.leases.lease import LeaseMap as LeaseMap
 from messaging.leases.lease import StoredTime as StoredTime
+from messaging.leases.lease import cancel_all as cancel_all
 from messaging.leases.lease import lease_time as lease_time
 from messaging.leases.lease import release as release
+from messaging.leases.lease import renew_all as renew_all
 from messaging.leases.remote import LEASE as LEASE
 from messaging.leases.remote import LEASES as LEASES
 from messaging.leases.remote import SECONDS as SECONDS
+from messaging.leases.remote import LeaseDirectory as LeaseDirectory
+from messaging.leases.remote import LeaseServer as LeaseServer
+from messaging.leases.remote import LeasingServer as LeasingServer
 from messaging.leases.remote import RemoteGrantor as RemoteGrantor
+from messaging.leases.remote import find_leases as find_leases
 from messaging.leases.remote import lease_from_value as lease_from_value
 from messaging.leases.remote import lease_operations as lease_operations
 from messaging.leases.remote import lease_to_value as lease_to_value
@@ -41,10 +43,6 @@ from messaging.leases.renewal import LeaseRenewalManager as LeaseRenewalManager
 from messaging.leases.renewed import DesiredExpirationListener as DesiredExpirationListener
 from messaging.leases.renewed import LeaseListener as LeaseListener
 from messaging.leases.renewed import LeaseRenewalEvent as LeaseRenewalEvent
-from messaging.leases.serving import LeaseDirectory as LeaseDirectory
-from messaging.leases.serving import LeaseServer as LeaseServer
-from messaging.leases.serving import LeasingServer as LeasingServer
-from messaging.leases.serving import find_leases as find_leases
 
 __all__ = [
     "ANY",

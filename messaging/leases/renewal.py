@@ -34,8 +34,7 @@ from messaging.errors import (
 from messaging.errors.checks import check_procedure, check_result
 from messaging.errors.text import SafeLog, brief
 from messaging.execution import Closeable, Flag, Serial, clock, engine, seconds, workers
-from messaging.leases.batch import ask_each
-from messaging.leases.lease import ANY, Lease, check_duration, lease_time
+from messaging.leases.lease import ANY, Lease, ask_each, check_duration, lease_time
 from messaging.leases.renewed import RenewalRequests, RenewedLeases
 
 if TYPE_CHECKING:

@@ -6,13 +6,12 @@ them on the way. Each party takes any listener, of this process or of another on
 ===================  ===============================================================================================
 ``event``            RemoteEvent, EventRegistration (EV.2.3.2, EV.2.3.5), and an event as one line of JSON
 ``listener``         RemoteEventListener (EV.2.3.1), and what its failures mean; listeners of this process as targets
-``remote_listener``  listeners of other processes
+``remote``           listeners, generators and third parties of and for other processes
 ``delivery``         the events for one listener, in order, with retries
 ``generator``        EventGenerator (EV.2.3.4); ``storage``: its events and registrations; ``transacted``: transactions
 ``agent``            StoreAndForwardAgent (EV.3.1)
 ``third_parties``    filters, correlators, demultiplexers (EV.3.2), and multiplexers (EV.3.2.1)
 ``mailbox``          EventMailbox (EV.3.3)
-``serving``          generators and third parties for other processes
 ``sequences``        duplicates and losses, sets of numbers
 ``event_journal``    events on the disk; ``intake``: each event stored once; ``party``: registrations on the disk
 ``renewal_set``      leases that are renewed for a client; ``renewals``: for the owners of a party
@@ -40,9 +39,11 @@ from messaging.remoteevent.mailbox import MailboxServer as MailboxServer
 from messaging.remoteevent.mailbox import RemoteEventIterator as RemoteEventIterator
 from messaging.remoteevent.mailbox import RemoteMailbox as RemoteMailbox
 from messaging.remoteevent.mailbox import RemoteMailboxRegistration as RemoteMailboxRegistration
-from messaging.remoteevent.remote_listener import ListenerReference as ListenerReference
-from messaging.remoteevent.remote_listener import ListenerServer as ListenerServer
-from messaging.remoteevent.remote_listener import RemoteListener as RemoteListener
+from messaging.remoteevent.remote import EventServer as EventServer
+from messaging.remoteevent.remote import ListenerReference as ListenerReference
+from messaging.remoteevent.remote import ListenerServer as ListenerServer
+from messaging.remoteevent.remote import RemoteGenerator as RemoteGenerator
+from messaging.remoteevent.remote import RemoteListener as RemoteListener
 from messaging.remoteevent.renewal_set import ExpirationWarningEvent as ExpirationWarningEvent
 from messaging.remoteevent.renewal_set import LeaseRenewalSet as LeaseRenewalSet
 from messaging.remoteevent.renewal_set import RenewalFailureEvent as RenewalFailureEvent
@@ -50,8 +51,6 @@ from messaging.remoteevent.sequences import Arrival as Arrival
 from messaging.remoteevent.sequences import ArrivalKind as ArrivalKind
 from messaging.remoteevent.sequences import IdempotentListener as IdempotentListener
 from messaging.remoteevent.sequences import SequenceTracker as SequenceTracker
-from messaging.remoteevent.serving import EventServer as EventServer
-from messaging.remoteevent.serving import RemoteGenerator as RemoteGenerator
 from messaging.remoteevent.third_parties import EventCorrelator as EventCorrelator
 from messaging.remoteevent.third_parties import NotificationDemultiplexer as NotificationDemultiplexer
 from messaging.remoteevent.third_parties import NotificationFilter as NotificationFilter

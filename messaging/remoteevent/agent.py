@@ -185,14 +185,9 @@ class StoreAndForwardAgent(BatchListener, Party):
     def _add(self, forwarding: Interest, start: int | None) -> None:
         """Add a registration, whose delivery is not begun; ``start``: see ``EventFolder.queue``."""
         channel = channel_of(forwarding.kind)
-        forwarding.delivery = EventDelivery(
-            f"{self.name} {forwarding.kind}",
-            as_target(forwarding.listener),
-            self._folder.queue(forwarding, start),
-            policy=self._retry,
-            on_unknown_event=lambda _kind: release(forwarding.lease),
-            lease=forwarding.lease,
-        )
+        queue = self._folder.queue(forwarding, start)
+        target = as_target(forwarding.listener)
+        forwarding.begin(f"{self.name} {forwarding.kind}", target, queue, self._retry, ends_when_gone=False)
         with self._lock:
             self._forwardings[channel] = (*self._forwardings.get(channel, ()), forwarding)
 

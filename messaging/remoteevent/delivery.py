@@ -22,13 +22,14 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, DeadlineError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, Serial, clock, engine, may_block, seconds
+from messaging.leases import release
 from messaging.remoteevent.listener import Disposition, WantedEvents, WithdrawnError, disposition, outcomes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from messaging.leases import GrantedLease, Lease
-    from messaging.remoteevent.event import EventKind, RemoteEvent
+    from messaging.remoteevent.event import EventId, EventKind, RemoteEvent
     from messaging.remoteevent.listener import EventTarget, Outcome
 
 logger = SafeLog(__name__)
@@ -486,6 +487,28 @@ class Interest:
         self.after = after
         self.queue: MemoryQueue | None = None
 
+    def begin(
+        self, name: str, target: EventTarget, queue: EventQueue, policy: RetryPolicy, *, ends_when_gone: bool = True
+    ) -> None:
+        """Make the delivery, which ends the lease when the listener does not know the kind, or is gone.
+
+        Args:
+            name, target, queue, policy: see ``EventDelivery``.
+            ends_when_gone: whether the lease ends when the listener is gone; otherwise the delivery stops.
+        """
+        self.delivery = EventDelivery(
+            name,
+            target,
+            queue,
+            policy=policy,
+            on_unknown_event=self._end_lease,
+            on_gone=self._end_lease if ends_when_gone else None,
+            lease=self.lease,
+        )
+
+    def _end_lease(self, _reason: object) -> None:
+        release(self.lease)
+
     def stop(self) -> None:
         """Stop the delivery. A lease may end before its delivery has begun."""
         delivery: EventDelivery | None = getattr(self, "delivery", None)
@@ -504,6 +527,23 @@ class Interest:
         if self.handback is None and event.handback is None:
             return event
         return event.with_handback(self.handback)
+
+
+class GeneratedKind:
+    """A kind of event of one generator, or of one transaction of it."""
+
+    __slots__ = ("id", "interests", "sequence")
+
+    def __init__(self, event_id: EventId, sequence: int = 0) -> None:
+        self.id = event_id
+        #: number of the last event
+        self.sequence = sequence
+        #: replaced, never changed in place
+        self.interests: tuple[Interest, ...] = ()
+
+    def remove(self, interest: Interest) -> None:
+        """Remove a registration. With the lock of the generator."""
+        self.interests = tuple(each for each in self.interests if each is not interest)
 
 
 def wait_for_all(stopped: Iterable[Promise[None]], timeout: float = CLOSE_TIMEOUT) -> None:

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
 
 from messaging.dispatch.eventdata import convert, from_portable, read_json, to_portable, write_json
-from messaging.errors import ConversionError, DecodeError, InvalidEventError
+from messaging.errors import ArgumentError, ConversionError, DecodeError, InvalidEventError
 from messaging.errors.text import SafeLog
 
 if TYPE_CHECKING:
@@ -202,6 +202,19 @@ def check_kind(source: object, event_id: object) -> EventKind:
             f"the source of a remote event must be a text of 1 to {_LONGEST_SOURCE} characters, not {source!r:.80}"
         )
     return source, check_event_id(event_id)
+
+
+def as_kind(value: object) -> EventKind:
+    """Return source and id of a registration, or of (source, id).
+
+    Raises:
+        ArgumentError, InvalidEventError: it is neither.
+    """
+    if isinstance(value, EventRegistration):
+        return value.kind
+    if isinstance(value, tuple) and len(value) == 2:
+        return check_kind(*value)
+    raise ArgumentError(f"a kind of event must be a registration, or (source, id), not {value!r:.80}")
 
 
 def check_sequence_number(value: object) -> int:

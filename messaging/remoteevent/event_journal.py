@@ -222,19 +222,15 @@ class EventJournal:
         self._queues[name] = queue
         return queue
 
-    def remove(self, name: str) -> None:
-        """Forget a position, so that it keeps no events."""
-        self._queues.pop(name, None)
-        self.journal.remove_cursor(name)
-
     def forget(self, name: str) -> None:
-        """Forget the position of a registration that has ended. A failure of the disk is logged.
+        """Forget the position of a registration that has ended, so that it keeps no events. A failure is logged.
 
         Raises:
             ClosedError: the journal is closed.
         """
         try:
-            self.remove(name)
+            self._queues.pop(name, None)
+            self.journal.remove_cursor(name)
         except JournalError as error:
             logger.warning("%s: the position %r is kept until the next run: %s", self.journal.path, name, error)
 
@@ -385,25 +381,18 @@ class Checkpoint:
                 self._bytes += len(record.payload)
             self._count += len(records)
 
-    def note(self, count: int, size: int) -> None:
-        """Count records that were stored, and their bytes; store the state if they are many. On any thread; quick."""
+    def note(self, count: int, size: int, *, is_full: bool = False) -> None:
+        """Count records that were stored, and their bytes; store the state if they are many. On any thread; quick.
+
+        With ``is_full`` it is stored soon in any case: the journal refused a record for want of room.
+        """
         with self._lock:
             self._count += count
             self._bytes += size
-            if self._is_requested or (self._count < CHECKPOINT and self._bytes < self._most_bytes):
+            is_due = is_full or self._count >= CHECKPOINT or self._bytes >= self._most_bytes
+            if self._is_requested or not is_due:
                 return
             self._is_requested = True
-        self._request()
-
-    def note_full(self) -> None:
-        """Store the state soon: the journal refused a record for want of room. On any thread; quick."""
-        with self._lock:
-            if self._is_requested:
-                return
-            self._is_requested = True
-        self._request()
-
-    def _request(self) -> None:
         workers().submit(self._store_soon)
 
     def _store_soon(self) -> None:

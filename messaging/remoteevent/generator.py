@@ -26,7 +26,7 @@ from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Promise, clock
 from messaging.leases import Landlord, Lease, LeaseEnd, release
-from messaging.remoteevent.delivery import SHORT, DeliveryCounts, EventDelivery, Interest, RetryPolicy
+from messaging.remoteevent.delivery import SHORT, DeliveryCounts, GeneratedKind, Interest, RetryPolicy
 from messaging.remoteevent.event import (
     EventId,
     EventRegistration,
@@ -55,19 +55,6 @@ E = TypeVar("E", bound=RemoteEvent)
 MAX_PENDING: Final = 10_000
 #: bytes of the undelivered events of a generator with a path
 MAX_BYTES: Final = 2**30
-
-
-class GeneratedKind:
-    """A kind of event of one generator."""
-
-    __slots__ = ("id", "interests", "sequence")
-
-    def __init__(self, event_id: EventId, sequence: int = 0) -> None:
-        self.id = event_id
-        #: number of the last event
-        self.sequence = sequence
-        #: replaced, never changed in place
-        self.interests: tuple[Interest, ...] = ()
 
 
 class EventGenerator(Party):
@@ -215,7 +202,7 @@ class EventGenerator(Party):
         self._storage.check(interest)
         lease = interest.lease = self.landlord.grant(duration, about=f"events {event_id!r}")
         with on_failure(self._undo, interest):
-            self._start(interest, target)
+            interest.begin(f"{self.source} {event_id}", target, self._storage.queue(interest), self._retry)
             with self._lock:
                 interest.after = kind.sequence
                 kind.interests = (*kind.interests, interest)
@@ -224,17 +211,6 @@ class EventGenerator(Party):
         lease.when_ended(lambda end: self._end(interest, end))
         interest.delivery.wake()
         return EventRegistration(event_id, self.source, lease, interest.after, is_fully_ordered=True)
-
-    def _start(self, interest: Interest, target: Any) -> None:
-        interest.delivery = EventDelivery(
-            f"{self.source} {interest.kind[1]}",
-            target,
-            self._storage.queue(interest),
-            policy=self._retry,
-            on_unknown_event=lambda _kind: release(interest.lease),
-            on_gone=lambda _error: release(interest.lease),
-            lease=interest.lease,
-        )
 
     def _undo(self, interest: Interest) -> None:
         """End a registration that failed."""
@@ -247,8 +223,7 @@ class EventGenerator(Party):
         if end is not LeaseEnd.CLOSED:
             self._storage.forget(interest)
         with self._lock:  # last: closing looks for registrations that are not forgotten yet
-            kind = self._kinds[interest.kind[1]]
-            kind.interests = tuple(each for each in kind.interests if each is not interest)
+            self._kinds[interest.kind[1]].remove(interest)
 
     def _recover_number(self, event_id: EventId, number: int) -> None:
         self._kinds.setdefault(event_id, GeneratedKind(event_id)).sequence = number
@@ -259,7 +234,8 @@ class EventGenerator(Party):
         # numbers of events that were lost with the earlier run, before they were stored, are not given again
         kind.sequence = max(kind.sequence, interest.after)
         lease = interest.lease = grant(lambda _end: None)
-        self._start(interest, as_target(interest.listener))
+        target = as_target(interest.listener)
+        interest.begin(f"{self.source} {event_id}", target, self._storage.queue(interest), self._retry)
         kind.interests = (*kind.interests, interest)
         lease.when_ended(lambda end: self._end(interest, end))
 

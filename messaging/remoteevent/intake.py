@@ -258,7 +258,7 @@ class EventIntake:
         if refusal is not None and not is_over:
             outcomes.append(refusal)
         if isinstance(error, JournalFullError):
-            self._checkpoint.note_full()
+            self._checkpoint.note(0, 0, is_full=True)
         if count:
             self._checkpoint.note(count, size)
             self._changed(channels)

@@ -18,7 +18,7 @@ from messaging.remoteevent.delivery import POSITION, Interest
 from messaging.remoteevent.event import check_kind
 from messaging.remoteevent.event_journal import EventJournal, JournalQueue, channel_of
 from messaging.remoteevent.listener import as_target
-from messaging.remoteevent.remote_listener import ListenerReference, RemoteListener
+from messaging.remoteevent.remote import ListenerReference, RemoteListener
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -154,7 +154,7 @@ class EventAppend:
     def note_refused(self, error: MessagingError) -> None:
         """See ``Append``."""
         if isinstance(error, JournalFullError):
-            self._storage._checkpoint.note_full()
+            self._storage._checkpoint.note(0, 0, is_full=True)
         self._promise.reject(error)
 
 
@@ -245,7 +245,7 @@ class DurableStorage(Storage):
         except MessagingError as error:
             self._numbers[event.id] = number - 1
             if isinstance(error, JournalFullError):
-                self._checkpoint.note_full()
+                self._checkpoint.note(0, 0, is_full=True)
             raise
 
     def added(self, interests: tuple[Interest, ...], promise: Promise[int], number: int) -> None:

@@ -27,7 +27,7 @@ from messaging.errors.text import SafeLog
 from messaging.execution import Promise, clock, workers
 from messaging.leases import Landlord, Lease, LeaseEnd, release
 from messaging.remoteevent.delivery import SHORT, DeliveryCounts, RetryPolicy
-from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_kind
+from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, as_kind, check_kind
 from messaging.remoteevent.generator import EventGenerator
 from messaging.remoteevent.listener import (
     TIME_LIMIT,
@@ -217,12 +217,12 @@ class NotificationDemultiplexer(BatchListener):
         """
         target = as_target(listener)
         with self._lock:
-            self._targets[_kind(kind)] = target
+            self._targets[as_kind(kind)] = target
 
     def remove(self, kind: EventRegistration | EventKind) -> bool:
         """Refuse the events of a kind from now on; return whether there was a listener. Raises as :meth:`add`."""
         with self._lock:
-            return self._targets.pop(_kind(kind), None) is not None
+            return self._targets.pop(as_kind(kind), None) is not None
 
     def deliver(self, events: Sequence[RemoteEvent], /) -> Promise[list[Outcome]]:
         """See :class:`~messaging.remoteevent.listener.EventTarget`: passes on the first events that have one kind."""
@@ -233,14 +233,6 @@ class NotificationDemultiplexer(BatchListener):
         count = next((at for at, each in enumerate(events) if each.kind != kind), len(events))
         is_wanted = wanted_test(events)
         return target.deliver(WantedEvents(events[:count], lambda: is_wanted() and self._targets.get(kind) is target))
-
-
-def _kind(kind: object) -> EventKind:
-    if isinstance(kind, EventRegistration):
-        return kind.kind
-    if isinstance(kind, tuple) and len(kind) == 2:
-        return check_kind(*kind)
-    raise ArgumentError(f"a kind of event must be a registration, or (source, id), not {kind!r:.80}")
 
 
 #: events that one listener has acknowledged and its sender has not been told of; more make duplicates

@@ -36,7 +36,7 @@ from messaging.errors import (
 from messaging.errors.text import SafeLog
 from messaging.execution import Deadlines, Promise, clock, engine, seconds, workers
 from messaging.leases import release
-from messaging.remoteevent.delivery import SHORT, EventDelivery, Interest, MemoryQueue, wait_for_all
+from messaging.remoteevent.delivery import SHORT, GeneratedKind, Interest, MemoryQueue, wait_for_all
 from messaging.remoteevent.event import EventId, EventRegistration, RemoteEvent
 from messaging.remoteevent.listener import as_target
 from messaging.remoteevent.transactions import TransactionState, Vote
@@ -59,17 +59,6 @@ _LONGEST: Final = 60.0
 _AGAIN: Final = 10.0
 
 
-class _InnerKind:
-    """A kind of event within one transaction."""
-
-    __slots__ = ("id", "interests", "sequence")
-
-    def __init__(self, event_id: str) -> None:
-        self.id = event_id
-        self.sequence = 0
-        self.interests: tuple[Interest, ...] = ()
-
-
 class _TransactionScope:
     """The registrations and the events of one transaction."""
 
@@ -79,7 +68,7 @@ class _TransactionScope:
     )  # fmt: skip
 
     def __init__(self, events: list[RemoteEvent], *, is_joined: bool = False) -> None:
-        self.kinds: dict[EventId, _InnerKind] = {}
+        self.kinds: dict[EventId, GeneratedKind] = {}
         #: for listeners outside, in order
         self.events = events
         #: those that `commit` publishes, by their numbers, and the numbers of those that are on the disk
@@ -276,19 +265,11 @@ class TransactedEvents:
             duration, lambda end: self._end_interest(scope, event_id, interest, end), about=f"events {inner_id!r}"
         )
         interest.lease = lease
-        interest.delivery = EventDelivery(
-            f"{self._source} {inner_id}",
-            target,
-            queue,
-            policy=SHORT,
-            on_unknown_event=lambda _kind: release(lease),
-            on_gone=lambda _error: release(lease),
-            lease=lease,
-        )
+        interest.begin(f"{self._source} {inner_id}", target, queue, SHORT)
         with self._lock:
             is_ended = scope.is_ended
             if not is_ended:
-                kind = scope.kinds.setdefault(event_id, _InnerKind(inner_id))
+                kind = scope.kinds.setdefault(event_id, GeneratedKind(inner_id))
                 kind.interests = (*kind.interests, interest)
                 number = kind.sequence
         if is_ended:
@@ -301,7 +282,7 @@ class TransactedEvents:
         with self._lock:
             kind = scope.kinds.get(event_id)
             if kind is not None:
-                kind.interests = tuple(each for each in kind.interests if each is not interest)
+                kind.remove(interest)
 
     def generate(self, transaction: Transaction, event: RemoteEvent) -> Promise[int]:
         """Generate an event within a transaction; see ``EventGenerator.generate``."""

@@ -38,7 +38,7 @@ from messaging.leases import (
     remote_leases,
     renew_all,
 )
-from messaging.leases import serving as serving_module
+from messaging.leases import remote as remote_module
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
 from tests.leases.conftest import Connect
@@ -352,8 +352,8 @@ def test_the_kept_answers_are_bounded(
     memory: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, client = memory(), memory()
-    monkeypatch.setattr(serving_module, "_MOST_LEASES", 3)
-    monkeypatch.setattr(serving_module, "_MOST_OBJECTS", 2)
+    monkeypatch.setattr(remote_module, "_MOST_LEASES", 3)
+    monkeypatch.setattr(remote_module, "_MOST_OBJECTS", 2)
     answers = [("a", 2), ("a", 3), ("b", 1), ("c", 0), ("d", 0)]
 
     def answer(query: messaging.Message) -> None:
@@ -406,7 +406,7 @@ def test_the_leases_of_a_server_that_could_not_be_made_are_not_served(
 
     with Landlord() as landlord:
         with monkeypatch.context() as patched:
-            patched.setattr(serving_module, "LeaseDirectory", refuse)
+            patched.setattr(remote_module, "LeaseDirectory", refuse)
             with pytest.raises(ArgumentError, match="refused"):
                 LeaseServer(server, channel, landlord)
         with LeaseServer(server, channel, landlord) as serving:  # the channel is free again

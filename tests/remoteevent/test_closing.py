@@ -24,7 +24,7 @@ from messaging.remoteevent import (
     RemoteMailbox,
     RemoteMailboxRegistration,
 )
-from messaging.remoteevent.remote_listener import STARTING
+from messaging.remoteevent.remote import STARTING
 from messaging.remoteevent.renewal_set import LeaseRenewalSet
 from messaging.remoteevent.transactions import RemoteTransactionManager, TransactionManager, TransactionServer
 from messaging.testing.clock import VirtualClock

@@ -12,7 +12,7 @@ from messaging import Messaging
 from messaging.errors import WouldBlockError
 from messaging.journal import JournalTable
 from messaging.leases import Landlord, LeaseServer
-from messaging.leases.serving import ANSWERS, find_leases
+from messaging.leases.remote import ANSWERS, find_leases
 from messaging.remoteevent import (
     EventGenerator,
     EventMailbox,

@@ -343,7 +343,7 @@ def test_a_mailbox_server_that_is_being_made_answers_fetches(
                 found.extend(iterator.batch())
             super().__init__(messaging, channel, landlord)
 
-    monkeypatch.setattr("messaging.leases.serving.LeaseDirectory", Directory)
+    monkeypatch.setattr("messaging.leases.remote.LeaseDirectory", Directory)
     with EventMailbox(tmp_path / "mailbox", messaging=m) as mailbox:
         local = mailbox.register(100.0)
         store(local, events(1, 2))

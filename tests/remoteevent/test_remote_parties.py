@@ -469,7 +469,7 @@ def test_a_listener_that_hangs_delays_no_other_behind_its_channel(connect: Conne
 
 
 def test_notifications_that_wait_for_a_listener_are_bounded(m: Messaging, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("messaging.remoteevent.remote_listener._MAX_WAITING_BYTES", 10_000)
+    monkeypatch.setattr("messaging.remoteevent.remote._MAX_WAITING_BYTES", 10_000)
     listener = Recorder()
     with ListenerServer(m) as server, listener.gate:
         stub = RemoteListener(m, server.add(listener), timeout=20)

@@ -53,7 +53,7 @@ from messaging.remoteevent.mailbox.failure_notices import FailureNotices
 from messaging.remoteevent.mailbox.open_boxes import OpenBoxes, default_most
 from messaging.remoteevent.mailbox.registration import MailboxListener, MailboxRegistration
 from messaging.remoteevent.party import REGISTRATION, Party, PartyFolder
-from messaging.remoteevent.remote_listener import RemoteListener
+from messaging.remoteevent.remote import RemoteListener
 from messaging.remoteevent.renewals import OwnedRenewals, RenewalFailure
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from messaging.environment.signals import on_failure
 from messaging.errors import (
-    ArgumentError,
     ClosedError,
     ListenerGoneError,
     MessagingError,
@@ -27,7 +26,7 @@ from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Promise, refuse_in_loop, workers
 from messaging.leases import LeaseEnd
 from messaging.remoteevent.delivery import DeliveryCounts, EventDelivery, RetryPolicy
-from messaging.remoteevent.event import EventRegistration, check_kind
+from messaging.remoteevent.event import as_kind
 from messaging.remoteevent.listener import BatchListener, as_target, settled
 from messaging.remoteevent.mailbox.iterator import Pulling, RemoteEventIterator, checked_most
 from messaging.remoteevent.mailbox.open_boxes import BoxSlot, OpenBoxes
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from messaging.leases import GrantedLease
-    from messaging.remoteevent.event import EventKind, RemoteEvent
+    from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent
     from messaging.remoteevent.listener import EventTarget, Outcome
     from messaging.remoteevent.mailbox.box import Box, BoxOptions, Keep
 
@@ -324,9 +323,7 @@ class MailboxRegistration:
         if target is None:
             self.disable_delivery()
             return
-        self.refuse_ended()
-        self._refuse_loop(target)
-        found = as_target(target)
+        found = self._checked(target)
         refuse_in_loop("the disk of a mailbox", "`await` enable_delivery_soon()")
         self.pushing.enable(target, found)
 
@@ -337,10 +334,14 @@ class MailboxRegistration:
         """
         if target is None:
             return _soon("disable delivery", self.disable_delivery)
+        found = self._checked(target)
+        return _soon("enable delivery", lambda: self.pushing.enable(target, found))
+
+    def _checked(self, target: Any) -> EventTarget:
+        """Return what events are passed to; raise why they cannot be passed to a target."""
         self.refuse_ended()
         self._refuse_loop(target)
-        found = as_target(target)
-        return _soon("enable delivery", lambda: self.pushing.enable(target, found))
+        return as_target(target)
 
     def disable_delivery(self) -> None:
         """Store events only. Idempotent. An iterator stays valid.
@@ -362,7 +363,7 @@ class MailboxRegistration:
             JournalError, ClosedError, WouldBlockError: as :meth:`enable_delivery`.
         """
         self.refuse_ended()
-        found = frozenset(each.kind if isinstance(each, EventRegistration) else _kind(each) for each in kinds)
+        found = frozenset(map(as_kind, kinds))
         refuse_in_loop("the disk of a mailbox", "call it on a worker thread")
         self.pushing.refuse(found)
 
@@ -504,9 +505,3 @@ def _soon(what: str, function: Callable[[], object]) -> Promise[None]:
 
     workers().submit(run)
     return promise
-
-
-def _kind(value: object) -> EventKind:
-    if isinstance(value, tuple) and len(value) == 2:
-        return check_kind(*value)
-    raise ArgumentError(f"a kind of event must be a registration, or (source, id), not {value!r:.80}")

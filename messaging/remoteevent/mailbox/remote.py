@@ -32,7 +32,7 @@ from messaging.model import check_name
 from messaging.remoteevent.event import EventRegistration, check_kind, decode_event, encode_event
 from messaging.remoteevent.mailbox.iterator import LONG_POLL, RemoteEventIterator, checked_most
 from messaging.remoteevent.mailbox.mailbox import EventMailbox
-from messaging.remoteevent.remote_listener import (
+from messaging.remoteevent.remote import (
     LISTENERS,
     REFERENCE,
     ListenerReference,

@@ -80,7 +80,7 @@ REMOTE = (
         "remote events",
         (
             Edit(
-                "messaging/remoteevent/remote_listener.py",
+                "messaging/remoteevent/remote.py",
                 "-math.inf if channel is None else clock.monotonic() + STARTING",
                 "-math.inf",
             ),
@@ -155,7 +155,7 @@ REMOTE = (
         "remote events",
         (
             Edit(
-                "messaging/remoteevent/remote_listener.py",
+                "messaging/remoteevent/remote.py",
                 "target.deliver(WantedEvents(events, lambda: self._has(notification.name, target)))",
                 "target.deliver(events)",
             ),
