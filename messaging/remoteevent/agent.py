@@ -176,7 +176,7 @@ class StoreAndForwardAgent(BatchListener, Party):
             self._add(forwarding, None if sequence_number is None else self._events.journal.begin)
             self._folder.keep(forwarding, source=source)
             if upstream is not None:
-                self._renewals.keep(lease.id, upstream)
+                self._renewals.keep(lease.id, upstream).result()
         # last: it is called at once if the lease has ended meanwhile
         lease.when_ended(lambda end: self._end(forwarding, end))
         forwarding.delivery.wake()

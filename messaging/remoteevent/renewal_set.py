@@ -167,7 +167,7 @@ class LeaseRenewalSet(Closeable):
         if lease is self.lease:
             raise ArgumentError("a lease renewal set cannot renew its own lease")
         self._refuse_ended()
-        self._renewals.keep_soon(_OWNER, lease, membership_duration, renew_duration)
+        self._renewals.keep(_OWNER, lease, membership_duration, renew_duration)
         if self._end is not None:  # perhaps before the manager was asked
             self._renewals.forget(_OWNER)
             self._refuse_ended()

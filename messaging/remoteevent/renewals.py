@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError, UnknownLeaseError
 from messaging.errors.text import SafeLog
-from messaging.execution import refuse_in_loop
+from messaging.execution import Promise
 from messaging.leases import Lease, LeaseRenewalManager, RemoteGrantor, StoredTime, reference_of, seconds_of, value_of
 from messaging.leases.lease import check_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from messaging.execution import Promise
     from messaging.instance import Messaging
     from messaging.journal import JournalTable
     from messaging.leases import LeaseRenewalEvent
@@ -112,7 +111,9 @@ class OwnedRenewals:
         """Return the number of leases."""
         return len(self._leases)
 
-    def keep(self, owner: str, lease: Lease, duration: float = Lease.FOREVER) -> None:
+    def keep(
+        self, owner: str, lease: Lease, duration: float = Lease.FOREVER, renew_duration: float = Lease.ANY
+    ) -> Promise[Any]:
         """Renew a lease for an owner; replaces an earlier call for the same owner and lease.
 
         A lease of another process is renewed again after a restart.
@@ -121,26 +122,15 @@ class OwnedRenewals:
             owner: identifies the owner within the party.
             lease: such as that of a registration at a generator.
             duration: seconds from now until which it is renewed.
+            renew_duration: seconds to ask for each time; ``Lease.ANY``: the grantor chooses.
+
+        Returns:
+            The promise that it is stored, if it is one to store. It fails with ``JournalError``; the lease is renewed
+            until the party closes then.
 
         Raises:
             ArgumentError: an argument is not as described.
-            JournalError: it is not stored; it is renewed until the party closes.
             ClosedError: the party is closed.
-            WouldBlockError: the thread runs an event loop: use :meth:`keep_soon`. Nothing was done.
-        """
-        refuse_in_loop("the disk", "call it on a worker thread")
-        stored = self.keep_soon(owner, lease, duration)
-        if stored is not None:
-            stored.result()
-
-    def keep_soon(
-        self, owner: str, lease: Lease, duration: float = Lease.FOREVER, renew_duration: float = Lease.ANY
-    ) -> Promise[int] | None:
-        """As :meth:`keep`; return the promise that it is stored, ``None`` if nothing is.
-
-        Args:
-            owner, lease, duration: see :meth:`keep`.
-            renew_duration: seconds to ask for each time; ``Lease.ANY``: the grantor chooses.
         """
         if not isinstance(lease, Lease):
             raise ArgumentError(f"a lease is needed, not {type(lease).__name__}")
@@ -150,7 +140,7 @@ class OwnedRenewals:
         key = _key_of(owner, lease)
         is_stored = bool(key[1]) and self._table is not None
         until = StoredTime.after(duration)
-        stored: Promise[int] | None = None
+        stored: Promise[Any] = Promise.resolved(None, "keep a lease that is not stored")
         with self._lock:
             kept = _Renewed(self, key, lease, until)
             try:

@@ -158,8 +158,8 @@ class EventAppend:
         self._promise.reject(error)
 
 
-class DurableStorage(Storage):
-    """Keeps everything on the disk.
+class DurableStorage(EventFolder, Storage):
+    """Keeps everything on the disk; the registrations as the folder does.
 
     Args:
         path: the folder.
@@ -182,43 +182,30 @@ class DurableStorage(Storage):
         messaging: Messaging | None,
         listeners: Mapping[str, Any] | None,
     ) -> None:
-        self._folder = EventFolder(path, party, messaging, listeners, max_bytes=max_bytes, full="reject")
-        self._state, self._events = self._folder.table, self._folder.events
-        known = self._state.get(_SOURCE)
+        EventFolder.__init__(self, path, party, messaging, listeners, max_bytes=max_bytes, full="reject")
+        known = self.table.get(_SOURCE)
         if known is None:
             known = source or generated_source()
-            self._state.put(_SOURCE, known)
+            self.table.put(_SOURCE, known)
         elif source is not None and source != known:
             raise JournalUnreadableError(
-                str(self._folder.path), f"it belongs to the generator {known!r:.100}, not {source!r:.100}"
+                str(self.path), f"it belongs to the generator {known!r:.100}, not {source!r:.100}"
             )
-        super().__init__(known)
+        Storage.__init__(self, known)
         self._numbers: dict[EventId, int] = {}
         self._until = 0
         self._prepared: dict[str, list[RemoteEvent]] = {}
         #: message ids of events of transactions that are on the disk
         self._committed: dict[str, None] = {}
-        self._checkpoint = Checkpoint(self._events, self._state, self._snapshot)
+        self._checkpoint = Checkpoint(self.events, self.table, self._snapshot)
         party.resources.callback(self._store_checkpoint)
 
     # --- registrations
 
     def check(self, interest: Interest) -> None:
         """See ``Storage``."""
-        self._folder.reference(interest.listener)
+        self.reference(interest.listener)
         refuse_in_loop("the disk of a generator", "`await asyncio.to_thread(generator.register, ...)`")
-
-    def queue(self, interest: Interest) -> EventQueue:
-        """See ``Storage``."""
-        return self._folder.queue(interest)
-
-    def keep(self, interest: Interest) -> None:
-        """See ``Storage``."""
-        self._folder.keep(interest)
-
-    def forget(self, interest: Interest) -> None:
-        """See ``Storage``."""
-        self._folder.forget(interest)
 
     # --- events
 
@@ -241,7 +228,7 @@ class DurableStorage(Storage):
         record = record_of(channel, line.numbered(number), message_id or "")
         self._numbers[event.id] = number  # first: a checkpoint that has the record has the number
         try:
-            self._events.put(EventAppend(self, channel, record, message_id, number, interests, promise))
+            self.events.put(EventAppend(self, channel, record, message_id, number, interests, promise))
         except MessagingError as error:
             self._numbers[event.id] = number - 1
             if isinstance(error, JournalFullError):
@@ -253,7 +240,7 @@ class DurableStorage(Storage):
 
     def note_stored(self, stored: EventAppend, offset: int) -> None:
         """Note that a record is on the disk. On the thread of the journal."""
-        self._events.note((stored.channel,), offset)
+        self.events.note((stored.channel,), offset)
         if stored.message_id is not None:
             self._committed[stored.message_id] = None
         self._until = offset + 1
@@ -264,9 +251,9 @@ class DurableStorage(Storage):
     def keep_transaction(self, name: str, events: list[RemoteEvent] | None) -> None:
         """See ``Storage``."""
         if events is None:
-            self._state.remove(_TRANSACTION + name)
+            self.table.remove(_TRANSACTION + name)
         else:
-            self._state.put(_TRANSACTION + name, [encode_event(event).decode() for event in events])
+            self.table.put(_TRANSACTION + name, [encode_event(event).decode() for event in events])
 
     def transactions(self) -> Mapping[str, list[RemoteEvent]]:
         """See ``Storage``."""
@@ -283,12 +270,12 @@ class DurableStorage(Storage):
         self._checkpoint.recover(self._restore, self._recover_record)
         for event_id, last in self._numbers.items():
             number(event_id, last)
-        for found, grant in self._folder.interests(self.source):
+        for found, grant in self.interests(self.source):
             interest(found, grant)
         # a crash may have come between two steps of registering
-        known = [key.removeprefix(REGISTRATION) for key in self._state.keys_with(REGISTRATION)]
-        self._folder.remove_others(known)
-        for key, lines in self._state.items():
+        known = [key.removeprefix(REGISTRATION) for key in self.table.keys_with(REGISTRATION)]
+        self.remove_others(known)
+        for key, lines in self.table.items():
             if key.startswith(_TRANSACTION):
                 self._prepared[key.removeprefix(_TRANSACTION)] = [decode_event(line.encode()) for line in lines]
 
@@ -312,7 +299,7 @@ class DurableStorage(Storage):
 
     def _snapshot(self) -> tuple[Any, int]:
         until = self._until  # first: a number may belong to a later record, which does no harm
-        prepared = {each.removeprefix(_TRANSACTION) for each in self._state.keys_with(_TRANSACTION)}
+        prepared = {each.removeprefix(_TRANSACTION) for each in self.table.keys_with(_TRANSACTION)}
         for each in [*self._committed]:
             if each.split("/")[0] not in prepared:
                 self._committed.pop(each, None)
@@ -321,7 +308,7 @@ class DurableStorage(Storage):
     def stop(self, stopped: Iterable[Promise[None]]) -> None:
         """See ``Storage``."""
         wait_for_all(stopped)
-        self._folder.leases.close()
+        self.leases.close()
 
     def _store_checkpoint(self) -> None:
         """Store the state for the last time. Raises ``JournalError``."""

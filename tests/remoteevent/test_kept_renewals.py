@@ -79,20 +79,22 @@ def test_the_same_lease_is_renewed_once_however_often_it_is_kept(path: Path, m: 
     party = Party(path, m)
     granted = landlord.grant(100.0)
     for _ in range(20):  # a handle each, as requests of other processes make them
-        party.renewals.keep("owner", Lease(granted.id, RemoteGrantor(m, CHANNEL), 100.0, 100.0), 1000.0)
+        party.renewals.keep("owner", Lease(granted.id, RemoteGrantor(m, CHANNEL), 100.0, 100.0), 1000.0).result(
+            PATIENCE
+        )
     assert (len(party.renewals), len(party.manager), len(party.records)) == (1, 1, 1)
     local = landlord.grant(100.0)
     for _ in range(5):
-        party.renewals.keep("owner", local)
+        party.renewals.keep("owner", local).result(PATIENCE)
     assert (len(party.renewals), len(party.manager), len(party.records)) == (2, 2, 1)
     party.close()
 
 
 def test_a_later_call_may_shorten_the_renewals(path: Path, m: Messaging, lease: Lease) -> None:
     party = Party(path, m)
-    party.renewals.keep("owner", lease)
+    party.renewals.keep("owner", lease).result(PATIENCE)
     assert party.manager.remaining(lease) == float("inf")
-    party.renewals.keep("owner", lease, 50.0)
+    party.renewals.keep("owner", lease, 50.0).result(PATIENCE)
     assert party.manager.remaining(lease) <= 50.0
     (record,) = party.records
     assert StoredTime.from_value(party.table.get(record)[2]).remaining() <= 50.0
@@ -101,8 +103,8 @@ def test_a_later_call_may_shorten_the_renewals(path: Path, m: Messaging, lease: 
 
 def test_each_owner_keeps_a_lease_for_itself(path: Path, m: Messaging, lease: Lease) -> None:
     party = Party(path, m)
-    party.renewals.keep("a", lease, 50.0)
-    party.renewals.keep("b", lease, 80.0)
+    party.renewals.keep("a", lease, 50.0).result(PATIENCE)
+    party.renewals.keep("b", lease, 80.0).result(PATIENCE)
     party.renewals.forget("b")
     assert lease in party.manager
     assert len(party.records) == 1
@@ -119,7 +121,7 @@ def test_a_lease_that_was_refused_because_too_many_records_wait_is_not_kept(
     with monkeypatch.context() as patched:
         patched.setattr("messaging.journal.journal._WAITING_BYTES", 0)
         with pytest.raises(JournalFullError):
-            party.renewals.keep("owner", lease)
+            party.renewals.keep("owner", lease).result(PATIENCE)
     assert (len(party.renewals), len(party.manager), party.records) == (0, 0, [])
     party.close()
 
@@ -128,9 +130,9 @@ def test_a_lease_that_was_refused_because_too_many_records_wait_is_not_kept(
 def test_a_duration_is_a_number_of_seconds_above_0(path: Path, m: Messaging, lease: Lease, duration: float) -> None:
     party = Party(path, m)
     with pytest.raises(ArgumentError):
-        party.renewals.keep("owner", lease, duration)
+        party.renewals.keep("owner", lease, duration).result(PATIENCE)
     with pytest.raises(ArgumentError):
-        party.renewals.keep("owner", "a lease")  # type: ignore[arg-type]
+        party.renewals.keep("owner", "a lease").result(PATIENCE)  # type: ignore[arg-type]
     assert (len(party.renewals), len(party.manager), party.records) == (0, 0, [])
     party.close()
 
@@ -138,11 +140,11 @@ def test_a_duration_is_a_number_of_seconds_above_0(path: Path, m: Messaging, lea
 def test_a_lease_whose_id_is_too_long_is_not_renewed(path: Path, m: Messaging) -> None:
     party = Party(path, m)
     with pytest.raises(ArgumentError):
-        party.renewals.keep("owner", Lease("x" * 20_000, RemoteGrantor(m, CHANNEL), 5.0, 5.0))
+        party.renewals.keep("owner", Lease("x" * 20_000, RemoteGrantor(m, CHANNEL), 5.0, 5.0)).result(PATIENCE)
     assert (len(party.renewals), len(party.manager)) == (0, 0)
     party.close()
     with pytest.raises(ClosedError):
-        party.renewals.keep("owner", Lease("x", RemoteGrantor(m, CHANNEL), 5.0, 5.0))
+        party.renewals.keep("owner", Lease("x", RemoteGrantor(m, CHANNEL), 5.0, 5.0)).result(PATIENCE)
 
 
 def test_a_lease_that_is_renewed_again_stays_for_the_next_run_when_its_owner_is_told_of_a_failure_late(
@@ -153,9 +155,9 @@ def test_a_lease_that_is_renewed_again_stays_for_the_next_run_when_its_owner_is_
     party = Party(path, m, failures.append)
     other = Lease("other", RemoteGrantor(m, CHANNEL), 10.0, 10.0)
     for each in (Lease(lease.id, RemoteGrantor(m, CHANNEL), 10.0, 10.0), other):
-        party.renewals.keep("owner", each)
+        party.renewals.keep("owner", each).result(PATIENCE)
     virtual_clock.advance(20.0)
-    party.renewals.keep("owner", lease)
+    party.renewals.keep("owner", lease).result(PATIENCE)
     party.renewals.close()
     for failure in failures:
         failure.told()
@@ -172,7 +174,7 @@ def test_a_lease_is_renewed_at_once_after_a_restart(
 ) -> None:
     """Scenario 54."""
     party = Party(path, m)
-    party.renewals.keep("owner", lease)
+    party.renewals.keep("owner", lease).result(PATIENCE)
     getattr(party, end)()
     renewed: Recorder[Lease] = Recorder()
     granted = landlord.lease(lease.id)
@@ -191,7 +193,7 @@ def test_a_grantor_that_is_away_after_a_restart_is_asked_until_the_lease_ends(
 ) -> None:
     """The lease has 100 s left: its renewals are given up no earlier."""
     party = Party(path, m)
-    party.renewals.keep("owner", lease)
+    party.renewals.keep("owner", lease).result(PATIENCE)
     getattr(party, end)()
     party = Party(path, m)
     party.renewals.recover(["owner"])
@@ -206,7 +208,7 @@ def test_the_end_of_a_lease_is_that_of_its_last_renewal(
 ) -> None:
     with served(m, landlord):
         party = Party(path, m)
-        party.renewals.keep("owner", lease)
+        party.renewals.keep("owner", lease).result(PATIENCE)
         lease.renew(180.0).result(PATIENCE)
         party.close()
     party = Party(path, m)
@@ -220,7 +222,7 @@ def test_a_lease_that_has_ended_is_forgotten(
     path: Path, m: Messaging, landlord: Landlord, lease: Lease, caplog: pytest.LogCaptureFixture
 ) -> None:
     party = Party(path, m)
-    party.renewals.keep("owner", lease)
+    party.renewals.keep("owner", lease).result(PATIENCE)
     party.kill()
     landlord.cancel_ids([lease.id])
     with served(m, landlord):
@@ -239,7 +241,7 @@ def test_records_of_owners_that_are_gone_and_of_passed_times_are_removed(
 
     for owner in ("here", "gone", "late"):
         lease = Lease(landlord.grant(100.0).id, RemoteGrantor(m, CHANNEL), 100.0, 100.0)
-        party.renewals.keep(owner, lease)
+        party.renewals.keep(owner, lease).result(PATIENCE)
     party.close()
     with JournalTable(path) as table:
         for key in table.keys_with("renewal "):

@@ -386,7 +386,7 @@ class EventMailbox(Party):
         if lease.id in self._kept and self._is_own(lease):
             raise ArgumentError(f"mailbox '{self.name}': the lease {lease.id} is of a registration of this mailbox")
         refuse_in_loop("the disk of a mailbox", "`await asyncio.to_thread(mailbox.renew_lease, ...)`")
-        self._renewals.keep(registration.id, lease, duration)
+        self._renewals.keep(registration.id, lease, duration).result()
         if registration.id not in self._kept:  # it has ended meanwhile
             self._renewals.forget(registration.id)
 
