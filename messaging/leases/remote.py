@@ -145,11 +145,6 @@ def lease_operations(landlord: Landlord) -> dict[str, Function]:
     return LEASES.served(renew=landlord.renew_ids, cancel=landlord.cancel_ids, leases=landlord.leases)
 
 
-def infos_of(value: Any) -> list[LeaseInfo]:
-    """Return the leases of a result of the operation ``leases``. Raises ``DecodeError``."""
-    return _INFOS.argument("leases", {"leases": value})  # type: ignore[no-any-return]
-
-
 class RemoteGrantor(RemoteObject):
     """The way to a landlord in another process; a :class:`~messaging.leases.Grantor`. Thread safe.
 
@@ -436,4 +431,4 @@ def _read_answer(payload: bytes) -> tuple[str, list[LeaseInfo]]:
     value: Any = from_portable(read_json(payload))
     if not isinstance(value, dict) or not isinstance(value.get("channel"), str):
         raise DecodeError("the answer names no channel")
-    return value["channel"], infos_of(value.get("leases"))
+    return value["channel"], _INFOS.argument("leases", value)

@@ -116,11 +116,7 @@ class WithdrawnError(DeadlineError):
 
 def wanted_test(events: Sequence[RemoteEvent]) -> Callable[[], bool]:
     """Return the function that tells whether the rest of ``events`` is still to be passed."""
-    return events.is_wanted if isinstance(events, WantedEvents) else _always
-
-
-def _always() -> bool:
-    return True
+    return events.is_wanted if isinstance(events, WantedEvents) else lambda: True
 
 
 def outcomes_of(promise: Promise[list[Outcome]]) -> list[Outcome]:

@@ -181,7 +181,8 @@ class RemoteListener(RemoteObject, BatchListener):
                 line = encode_event(event)
             except (MessagingError, RecursionError) as error:
                 if not lines:
-                    return settled([_unencodable(error)])
+                    nested = DecodeError("an event is nested too deeply")
+                    return settled([error if isinstance(error, MessagingError) else nested])
                 break  # the next batch begins with it
             size += len(line)
             if lines and size > _BATCH_BYTES:
@@ -237,10 +238,6 @@ def _of_call(error: MessagingError) -> MessagingError:
     if disposition(error) is Disposition.BAD_EVENT:
         return ReplyError(type(error).__name__, str(error))
     return error
-
-
-def _unencodable(error: BaseException) -> MessagingError:
-    return error if isinstance(error, MessagingError) else DecodeError("an event is nested too deeply")
 
 
 class NotifyOperation:

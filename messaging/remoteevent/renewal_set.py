@@ -23,7 +23,7 @@ from messaging.errors import ArgumentError, ClosedError, MessagingError, Unknown
 from messaging.errors.checks import check_optional
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Closeable, clock, engine, seconds, workers
-from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager
+from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
 from messaging.remoteevent.generator import EventGenerator
 from messaging.remoteevent.renewals import OwnedRenewals
@@ -139,7 +139,7 @@ class LeaseRenewalSet(Closeable):
             made = resources.enter_context(Landlord("lease renewal sets")) if landlord is None else landlord
             self._landlord = made
             granted = made.grant(duration, about=f"lease renewal set {self.source}")
-            resources.callback(_cancel, granted)
+            resources.callback(release, granted)
             self.lease: GrantedLease = granted
             self._warning = _Warning(self.lease, self._warn)
             granted.on_renewed = lambda _lease: self._warning.plan()
@@ -253,7 +253,8 @@ class LeaseRenewalSet(Closeable):
         with self._lock:
             before = self._registered.get(event_id)
             self._registered[event_id] = found.lease
-        _cancel(before)
+        if before is not None:
+            release(before)
         return EventRegistration(
             event_id, self.source, self.lease, found.sequence_number, is_fully_ordered=found.is_fully_ordered
         )
@@ -262,7 +263,8 @@ class LeaseRenewalSet(Closeable):
         self._refuse_ended()
         with self._lock:
             before = self._registered.pop(event_id, None)
-        _cancel(before)
+        if before is not None:
+            release(before)
         return before is not None
 
     def _tell(self, event_id: int, event_type: type[RemoteEvent], **fields: Any) -> None:
@@ -293,21 +295,13 @@ class LeaseRenewalSet(Closeable):
     def close(self) -> None:
         """Cancel the lease of the set, whose leases are not renewed any more. Idempotent."""
         self._ended(LeaseEnd.CLOSED)
-        _cancel(self.lease)
+        release(self.lease)
         if self._owns_landlord:
             self._landlord.close()
 
     @tolerant
     def __repr__(self) -> str:
         return f"<LeaseRenewalSet {self.source!r} of {len(self._renewals)} leases>"
-
-
-def _cancel(lease: Lease | None) -> None:
-    try:
-        if lease is not None:
-            lease.cancel()
-    except MessagingError:  # it has ended
-        return
 
 
 class _Warning:
