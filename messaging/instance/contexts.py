@@ -27,6 +27,7 @@ from messaging.model import (
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.model import MessageContext, MessageContextProvider
+    from messaging.receiving import Acknowledge, HandlerOnInvalid, OnInvalid
 
 V = TypeVar("V")
 
@@ -35,24 +36,58 @@ Announced: TypeAlias = "Message | MessageContextProvider | Mapping[str, Any]"
 
 #: keywords that are values of the context; the others are extensions in snake case
 _CONTEXT_KEYWORDS: Final = frozenset({"content_type", "content_encoding", "correlation_id", "reply_to"})
-#: the parameters of each short form; its keywords come on top
+
+
+class SubscribeArguments(SubscribeKeywords, total=False):
+    """The keyword arguments of ``subscribe``, for its overloads."""
+
+    on_invalid: OnInvalid | None
+    keep_subscription: bool
+    acknowledge: Acknowledge
+
+
+class HandlerArguments(SubscribeKeywords, total=False):
+    """The keyword arguments of ``on``, for its overloads."""
+
+    model: Any
+    concurrency: int
+    on_invalid: HandlerOnInvalid | None
+    keep_subscription: bool
+
+
+class RequestArguments(RequestKeywords, total=False):
+    """The keyword arguments of ``request``, for its overloads."""
+
+    timeout: float | None
+
+
+class RequestManyArguments(RequestManyKeywords, total=False):
+    """The keyword arguments of ``request_many``, for its overloads."""
+
+    timeout: float | None
+
+
+class ReplyArguments(ReplyKeywords, total=False):
+    """The keyword arguments of ``reply``, for its overloads."""
+
+    content_type: str | None
+    many: bool | None
+    reply_channel: str | None
+    concurrency: int | None
+    expected: type[Exception] | tuple[type[Exception], ...]
+    ranking: int
+
+
+#: the parameters of each short form
 _PARAMETERS: Final = {
     "publish": ("channel", "content", *PublishKeywords.__annotations__),
-    "request": ("channel", "content", "model", "timeout", *RequestKeywords.__annotations__),
-    "request_many": ("channel", "content", "model", "timeout", *RequestManyKeywords.__annotations__),
-    "subscribe": (
-        "channel", "model", "on_invalid", "keep_subscription", "acknowledge", *SubscribeKeywords.__annotations__,
-    ),
+    "request": ("channel", "content", "model", *RequestArguments.__annotations__),
+    "request_many": ("channel", "content", "model", *RequestManyArguments.__annotations__),
+    "subscribe": ("channel", "model", *SubscribeArguments.__annotations__),
     "declare": ("name", *SubscribeKeywords.__annotations__),
-    "on": (
-        "channel", "handler", "model", "concurrency", "on_invalid", "keep_subscription",
-        *SubscribeKeywords.__annotations__,
-    ),
-    "reply": (
-        "channel", "handler", "content_type", "many", "reply_channel", "concurrency", "expected", "ranking",
-        *ReplyKeywords.__annotations__,
-    ),
-}  # fmt: skip
+    "on": ("channel", "handler", *HandlerArguments.__annotations__),
+    "reply": ("channel", "handler", *ReplyArguments.__annotations__),
+}
 
 
 def extension_key(keyword: str) -> str:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 from messaging.connection.properties import NAME_PROPERTY, announced
 from messaging.errors import ArgumentError, DeadlineError
 from messaging.execution import Promise, may_block
-from messaging.instance.contexts import checked, extension_key
+from messaging.instance.contexts import (
+    HandlerArguments,
+    ReplyArguments,
+    RequestArguments,
+    RequestManyArguments,
+    SubscribeArguments,
+    checked,
+    extension_key,
+)
 from messaging.model import (
     MAX_PREFETCH,
     Features,
@@ -61,46 +69,6 @@ V = TypeVar("V")
 _OF_STREAMS: Final = frozenset(
     {Features.EXTENSION_BUFFER_SIZE, Features.EXTENSION_OVERFLOW, Features.EXTENSION_PREFETCH}
 )
-
-
-class SubscribeArguments(SubscribeKeywords, total=False):
-    """The keyword arguments of ``subscribe``, for its overloads."""
-
-    on_invalid: OnInvalid | None
-    keep_subscription: bool
-    acknowledge: Acknowledge
-
-
-class HandlerArguments(SubscribeKeywords, total=False):
-    """The keyword arguments of ``on``, for its overloads."""
-
-    model: Any
-    concurrency: int
-    on_invalid: HandlerOnInvalid | None
-    keep_subscription: bool
-
-
-class RequestArguments(RequestKeywords, total=False):
-    """The keyword arguments of ``request``, for its overloads."""
-
-    timeout: float | None
-
-
-class RequestManyArguments(RequestManyKeywords, total=False):
-    """The keyword arguments of ``request_many``, for its overloads."""
-
-    timeout: float | None
-
-
-class ReplyArguments(ReplyKeywords, total=False):
-    """The keyword arguments of ``reply``, for its overloads."""
-
-    content_type: str | None
-    many: bool | None
-    reply_channel: str | None
-    concurrency: int | None
-    expected: type[Exception] | tuple[type[Exception], ...]
-    ranking: int
 
 
 class Shortcuts:
