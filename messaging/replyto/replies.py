@@ -74,9 +74,8 @@ class DeferredRequests:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the following
-        self._waiting: dict[Callable[[], object], None] = {}  # the oldest first
-        #: replies that are being put into the outbox
-        self._sending = 0
+        #: the oldest first -> whether its reply is being put into the outbox
+        self._waiting: dict[Callable[[], object], bool] = {}
         #: promise that no request is left; while the instance closes
         self._settled: Promise[None] | None = None
         #: the time to wait for replies is over
@@ -85,7 +84,7 @@ class DeferredRequests:
     def add(self, abandon: Callable[[], object]) -> None:
         """Note a request whose reply comes later."""
         with self._lock:
-            self._waiting[abandon] = None
+            self._waiting[abandon] = False
             is_late = self._is_over
         if is_late:  # its handler returned while the instance closed
             engine().call(self._abandon)
@@ -93,21 +92,20 @@ class DeferredRequests:
     def take(self, abandon: Callable[[], object]) -> bool:
         """Return whether the reply of a request is to be sent now. Call :meth:`sent` after that."""
         with self._lock:
-            if abandon not in self._waiting:
+            if self._waiting.get(abandon, True):
                 return False
-            del self._waiting[abandon]
-            self._sending += 1
+            self._waiting[abandon] = True
             return True
 
-    def sent(self) -> None:
+    def sent(self, abandon: Callable[[], object]) -> None:
         """Note that a reply is in the outbox, or failed."""
         with self._lock:
-            self._sending -= 1
+            del self._waiting[abandon]
         self._note_settled()
 
     def _note_settled(self) -> None:
         settled = self._settled
-        if settled is not None and not self._waiting and not self._sending:
+        if settled is not None and not self._waiting:
             settled.resolve(None)
 
     def finish(self, left: float) -> Promise[None] | None:
@@ -120,7 +118,7 @@ class DeferredRequests:
             The promise that the answers are in the outbox; ``None`` if there are none.
         """
         with self._lock:
-            if not self._waiting and not self._sending:
+            if not self._waiting:
                 return None
             self._settled = Promise("answer deferred requests")
         clock.call_later(engine().loop, left * _PART, self._abandon)
@@ -143,7 +141,7 @@ class DeferredRequests:
         try:
             abandon()
         finally:
-            self.sent()
+            self.sent(abandon)
 
 
 _HEADERS: Final = Features.EXTENSION_HEADERS

@@ -244,7 +244,7 @@ class ServedRequest(Work):
             except BaseException as error:  # noqa: BLE001  # whatever a handler raises, its requester is told
                 self.failed(error)
             finally:
-                deferred.sent()
+                deferred.sent(self.abandon)
 
         deferred.add(self.abandon)
         self.finish(_ACCEPT)

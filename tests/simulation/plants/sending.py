@@ -64,8 +64,7 @@ REQUESTS = (
         (
             Edit(
                 "messaging/replyto/replies.py",
-                "            if not self._waiting and not self._sending:\n"
-                "                return None\n            self._settled",
+                "            if not self._waiting:\n                return None\n            self._settled",
                 "            if self._is_over or True:\n                return None\n            self._settled",
             ),
         ),
