@@ -146,8 +146,9 @@ class ReplySubscription(Subscription):
         self.settlement.on_flushed = self._settle_markers
         self.publication = publication
         publication.on_failed = self._unsent
-        #: resolves when it has ended
+        #: its outcome, for interceptors
         self.over: Promise[None] = Promise("the end of replies")
+        self.over.was_retrieved = True
         self.patience = patience
         self.sequence = ReplySequence(publication.correlation_id or "", self.adapter.capabilities.reply_extensions)
         #: of its replies, in ``OpenRequests.awaited``
@@ -320,7 +321,10 @@ class ReplySubscription(Subscription):
             return
         self._requests.release(self.key, self)
         self._requests.streams.pop(self, None)
-        self.over.resolve(None)
+        if error is None:
+            self.over.resolve(None)
+        else:
+            self.over.reject(error)
         closed = error or StreamConsumedError("the stream of its replies was closed")
         self._publisher.outbox.fail(self.publication, closed)
         if not self.sequence.has_ended and self.sequence.control is not None:

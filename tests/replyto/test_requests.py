@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -18,6 +19,7 @@ from messaging import (
     RequestCancelledError,
     SubscriptionRefusedError,
 )
+from messaging.interception import Interceptor, OutboundMessage, Outcome
 from messaging.replyto import markers
 from messaging.testing.conformance.backends import Backend
 from messaging.testing.tables import table
@@ -115,6 +117,31 @@ def test_many_replies_have_a_deadline_before_they_are_subscribed_to(backend: Bac
     m.request_many("c", timeout=0.1).subscribe(replies)
     assert isinstance(replies.wait_error(), DeadlineError)
     nothing_left(m)
+
+
+def test_interceptors_are_told_the_outcome_of_a_stream_of_replies(backend: Backend) -> None:
+    told: Recorder[Outcome] = Recorder()
+
+    class Listening(Interceptor):
+        def intercept_publish(self, outbound: OutboundMessage) -> Callable[[Outcome], object] | None:
+            return told if outbound.operation == "request" else None
+
+    m = backend.connect(interceptors=[Listening()])
+
+    def count() -> object:
+        yield from "12"
+
+    def fail() -> object:
+        yield from "1"
+        raise ValueError("for the test")
+
+    m.reply("count", count)
+    m.reply("fail", fail)
+    assert len([*m.request_many("count", correlation_id="a")]) == 2
+    with pytest.raises(ReplyError):
+        [*m.request_many("fail", correlation_id="b")]
+    told.wait_for(2)
+    assert [(each.correlation_id, type(each.error)) for each in told] == [("a", type(None)), ("b", ReplyError)]
 
 
 def test_the_start_marker_of_a_foreign_stream_cancels_no_request(backend: Backend) -> None:
