@@ -1,8 +1,9 @@
-"""A client that is not ours: plain paho-mqtt, on a thread of its own."""
+"""Clients that are not ours: plain paho-mqtt, on a thread of its own, and on a socket in memory."""
 
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from typing import Any, Self
 
 import paho.mqtt.client as mqtt
@@ -71,3 +72,57 @@ def _made(kind: int, values: dict[str, Any]) -> Properties:
         for each in value if isinstance(value, list) else [value]:
             setattr(properties, name, each)
     return properties
+
+
+class MemorySocket:
+    """A socket of paho with both ends in memory: what paho writes can be compared with packets of this project.
+
+    Attributes:
+        client: of paho.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        self.client: mqtt.Client = _MemoryClient(self, *arguments, **keywords)
+        self._from_paho = bytearray()
+
+    def connect(self, connect: Callable[[str, int], object]) -> None:
+        """Have ``connect(host, port)`` call ``client.connect`` for this socket."""
+        connect("memory", 1)  # neither is used
+
+    def take(self) -> bytes:
+        """Return the packets that paho has written since the last call."""
+        data = bytes(self._from_paho)
+        self._from_paho.clear()
+        return data
+
+    # --- the methods that paho calls
+
+    def recv(self, size: int) -> bytes:
+        """Return nothing: the broker is silent."""
+        raise BlockingIOError
+
+    def send(self, data: bytes | bytearray) -> int:
+        """Keep ``data`` for :meth:`take`."""
+        self._from_paho += data
+        return len(data)
+
+    def setblocking(self, flag: bool) -> None:
+        """Do nothing: it never blocks."""
+
+    def fileno(self) -> int:
+        """Return -1: there is no descriptor."""
+        return -1
+
+    def close(self) -> None:
+        """Do nothing: packets that were written can still be taken."""
+
+
+class _MemoryClient(mqtt.Client):
+    """A client that uses a :class:`MemorySocket`."""
+
+    def __init__(self, memory: MemorySocket, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._memory = memory
+
+    def _create_socket(self) -> MemorySocket:
+        return self._memory

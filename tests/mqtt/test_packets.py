@@ -16,8 +16,8 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from messaging.testing.tables import table
 from messaging_adapters.mqtt import packets
-from messaging_adapters.mqtt.control import MemorySocket
 from messaging_adapters.mqtt.packets import PacketProperties, ProtocolError
+from tests.mqtt.foreign import MemorySocket
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=20)
 TOPIC = TEXT.filter(lambda text: text and not set(text) & set("+#"))

@@ -10,17 +10,17 @@ subscriptions       streams at the broker; sharing: whether a 3.1.1 broker has s
 mapping             contexts as properties (MQTT 5) or in an envelope (3.1.1)
 connection          one connection: connecting, reading, control packets, keepalive
 transport           its socket: gathered writes; websocket: its framing
-packets             packets as bytes; control: those of paho
+packets             packets as bytes
 settings            the options of a URL
-handshake           CONNECT and CONNACK as values, and what a broker grants
+handshake           CONNECT, CONNACK and DISCONNECT, and what a broker grants
 ==================  ==================================================================================
 
 Data goes down: session, transport. Only outcomes come up, once: messages received and written, connections lost.
 
-paho makes CONNECT, and reads CONNACK and the broker's DISCONNECT. All other packets are this package's own, read from
-and written to its own connection. That takes several times fewer steps per message, and keeps the state of every
-handshake in one place: which packet ids are in use, which packets to send again after reconnecting, and which
-acknowledgements are still owed.
+paho packs and unpacks the properties of CONNECT, CONNACK and the broker's DISCONNECT, and names the reason codes. All
+packets are this package's own, read from and written to its own connection. That takes several times fewer steps per
+message, and keeps the state of every handshake in one place: which packet ids are in use, which packets to send again
+after reconnecting, and which acknowledgements are still owed.
 """
 
 from messaging_adapters.mqtt.adapter import MqttAdapter

@@ -2,7 +2,7 @@
 
 ================================  ==========================================================================
 :mod:`.transport`                 TCP, TLS and WebSocket; gathered writes
-:mod:`.control`                   CONNECT and CONNACK, by paho
+:mod:`.handshake`                 CONNECT, CONNACK and DISCONNECT
 :mod:`.in_flight`                 SUBSCRIBE, UNSUBSCRIBE and their answers
 ================================  ==========================================================================
 
@@ -35,9 +35,8 @@ from messaging.connection import tls
 from messaging.connection.proxies import reason_of
 from messaging.environment.signals import on_failure
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError, RedirectedError
-from messaging.execution import clock, on_worker
+from messaging.execution import clock
 from messaging_adapters.mqtt import handshake, packets
-from messaging_adapters.mqtt.control import ControlClient
 from messaging_adapters.mqtt.handshake import Connack
 from messaging_adapters.mqtt.in_flight import SubscribeRequests
 from messaging_adapters.mqtt.packets import LimitExceededError, PacketSplitter, ProtocolError
@@ -116,7 +115,6 @@ class NetworkConnection:
         self.target = target
         self._events = events
         self._loop = asyncio.get_running_loop()
-        self._control: ControlClient | None = None
         self.transport = Transport(events.written, self._writing_failed)
         largest = target.settings.max_packet_size or packets.MAX_PACKET
         self.reader = PacketReader(self, events, self.transport, largest, target.component)
@@ -143,11 +141,11 @@ class NetworkConnection:
             ConnectFailedError: anything else.
         """
         target = self.target
-        control = self._control = ControlClient(target, clean_start=clean_start, will=will)
         with on_failure(self._dispose):
             try:
                 self.transport.open(*await dial(target))
-                self.transport.send(await on_worker(control.connect))  # no local: tracebacks show their values
+                # no local: tracebacks show their values
+                self.transport.send(handshake.connect_packet(target, clean_start=clean_start, will=will))
             except ConnectFailedError as error:
                 raise ConnectFailedError(f"cannot connect to {target}: {error}") from error.__cause__
             except (OSError, ValueError) as error:
@@ -203,9 +201,9 @@ class NetworkConnection:
             what = f"the method {self.target.settings.auth_method!r} takes another step, which is not supported"
             self.end(AuthenticationError(f"cannot connect to {self.target}: {what}"))
             return
-        if self._control is None:
+        if self.closed:
             return
-        result = self._control.read(head, body)
+        result = handshake.read(self.target, head, body)
         if not isinstance(result, Connack):
             self.end(result)
             return
@@ -342,9 +340,6 @@ class NetworkConnection:
         self.transport.close()
         if self._timer is not None:
             self._timer.cancel()
-        if self._control is not None:
-            self._control.socket.close()
-            self._control = None
         self.requests.fail_pending()
         if self._authenticated is not None and not self._authenticated.done():
             self._authenticated.set_exception(ConnectionLostError(f"connection to {self.target} lost"))

@@ -1,14 +1,19 @@
-"""The MQTT handshake as values: CONNECT, the will, CONNACK, errors for refusals, and what the broker grants."""
+"""The MQTT handshake: CONNECT and the will, CONNACK and DISCONNECT of the broker, and what it grants. No I/O.
+
+Properties and names of reason codes are paho's.
+"""
 
 from __future__ import annotations
 
 import logging
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from paho.mqtt.exception import MQTTException
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -23,6 +28,7 @@ from messaging.errors import (
     CredentialsError,
     MissingExtraError,
     RedirectedError,
+    TakenOverError,
 )
 from messaging.model import Endpoint, Host
 from messaging_adapters.mqtt import packets
@@ -39,8 +45,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: empty properties for a packet type of paho, whose constructor has no types
-new_properties: Callable[[int], PahoProperties] = PahoProperties
+#: empty properties for a packet type of paho, whose properties have no types
+_new_properties: Callable[[int], Any] = PahoProperties
+#: return codes of a refusing CONNACK of MQTT 3.1.1 -> the reason codes that mean the same
+_RETURN_CODES: Final = {1: 0x84, 2: 0x85, 3: 0x88, 4: 0x86, 5: 0x87}
 #: characters of a reference to other servers that an error shows
 _SHOWN: Final = 200
 _CREDENTIALS_REFUSED: Final = ("Bad user name or password", "Not authorized", "Bad authentication method")
@@ -168,14 +176,94 @@ def target_of(url: BrokerUrl, settings: MqttSettings, name: str) -> ConnectTarge
     )
 
 
-def connack(session_present: bool, properties: PahoProperties | None) -> Connack:
-    """Return the content of an accepting CONNACK."""
+def connect_packet(target: ConnectTarget, *, clean_start: bool, will: Will | None) -> bytes:
+    """Return CONNECT. No local variable holds the password: an error report may show variables."""
+    settings, username = target.settings, target.username
+    # with an authentication method the password is its data
+    password = target.password if settings.auth_method is None and username is not None else None
+    flags = clean_start << 1 | (username is not None) << 7 | (password is not None) << 6
+    if will is not None:
+        flags |= 4 | will.qos << 3 | will.retain << 5
+    head = packets.text("MQTT") + bytes((5 if settings.v5 else 4, flags)) + settings.keepalive.to_bytes(2, "big")
+    return packets.framed(
+        packets.CONNECT,
+        b"".join(
+            (
+                head,
+                _connect_properties(target) if settings.v5 else b"",
+                packets.text(target.client_id),
+                b"" if will is None else _packed_will(will, settings.v5),
+                b"" if username is None else packets.text(username),
+                b"" if password is None else packets.text(password.get_secret_value()),
+            )
+        ),
+    )
+
+
+def _connect_properties(target: ConnectTarget) -> bytes:
+    settings, properties = target.settings, _new_properties(PacketTypes.CONNECT)
+    properties.ReceiveMaximum = settings.receive_maximum
+    if settings.connect_expiry:
+        properties.SessionExpiryInterval = settings.connect_expiry
+    if settings.topic_alias_maximum:
+        properties.TopicAliasMaximum = settings.topic_alias_maximum
+    if settings.max_packet_size is not None:
+        properties.MaximumPacketSize = settings.max_packet_size
+    if settings.auth_method is not None and target.password is not None:
+        properties.AuthenticationMethod = settings.auth_method
+        properties.AuthenticationData = target.password.get_secret_value().encode()
+    return bytes(properties.pack())
+
+
+def _packed_will(will: Will, v5: bool) -> bytes:
+    given, properties = will.properties, _new_properties(PacketTypes.WILLMESSAGE)
+    for name, value in (
+        ("ContentType", given.content_type),
+        ("ResponseTopic", given.response_topic),
+        ("CorrelationData", given.correlation),
+        ("MessageExpiryInterval", given.expiry),
+        ("UserProperty", given.user or None),
+        ("WillDelayInterval", will.delay or None),
+    ):
+        if value is not None:
+            setattr(properties, name, value)
+    return (bytes(properties.pack()) if v5 else b"") + packets.text(will.topic) + packets.binary(will.payload)
+
+
+def read(target: ConnectTarget, head: int, body: bytes) -> Connack | BrokerError:
+    """Read a CONNACK or DISCONNECT. Return the accepting CONNACK, or the reason why the connection ends.
+
+    Raises:
+        ProtocolError: it is another packet.
+    """
+    kind = head & 0xF0
+    if kind not in (packets.CONNACK, packets.DISCONNECT):
+        raise packets.ProtocolError(f"a packet of type {kind >> 4}, which is not for clients")
+    try:
+        return _read_connack(target, body) if kind == packets.CONNACK else _read_disconnect(target, body)
+    except (IndexError, KeyError, ValueError, struct.error, MQTTException) as error:
+        lost = ConnectionLostError(f"{target} connection lost: Protocol error")
+        lost.__cause__ = error
+        return lost
+
+
+def _read_connack(target: ConnectTarget, body: bytes) -> Connack | BrokerError:
+    v5, code, properties = target.settings.v5, body[1], _new_properties(PacketTypes.CONNACK)
+    if not v5 and len(body) != 2:
+        raise ValueError("CONNACK of MQTT 3.1.1 has two bytes")
+    if not v5 or code == 1:  # also of a broker that does not know MQTT 5
+        code = code and _RETURN_CODES.get(code, packets.FAILURE)
+    elif not _is_unlisted(PacketTypes.CONNACK, code):
+        properties.unpack(body[2:])
+    if code >= packets.FAILURE:
+        return _refusal(target, reason_name(code), code, properties)
+    ReasonCode(PacketTypes.CONNACK, identifier=code)  # raises unless it is specified
 
     def value(name: str, default: int) -> int:
         return int(getattr(properties, name, default))
 
     return Connack(
-        session_present=session_present,
+        session_present=bool(body[0] & 1),
         receive_maximum=value("ReceiveMaximum", 65_535),
         maximum_qos=value("MaximumQoS", 2),
         maximum_packet_size=min(value("MaximumPacketSize", packets.MAX_PACKET), packets.MAX_PACKET),
@@ -190,11 +278,11 @@ def connack(session_present: bool, properties: PahoProperties | None) -> Connack
     )
 
 
-def refusal(target: ConnectTarget, reason: str, code: int, properties: PahoProperties | None = None) -> BrokerError:
+def _refusal(target: ConnectTarget, reason: str, code: int, properties: Any) -> BrokerError:
     """Return the error for a refusing CONNACK."""
-    detail = detail_of(target, properties)
-    why = with_detail(reason, detail)
-    redirect = redirected(target, f"{target} refused the connection: {why}", code, properties)
+    detail = target.showable(getattr(properties, "ReasonString", None))
+    why = _with_detail(reason, detail)
+    redirect = _redirected(target, f"{target} refused the connection: {why}", code, properties)
     if redirect is not None:
         return redirect
     if reason in _CREDENTIALS_REFUSED:
@@ -206,9 +294,22 @@ def refusal(target: ConnectTarget, reason: str, code: int, properties: PahoPrope
     return ConnectFailedError(text, code=code, detail=detail)
 
 
-def redirected(
-    target: ConnectTarget, what: str, code: int | None, properties: PahoProperties | None
-) -> RedirectedError | None:
+def _read_disconnect(target: ConnectTarget, body: bytes) -> BrokerError:
+    if not target.settings.v5:
+        raise ValueError("MQTT 3.1.1 has no DISCONNECT of the broker")
+    code, properties = body[0] if body else 0, _new_properties(PacketTypes.DISCONNECT)
+    if _is_unlisted(PacketTypes.DISCONNECT, code):
+        return ConnectionLostError(f"{target} disconnected this client: {reason_name(code)}", code=code)
+    reason = str(ReasonCode(PacketTypes.DISCONNECT, identifier=code))
+    if len(body) > 1:
+        properties.unpack(body[1:])
+    detail = target.showable(getattr(properties, "ReasonString", None))
+    text = f"{target} disconnected this client: {_with_detail(reason, detail)}"
+    kind = TakenOverError if code == packets.SESSION_TAKEN_OVER else ConnectionLostError
+    return _redirected(target, text, code, properties) or kind(text, code=code, detail=detail)
+
+
+def _redirected(target: ConnectTarget, what: str, code: int, properties: Any) -> RedirectedError | None:
     """Return the error for a CONNACK or DISCONNECT that refers to other servers (MQTT 5, 4.11); ``None`` for others.
 
     ``what`` is the beginning of its text.
@@ -222,7 +323,7 @@ def redirected(
         servers=tuple(reference.split()),
         is_permanent=code == packets.SERVER_MOVED,
         code=code,
-        detail=detail_of(target, properties),
+        detail=target.showable(getattr(properties, "ReasonString", None)),
     )
 
 
@@ -231,43 +332,19 @@ def reason_name(code: int, detail: str | None = None) -> str:
 
     The type of packet does not matter: mosquitto's PUBACK may say Packet too large, which is not specified for PUBACK.
     """
-    return with_detail(next(iter(ReasonCode.names.get(code, ())), f"reason code 0x{code:02X}"), detail)
+    return _with_detail(next(iter(ReasonCode.names.get(code, ())), f"reason code 0x{code:02X}"), detail)
 
 
-def unlisted(target: ConnectTarget, kind: int, code: int) -> BrokerError | None:
-    """Return the error for a CONNACK or DISCONNECT whose reason code the specification does not list for it."""
-    if any(kind >> 4 in kinds for kinds in ReasonCode.names.get(code, {}).values()):
-        return None
-    if kind == packets.CONNACK:
-        return refusal(target, reason_name(code), code)
-    return ConnectionLostError(f"{target} disconnected this client: {reason_name(code)}", code=code)
+def _is_unlisted(packet_type: int, code: int) -> bool:
+    """Return whether a reason code is a failure that the specification does not list for this type of packet."""
+    return code >= packets.FAILURE and not any(
+        packet_type in types for types in ReasonCode.names.get(code, {}).values()
+    )
 
 
-def detail_of(target: ConnectTarget, properties: PahoProperties | None) -> str | None:
-    """Return the reason string of a packet that paho has read, if it can be shown."""
-    return target.showable(getattr(properties, "ReasonString", None))
-
-
-def with_detail(reason: str, detail: str | None) -> str:
+def _with_detail(reason: str, detail: str | None) -> str:
     """Return a reason with the broker's text."""
     return f"{reason} ({detail})" if detail else reason
-
-
-def will_properties(will: Will) -> PahoProperties:
-    """Return the properties of a will (MQTT 5)."""
-    given = will.properties
-    properties = new_properties(PacketTypes.WILLMESSAGE)
-    for name, value in (
-        ("ContentType", given.content_type),
-        ("ResponseTopic", given.response_topic),
-        ("CorrelationData", given.correlation),
-        ("MessageExpiryInterval", given.expiry),
-        ("UserProperty", given.user or None),
-        ("WillDelayInterval", will.delay or None),
-    ):
-        if value is not None:
-            setattr(properties, name, value)
-    return properties
 
 
 def agreed_keepalive(asked: int, granted: int | None) -> int:

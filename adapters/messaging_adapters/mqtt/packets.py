@@ -1,4 +1,4 @@
-"""Packets as bytes: all but CONNECT, CONNACK and the broker's DISCONNECT, see :mod:`.control`. No I/O."""
+"""Packets as bytes: all but CONNECT, CONNACK and the broker's DISCONNECT, see :mod:`.handshake`. No I/O."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: packet types: the upper half of the first byte
+CONNECT: Final = 0x10
 CONNACK: Final = 0x20
 PUBLISH: Final = 0x30
 PUBACK: Final = 0x40
@@ -143,6 +144,11 @@ def binary(value: bytes) -> bytes:
     return len(value).to_bytes(2, "big") + value
 
 
+def framed(head: int, body: bytes) -> bytes:
+    """Return a packet: its first byte, the length of ``body``, and ``body``."""
+    return bytes((head,)) + varint(len(body)) + body
+
+
 def user_property(name: str, value: str) -> bytes:
     """Encode a user property, with its identifier."""
     return b"\x26" + text(name) + text(value)
@@ -170,8 +176,7 @@ def properties_bytes(properties: PacketProperties) -> bytes:
 
 def plain_publish(topic: str) -> bytes:
     """Encode an empty PUBLISH of MQTT 3.1.1 with QoS 0."""
-    name = text(topic)
-    return bytes((PUBLISH,)) + varint(len(name)) + name
+    return framed(PUBLISH, text(topic))
 
 
 def acknowledgement(kind: int, packet_id: int) -> bytes:
@@ -228,7 +233,7 @@ def unsubscribe(packet_id: int, topic_filter: str, v5: bool) -> bytes:
 
 
 def _request(kind: int, packet_id: int, rest: bytes) -> bytes:
-    return bytes((kind | 2,)) + varint(2 + len(rest)) + packet_id.to_bytes(2, "big") + rest
+    return framed(kind | 2, packet_id.to_bytes(2, "big") + rest)
 
 
 def disconnect(code: int = 0, session_expiry: int | None = None) -> bytes:
@@ -241,8 +246,7 @@ def disconnect(code: int = 0, session_expiry: int | None = None) -> bytes:
 def auth(reason: int, method: str, data: bytes) -> bytes:
     """Encode an AUTH (MQTT 5, 3.15) with authentication method and data."""
     properties = b"\x15" + text(method) + b"\x16" + binary(data)
-    body = bytes((reason,)) + varint(len(properties)) + properties
-    return bytes((AUTH,)) + varint(len(body)) + body
+    return framed(AUTH, bytes((reason,)) + varint(len(properties)) + properties)
 
 
 def reason_string(body: bytes) -> str | None:
@@ -413,7 +417,7 @@ class PacketSplitter:
                     if shift > 21:
                         raise ProtocolError("packet length of more than four bytes")
                 if length > MAX_CONTROL and data[at] & 0xF0 != PUBLISH:
-                    # paho's time to read one grows with the square of its size
+                    # paho's time to read properties grows with the square of their size
                     raise LimitExceededError(
                         f"a packet of type {data[at] >> 4} with {length} bytes; at most {MAX_CONTROL} are read"
                     )

@@ -1,38 +1,95 @@
-"""Both ways to give paho a socket carry the same handshake; the one on its public API alone is for unknown releases."""
+"""CONNECT is what paho makes, and answers of the broker are read or reported."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import logging
 import socket
 from pathlib import Path
+from typing import Any
 
+import paho.mqtt.client as mqtt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from pydantic import SecretStr
 
 from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async
-from messaging_adapters.mqtt import control, packets
+from messaging_adapters.mqtt import MqttSettings, handshake, packets
+from messaging_adapters.mqtt.handshake import ConnectTarget, Will
 from tests.certificates import LOOPBACK, Authority
 from tests.mqtt.conftest import both_versions
+from tests.mqtt.foreign import MemorySocket
 from tests.mqtt.harness import Core, connected, lasting
 from tests.mqtt.peer import Peer, farewell, session, subscribed
 
-pytestmark = pytest.mark.usefixtures("needs_mosquitto", "way")
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=20)
 
 
-@pytest.fixture(params=["memory", "loopback"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How paho gets its socket in this test."""
-    if request.param == "loopback":
-        monkeypatch.setattr(control, "TESTED_RELEASES", frozenset())
-    assert control.is_tested() is (request.param == "memory")
-    return str(request.param)
+@st.composite
+def wills(draw: st.DrawFn) -> Will:
+    properties = packets.PacketProperties()
+    properties.content_type = draw(st.none() | TEXT)
+    properties.expiry = draw(st.none() | st.integers(0, 2**32 - 1))
+    properties.user = draw(st.lists(st.tuples(TEXT, TEXT), max_size=3))
+    delay = draw(st.integers(0, 2**32 - 1))
+    return Will(
+        draw(TEXT), draw(st.binary(max_size=200)), draw(st.integers(0, 2)), draw(st.booleans()), properties, delay
+    )
 
 
+@given(
+    st.sampled_from(["5", "3.1.1"]), st.booleans(), TEXT, st.none() | TEXT, st.none() | TEXT, st.integers(0, 65_535),
+    st.none() | wills(),
+)  # fmt: skip
+def test_connect_is_what_paho_makes(
+    version: str,
+    clean: bool,
+    client_id: str,
+    username: str | None,
+    password: str | None,
+    keepalive: int,
+    will: Will | None,
+) -> None:
+    settings = MqttSettings(version=version, keepalive=keepalive, session_expiry=7 if version == "5" else 0)
+    secret = None if password is None else SecretStr(password)
+    target = ConnectTarget("host", 1883, "name", settings, client_id, username, secret)
+    v5 = version == "5"
+    memory = MemorySocket(
+        CallbackAPIVersion.VERSION2,
+        client_id,
+        clean_session=None if v5 else clean,
+        protocol=mqtt.MQTTv5 if v5 else mqtt.MQTTv311,
+    )
+    memory.client.username_pw_set(username, password if username is not None else None)
+    if will is not None:
+        given = None
+        if v5:
+            given = Properties(PacketTypes.WILLMESSAGE)  # type: ignore[no-untyped-call]
+            given.UserProperty = will.properties.user
+            if will.delay:
+                given.WillDelayInterval = will.delay
+            if will.properties.content_type is not None:
+                given.ContentType = will.properties.content_type
+            if will.properties.expiry is not None:
+                given.MessageExpiryInterval = will.properties.expiry
+        memory.client.will_set(will.topic, will.payload, will.qos, will.retain, given)
+    options: dict[str, Any] = {}
+    if v5:
+        wanted = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        wanted.ReceiveMaximum, wanted.SessionExpiryInterval, wanted.TopicAliasMaximum = 1024, 7, 32
+        options = {"clean_start": clean, "properties": wanted}
+    memory.connect(lambda host, port: memory.client.connect(host, port, keepalive, **options))
+    assert handshake.connect_packet(target, clean_start=clean, will=will) == memory.take()
+
+
+@pytest.mark.usefixtures("needs_mosquitto")
 @both_versions
 async def test_every_packet_passes(mosquitto: Mosquitto, version: str) -> None:
     async with connected(mosquitto.url, **lasting(version)) as core:
@@ -47,6 +104,7 @@ async def test_every_packet_passes(mosquitto: Mosquitto, version: str) -> None:
         await core.adapter.unsubscribe(handle)
 
 
+@pytest.mark.usefixtures("needs_mosquitto")
 async def test_tls_and_a_will(authority: Authority) -> None:
     certificate, key = authority.issue("ways", LOOPBACK)
 
@@ -73,7 +131,14 @@ async def test_tls_and_a_will(authority: Authority) -> None:
         ("5", b"\x20\x0a\x00\x97\x07\x1f\x00\x04full", ConnectFailedError, r"Quota exceeded \(full\)"),
         ("3.1.1", b"\x20\x02\x00\x05", AuthenticationError, "Not authorized"),
         ("3.1.1", b"\x20\x02\x00\x02", ConnectFailedError, "refused the connection"),
+        ("3.1.1", b"\x20\x02\x00\x09", ConnectFailedError, "Unspecified error"),
+        ("5", b"\x20\x02\x00\x01", ConnectFailedError, "Unsupported protocol version; try version=3.1.1"),
+        ("5", b"\x20\x03\x00\xf0\x00", ConnectFailedError, "reason code 0xF0"),
         ("5", b"\x20\x01\x00", ConnectFailedError, "Protocol error"),
+        ("5", b"\x20\x03\x00\x10\x00", ConnectFailedError, "Protocol error"),
+        ("5", b"\x20\x06\x00\x00\x03\x21\x00\x00", ConnectFailedError, "Protocol error"),
+        ("3.1.1", b"\x20\x03\x00\x00\x00", ConnectFailedError, "Protocol error"),
+        ("3.1.1", b"\xe0\x00", ConnectFailedError, "its first packet is not CONNACK"),
     ],
 )
 async def test_a_refusing_or_malformed_connack_is_reported(
@@ -93,7 +158,7 @@ async def test_connack_is_read_and_the_reason_of_a_disconnect_told() -> None:
         assert "disconnected this client: Server shutting down" in str(await core.lost())
 
 
-async def test_connect_and_all_packets_of_this_side_are_the_same(peer: Peer, way: str) -> None:
+async def test_connect_and_all_packets_of_this_side_are_the_same(peer: Peer) -> None:
     core = Core(f"mqtt://u:p@127.0.0.1:{peer.port}", client_id="me", keepalive=7, session_expiry=9)
     opening = asyncio.create_task(core.open())
     connection, connect = await peer.accept()
@@ -110,7 +175,7 @@ async def test_connect_and_all_packets_of_this_side_are_the_same(peer: Peer, way
     await farewell(core, connection)
 
 
-async def test_a_connection_that_ends_or_is_cancelled_leaves_no_socket(way: str) -> None:
+async def test_a_connection_that_ends_or_is_cancelled_leaves_no_socket() -> None:
     def sockets() -> int:
         gc.collect()
         return sum(
@@ -129,19 +194,6 @@ async def test_a_connection_that_ends_or_is_cancelled_leaves_no_socket(way: str)
         assert isinstance(await core.lost(), ConnectionLostError)
 
 
-def test_closing_while_it_connects_leaves_no_socket(way: str) -> None:
-    """One that is left open is a warning when it is collected, and so an error here."""
-    carrier = control.new_socket(control.mqtt.CallbackAPIVersion.VERSION2)
-
-    def connect(host: str, port: int) -> None:
-        carrier.client.connect(host, port)
-        carrier.close()
-
-    with contextlib.suppress(OSError):
-        carrier.connect(connect)
-    gc.collect()
-
-
 async def test_packet_ids_in_use_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     async with session() as (core, _, connection):
         options = packets.subscribe_options(0, no_local=False, as_published=False, retain_handling=0)
@@ -152,14 +204,3 @@ async def test_packet_ids_in_use_are_skipped(monkeypatch: pytest.MonkeyPatch) ->
         body = await connection.suback()
         assert body[:2] == (200).to_bytes(2, "big")
         await request
-
-
-def test_an_unknown_release_is_logged(way: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, control.__name__):
-        control.new_socket(control.mqtt.CallbackAPIVersion.VERSION2).close()
-    assert ("loopback interface" in caplog.text) is (way == "loopback")
-
-
-@table("release, known", [("2.2.0", True), ("2.2.7", True), ("2.20.0", False), ("3.0", False)])
-def test_only_tested_releases_are_reached_below(way: str, release: str, known: bool) -> None:
-    assert control.is_tested(release) is (known and way == "memory")
