@@ -15,7 +15,7 @@ from messaging.execution import clock
 from messaging.model import MessageContext, PublishOptions
 from messaging.testing.tables import table
 from messaging_adapters.mqtt import mapping, packets
-from messaging_adapters.mqtt.mapping import Decoded, Mqtt3Codec, Mqtt5Codec, PublishCodec
+from messaging_adapters.mqtt.mapping import Decoded, Mqtt5Codec, PublishCodec
 from tests.doubles.plans import plan_of
 from tests.mqtt.test_packets import body
 
@@ -60,7 +60,7 @@ def outgoing(draw: st.DrawFn) -> Any:
 
 @given(outgoing(), st.booleans())
 def test_everything_arrives_as_it_was_sent(out: Any, v5: bool) -> None:
-    codec: PublishCodec = Mqtt5Codec() if v5 else Mqtt3Codec(enveloped=True)
+    codec: PublishCodec = Mqtt5Codec() if v5 else PublishCodec(enveloped=True)
     decoded = there_and_back(codec, v5, out)
     assert decoded is not None
     payload, content_type, content_encoding, correlation_id, reply_to, extensions = decoded
@@ -99,7 +99,7 @@ def test_correlation_data_that_is_not_text_is_shown_in_hex() -> None:
 @table("v5", [True, False], ids=["5", "envelope"])
 @table("value, received", [(("x", "y", "x"), ("x", "y", "x")), (("x",), "x")], ids=["several", "one"])
 def test_a_sequence_of_texts_travels_as_several_values_of_one_name(v5: bool, value: Any, received: Any) -> None:
-    codec: PublishCodec = Mqtt5Codec() if v5 else Mqtt3Codec(enveloped=True)
+    codec: PublishCodec = Mqtt5Codec() if v5 else PublishCodec(enveloped=True)
     out: Any = Out(b"", MessageContext("t"), PublishOptions(qos="1", headers={"a": value, "b": "2"}))
     decoded = there_and_back(codec, v5, out)
     assert decoded is not None
@@ -108,7 +108,7 @@ def test_a_sequence_of_texts_travels_as_several_values_of_one_name(v5: bool, val
 
 def test_a_reader_that_knows_no_repeated_headers_finds_the_last_value_in_an_envelope() -> None:
     out: Any = Out(b"", MessageContext("t"), PublishOptions(headers={"a": ("x", "y")}))
-    frame = Mqtt3Codec(enveloped=True).frame(out, b"", 0, 0)
+    frame = PublishCodec(enveloped=True).frame(out, b"", 0, 0)
     assert b'"headers":{"a":"y"}' in frame
 
 
@@ -131,13 +131,13 @@ def test_reserved_headers_are_refused() -> None:
 
 
 def test_a_message_id_alone_makes_no_envelope() -> None:
-    codec = Mqtt3Codec(enveloped=True)
+    codec = PublishCodec(enveloped=True)
     out: Any = Out(b"plain", MessageContext("t"), PublishOptions(qos="1"))
     assert codec.frame(out, out.payload, 1, 1).endswith(b"\x00\x01tplain"[:3] + b"\x00\x01plain")
 
 
 def test_a_message_id_of_the_application_makes_one() -> None:
-    codec = Mqtt3Codec(enveloped=True)
+    codec = PublishCodec(enveloped=True)
     out: Any = Out(b"plain", MessageContext("t"), PublishOptions(qos="0", message_id="own"))
     decoded = there_and_back(codec, False, out)
     assert decoded is not None
@@ -145,7 +145,7 @@ def test_a_message_id_of_the_application_makes_one() -> None:
 
 
 def test_an_expired_envelope_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    codec = Mqtt3Codec(enveloped=True)
+    codec = PublishCodec(enveloped=True)
     out: Any = Out(b"x", MessageContext("t"), PublishOptions(time_to_live=1.0))
     frame = codec.frame(out, out.payload, 0, 0)
     now = clock.wall()
@@ -180,8 +180,8 @@ def test_a_packet_longer_than_the_protocol_allows_is_refused() -> None:
 def test_a_will_does_not_expire_in_an_envelope() -> None:
     """Its time would begin when it is registered."""
     out: Any = Out(b"w", MessageContext("t"), PublishOptions(headers={"h": "v"}, time_to_live=1.2))
-    payload = Mqtt3Codec(enveloped=True).will(out)[0]
+    payload = PublishCodec(enveloped=True).will(out)[0]
     assert b'"h"' in payload
     assert b"expires" not in payload
-    assert Mqtt3Codec(enveloped=False).will(out)[0] == b"w"
+    assert PublishCodec(enveloped=False).will(out)[0] == b"w"
     assert Mqtt5Codec().will(out)[1].expiry == 2

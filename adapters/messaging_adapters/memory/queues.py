@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -390,28 +392,15 @@ def routing_matcher(pattern: str) -> Callable[[str], bool]:
     words = pattern.split(".")
 
     def matches(key: str) -> bool:
-        # positions in ``words`` that the key read so far can have reached
-        reached = _closure({0}, words)
-        for word in key.split("."):
-            step = set()
-            for at in reached:
-                if at < len(words):
-                    if words[at] == "#":
-                        step.add(at)
-                    elif words[at] in ("*", word):
-                        step.add(at + 1)
-            reached = _closure(step, words)
-            if not reached:
-                return False
-        return len(words) in reached
+        given = key.split(".")
+        # for each number of words of the key: whether the words of the pattern read so far match them
+        reached = [True, *(False for _ in given)]
+        for word in words:
+            if word == "#":
+                reached = [*itertools.accumulate(reached, operator.or_)]
+            else:
+                matched = (word in ("*", each) for each in given)
+                reached = [False, *map(operator.and_, reached, matched)]
+        return reached[-1]
 
     return matches
-
-
-def _closure(reached: set[int], words: list[str]) -> set[int]:
-    for at in sorted(reached):
-        position = at
-        while position < len(words) and words[position] == "#":
-            position += 1
-            reached.add(position)
-    return reached

@@ -131,6 +131,22 @@ class ConnectTarget:
         return None if detail and any(each.get_secret_value() in detail for each in passwords) else detail
 
 
+#: properties of CONNACK -> fields of :class:`Connack`
+_GRANTED: Final = {
+    "ReceiveMaximum": "receive_maximum",
+    "MaximumQoS": "maximum_qos",
+    "MaximumPacketSize": "maximum_packet_size",
+    "RetainAvailable": "retain",
+    "WildcardSubscriptionAvailable": "wildcards",
+    "SharedSubscriptionAvailable": "shared",
+    "SubscriptionIdentifierAvailable": "identifiers",
+    "TopicAliasMaximum": "topic_alias_maximum",
+    "ServerKeepAlive": "keepalive",
+    "SessionExpiryInterval": "session_expiry",
+    "AssignedClientIdentifier": "assigned_id",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Connack:
     """The broker's limits and the state of the session. The defaults apply where the broker names none."""
@@ -259,23 +275,9 @@ def _read_connack(target: ConnectTarget, body: bytes) -> Connack | BrokerError:
         return _refusal(target, reason_name(code), code, properties)
     ReasonCode(PacketTypes.CONNACK, identifier=code)  # raises unless it is specified
 
-    def value(name: str, default: int) -> int:
-        return int(getattr(properties, name, default))
-
-    return Connack(
-        session_present=bool(body[0] & 1),
-        receive_maximum=value("ReceiveMaximum", 65_535),
-        maximum_qos=value("MaximumQoS", 2),
-        maximum_packet_size=min(value("MaximumPacketSize", packets.MAX_PACKET), packets.MAX_PACKET),
-        retain=bool(value("RetainAvailable", 1)),
-        wildcards=bool(value("WildcardSubscriptionAvailable", 1)),
-        shared=bool(value("SharedSubscriptionAvailable", 1)),
-        identifiers=bool(value("SubscriptionIdentifierAvailable", 1)),
-        topic_alias_maximum=value("TopicAliasMaximum", 0),
-        keepalive=getattr(properties, "ServerKeepAlive", None),
-        session_expiry=getattr(properties, "SessionExpiryInterval", None),
-        assigned_id=getattr(properties, "AssignedClientIdentifier", None),
-    )
+    granted = {field: getattr(properties, name) for name, field in _GRANTED.items() if hasattr(properties, name)}
+    granted["maximum_packet_size"] = min(granted.get("maximum_packet_size", packets.MAX_PACKET), packets.MAX_PACKET)
+    return Connack(bool(body[0] & 1), **granted)
 
 
 def _refusal(target: ConnectTarget, reason: str, code: int, properties: Any) -> BrokerError:

@@ -107,7 +107,7 @@ class Inbound:
         if not streams and receipt is not None and (heir := self._heir(publish.topic)) is not None:
             streams = [heir]
         elif not streams:
-            if receipt is None or not self.leftovers.keep(publish, receipt):
+            if receipt is None or not self.leftovers.keep(receipt):
                 self.leftovers.note_dropped(publish.topic)
                 if receipt is not None:
                     self.answers.settled(receipt)
@@ -207,12 +207,12 @@ class Inbound:
         return next((stream for stream in found if stream is not None), None)
 
     def _deliver_unclaimed(self, stream: Stream, matches: Callable[[str], bool]) -> None:
-        for publish, receipt in self.leftovers.claim_unclaimed(matches, passes_flags=stream.route.passes_flags):
-            decoded = self._codec.decode(publish)
+        for receipt in self.leftovers.claim_unclaimed(matches, passes_flags=stream.route.passes_flags):
+            decoded = self._codec.decode(receipt.publish)
             if decoded is None:
                 self.answers.settled(receipt)
             else:
-                self._deliver(publish.topic, decoded, receipt, (stream,))
+                self._deliver(receipt.publish.topic, decoded, receipt, (stream,))
         self.hand_over()
 
     def release(self, stream: Stream) -> None:

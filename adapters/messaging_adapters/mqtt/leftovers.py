@@ -53,7 +53,7 @@ class Leftovers:
         #: ended streams that the broker has not unsubscribed yet
         self._departing: dict[Stream, None] = {}
         #: by packet id: messages that no stream has claimed; ``None`` when none are kept for later streams
-        self._unclaimed: dict[int, tuple[Publish, Receipt]] | None = None
+        self._unclaimed: dict[int, Receipt] | None = None
         self._claim_timer: asyncio.TimerHandle | None = None
         #: whether the session may have subscriptions of an earlier process, of which no log line told
         self._is_unreported = False
@@ -102,15 +102,15 @@ class Leftovers:
         finally:
             self._departing.pop(stream, None)
 
-    def keep(self, publish: Publish, receipt: Receipt) -> bool:
+    def keep(self, receipt: Receipt) -> bool:
         """Keep a message that has no stream. Return whether a later stream may claim it."""
-        router = self._router
+        router, publish = self._router, receipt.publish
         streams = router.kept(publish, _claimants([*self._departing, *router.orphans.values()], publish))
         if not streams:
             if self._unclaimed is None:
                 return False
             self._unclaimed.pop(receipt.id, None)  # the broker gave the id to another message
-            self._unclaimed[receipt.id] = publish, receipt
+            self._unclaimed[receipt.id] = receipt
             self._answers.pass_over(receipt)
             return True
         receipt.copies = 0
@@ -145,7 +145,7 @@ class Leftovers:
             del self._left[token]
         return [token.receipt for token in tokens]
 
-    def claim_unclaimed(self, matches: Callable[[str], bool], *, passes_flags: bool) -> list[tuple[Publish, Receipt]]:
+    def claim_unclaimed(self, matches: Callable[[str], bool], *, passes_flags: bool) -> list[Receipt]:
         """Hand over the messages for subscriptions of an earlier process whose channels match.
 
         Args:
@@ -156,10 +156,10 @@ class Leftovers:
         if not self._unclaimed:
             return []
         claimed = []
-        for publish, receipt in [each for each in self._unclaimed.values() if matches(each[0].topic)]:
+        for receipt in [each for each in self._unclaimed.values() if matches(each.publish.topic)]:
             del self._unclaimed[receipt.id]
-            if passes_flags or not publish.retain:
-                claimed.append((publish, receipt))
+            if passes_flags or not receipt.publish.retain:
+                claimed.append(receipt)
             else:
                 self._answers.settled(receipt)
         return claimed
@@ -172,9 +172,9 @@ class Leftovers:
         if unclaimed:
             logger.warning(
                 "mqtt '%s': %d messages of the resumed session match no subscription and are dropped, the first on %r",
-                self._name, len(unclaimed), next(iter(unclaimed.values()))[0].topic,
+                self._name, len(unclaimed), next(iter(unclaimed.values())).publish.topic,
             )  # fmt: skip
-            for _, receipt in unclaimed.values():
+            for receipt in unclaimed.values():
                 self._answers.settled(receipt)
 
     def drop(self, stream: Stream) -> None:

@@ -33,7 +33,6 @@ as the two clocks agree.
 
 from __future__ import annotations
 
-import abc
 import functools
 import math
 import re
@@ -67,40 +66,6 @@ _NOT_WORTH: Final = 5
 
 #: (payload, content type, content encoding, correlation id, reply-to channel, extensions)
 Decoded = tuple[bytes, str | None, str | None, str | None, str | None, MappingProxyType[str, Any]]
-
-
-class PublishCodec(abc.ABC):
-    """Encodes messages as PUBLISH packets, and decodes PUBLISH packets for the core."""
-
-    #: aliases that the broker accepts on this connection
-    alias_maximum = 0
-
-    def connected(self, topic_alias_maximum: int) -> None:
-        """Start on a new connection, on which the broker accepts so many aliases."""
-        self.alias_maximum = topic_alias_maximum
-
-    def unsent(self) -> None:
-        """Note that the last frame was not sent."""
-        return
-
-    @abc.abstractmethod
-    def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
-        """Return the PUBLISH packet, to be sent on this connection in the order of the calls.
-
-        Args:
-            outgoing: the message.
-            payload: its payload, which the message itself drops once it is settled.
-            qos: 0 to 2.
-            packet_id: counts with QoS > 0 only.
-        """
-
-    @abc.abstractmethod
-    def will(self, outgoing: Outgoing) -> tuple[bytes, PacketProperties]:
-        """Return payload and properties of a will."""
-
-    @abc.abstractmethod
-    def decode(self, publish: Publish) -> Decoded | None:
-        """Return the content of a message; ``None`` if it has expired."""
 
 
 def check_channel(name: str) -> None:
@@ -178,7 +143,7 @@ class _Aliases:
     """The topic aliases of one connection."""
 
     def __init__(self, maximum: int) -> None:
-        self._maximum = maximum
+        self.maximum = maximum
         self._numbers: dict[bytes, int] = {}
         #: topics that were published to once, and have no alias yet
         self._seen: set[bytes] = set()
@@ -190,7 +155,7 @@ class _Aliases:
         if number is not None:
             compiled.travel_as(_NO_TOPIC, properties + packets.topic_alias(number))
             return True
-        if len(topic) <= _NOT_WORTH or len(self._numbers) == self._maximum:
+        if len(topic) <= _NOT_WORTH or len(self._numbers) == self.maximum:
             compiled.travel_as(topic, properties)
             return True
         if topic in self._seen:
@@ -205,20 +170,62 @@ class _Aliases:
         return False
 
 
+class PublishCodec:
+    """Encodes messages as PUBLISH packets, and decodes PUBLISH packets for the core: MQTT 3.1.1.
+
+    Contexts travel in an envelope; without it, only the fields of the fixed header do.
+    """
+
+    def __init__(self, *, enveloped: bool = False) -> None:
+        self._enveloped = enveloped
+
+    def connected(self, topic_alias_maximum: int) -> None:
+        """Start on a new connection, on which the broker accepts so many aliases."""
+
+    def unsent(self) -> None:
+        """Note that the last frame was not sent."""
+
+    def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
+        """Return the PUBLISH packet, to be sent on this connection in the order of the calls.
+
+        Args:
+            outgoing: the message.
+            payload: its payload, which the message itself drops once it is settled.
+            qos: 0 to 2.
+            packet_id: counts with QoS > 0 only.
+        """
+        rest = _topic(outgoing.plan.channel)
+        if qos:
+            rest += packet_id.to_bytes(2, "big")
+        head = packets.PUBLISH | qos << 1 | (1 if outgoing.plan.options.retain else 0)
+        return _publish(head, rest, envelope.wrap(outgoing, payload) if self._enveloped else payload)
+
+    def will(self, outgoing: Outgoing) -> tuple[bytes, PacketProperties]:
+        """Return payload and properties of a will. An envelope that expires would do so from now on: it does not."""
+        payload = outgoing.payload
+        return envelope.wrap(outgoing, payload, expires=False) if self._enveloped else payload, packets.NO_PROPERTIES
+
+    def decode(self, publish: Publish) -> Decoded | None:
+        """Return the content of a message; ``None`` if it has expired."""
+        if not self._enveloped:
+            return publish.payload, None, None, None, None, _received(publish)
+        return envelope.unwrap(publish.payload, _received(publish))
+
+
 class Mqtt5Codec(PublishCodec):
     """Contexts as properties of MQTT 5."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._aliases = _Aliases(0)
 
     def connected(self, topic_alias_maximum: int) -> None:
         """See :class:`PublishCodec`."""
-        super().connected(topic_alias_maximum)
         self._aliases = _Aliases(topic_alias_maximum)
 
     def unsent(self) -> None:
         """See :class:`PublishCodec`. The frame may have introduced an alias: all are introduced again, as allowed."""
-        self.connected(self.alias_maximum)
+        self._aliases = _Aliases(self._aliases.maximum)
 
     def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
         """See :class:`PublishCodec`."""
@@ -286,36 +293,6 @@ class Mqtt5Codec(PublishCodec):
             properties.response_topic,
             told,
         )
-
-
-class Mqtt3Codec(PublishCodec):
-    """Contexts in an envelope; without it, only the fields of the fixed header of MQTT 3.1.1."""
-
-    def __init__(self, enveloped: bool) -> None:
-        self._enveloped = enveloped
-
-    def frame(self, outgoing: Outgoing, payload: bytes, qos: int, packet_id: int) -> bytes:
-        """See :class:`PublishCodec`."""
-        rest = _topic(outgoing.plan.channel)
-        if qos:
-            rest += packet_id.to_bytes(2, "big")
-        head = packets.PUBLISH | qos << 1 | (1 if outgoing.plan.options.retain else 0)
-        return _publish(head, rest, self._payload(outgoing, payload))
-
-    def will(self, outgoing: Outgoing) -> tuple[bytes, PacketProperties]:
-        """See :class:`PublishCodec`. A will that expires would do so from now on, so ``timeToLive`` is left out."""
-        return self._payload(outgoing, outgoing.payload, expires=False), packets.NO_PROPERTIES
-
-    def decode(self, publish: Publish) -> Decoded | None:
-        """See :class:`PublishCodec`."""
-        if not self._enveloped:
-            return publish.payload, None, None, None, None, _received(publish)
-        return envelope.unwrap(publish.payload, _received(publish))
-
-    def _payload(self, outgoing: Outgoing, payload: bytes, *, expires: bool = True) -> bytes:
-        if not self._enveloped:
-            return payload
-        return envelope.wrap(outgoing, payload, expires=expires)
 
 
 _topic = functools.lru_cache(maxsize=_COMPILED)(packets.text)

@@ -33,7 +33,6 @@ from messaging_adapters.mqtt.mapping import PACKET_ID
 from messaging_adapters.mqtt.streams import FilterRoute, Stream, StreamOutlet, filter_of
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Sequence
 
     from messaging.adapter import Sink
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 _MAX_IDENTIFIER: Final = 268_435_455
 #: identifiers kept for each route: the broker may still hold messages with the identifiers of earlier SUBSCRIBEs
 _IDENTIFIERS: Final = 64
-#: removed routes whose identifiers, and options, are kept for the next route of their filter
+#: removed routes whose identifiers and options are kept for the next route of their filter
 _FORMER: Final = 1024
 #: channels remembered for each stream, whose retained message it has received
 _REPLAYED: Final = 4096
@@ -67,14 +66,12 @@ class Router:
 
     def __init__(self, persistent: bool) -> None:
         self._routes: dict[str, FilterRoute] = {}
-        #: by filter: options of subscriptions of removed routes, of which the broker may have one (``held``)
-        self._held: dict[str, set[tuple[bool, bool]]] = {}
         #: subscription identifier -> its route, and the stream whose SUBSCRIBE it was
         self._identified: dict[int, tuple[FilterRoute, Stream]] = {}
         self._foreign_identifiers = persistent
-        #: identifiers of removed routes, by filter: the session may still hold messages with them, and the broker a
+        #: removed routes, by filter: the session may still hold messages with their identifiers, and the broker a
         #: subscription that no SUBSCRIBE has replaced. The next stream of the filter gets those messages
-        self._former: dict[str, deque[int]] = {}
+        self._former: dict[str, FilterRoute] = {}
         # random: unlikely to meet the identifiers that an earlier process used in this session
         self._first = secrets.randbelow(_MAX_IDENTIFIER) if persistent else 0
         self._given = 0
@@ -97,7 +94,6 @@ class Router:
         self._routes.clear()
         self._identified.clear()
         self._former.clear()
-        self._held.clear()
         self._matched.clear()
         self.orphans.clear()
 
@@ -110,9 +106,10 @@ class Router:
         queue, pattern, qos, custom = spec.options.queue, spec.channel, int(spec.options.qos), spec.options.custom
         no_local, as_published = custom.get(NO_LOCAL, False), custom.get(RETAIN_AS_PUBLISHED, False)
         topic_filter = filter_of(queue, pattern)
-        route = self._routes.get(topic_filter)
+        route, former = self._routes.get(topic_filter), None
         if route is None:
-            held = self._held.pop(topic_filter, None)
+            former = self._former.pop(topic_filter, None)
+            held = set() if former is None else former.held
             route = self._routes[topic_filter] = FilterRoute(queue, pattern, no_local, as_published, held)
             self._matched.clear()
             self.orphans.pop(topic_filter, None)
@@ -138,9 +135,9 @@ class Router:
             # the messages that the session has for the kept subscription are for this stream
             route.change(no_local, as_published)
             self._identified |= dict.fromkeys(route.identifiers, (route, stream))
-        if (former := self._former.pop(topic_filter, None)) is not None:
-            route.identifiers = former
-            self._identified |= dict.fromkeys(former, (route, stream))
+        if former is not None and self._foreign_identifiers:
+            route.identifiers = former.identifiers
+            self._identified |= dict.fromkeys(route.identifiers, (route, stream))
         return stream
 
     def remove(self, stream: Stream) -> bool:
@@ -157,14 +154,10 @@ class Router:
         del self._routes[route.filter]
         self._matched.clear()
         self.copies.forget(route)
-        if route.held:
-            self._held[route.filter] = route.held
-            if len(self._held) > _FORMER:
-                del self._held[next(iter(self._held))]
         for identifier in route.identifiers:
             del self._identified[identifier]
-        if self._foreign_identifiers and route.identifiers:
-            self._former[route.filter] = route.identifiers
+        if route.held or (self._foreign_identifiers and route.identifiers):
+            self._former[route.filter] = route
             if len(self._former) > _FORMER:
                 del self._former[next(iter(self._former))]
         return True
@@ -175,7 +168,11 @@ class Router:
 
     def unsubscribed(self, topic_filter: str) -> None:
         """Note that the broker has no subscription to the filter of removed streams."""
-        self._held.pop(topic_filter, None)
+        former = self._former.get(topic_filter)
+        if former is not None:
+            former.held.clear()
+            if not self._foreign_identifiers:
+                del self._former[topic_filter]
 
     def orphan(self, stream: Stream) -> None:
         """Note that the filter of a removed stream is to be unsubscribed on the next connection."""
@@ -202,7 +199,7 @@ class Router:
         named = [route for route in routes if any(each in route.identifiers for each in identifiers)]
         if not named:
             # from the broker's queue, for a filter that is no longer subscribed to: the others get copies of their own
-            is_former = any(each in former for former in self._former.values() for each in identifiers)
+            is_former = any(each in former.identifiers for former in self._former.values() for each in identifiers)
             return () if is_former and not self.copies.is_resumed else None
         if len(named) == 1 and self.copies.is_resumed and not self.copies.is_parted:
             same = alike(named[0], routes)

@@ -53,7 +53,7 @@ from messaging_adapters.mqtt.connection import NetworkConnection, NetworkEvents
 from messaging_adapters.mqtt.handshake import Connack, Grants, Will, reason_name
 from messaging_adapters.mqtt.in_flight import InFlightWindow, PublishHandshake
 from messaging_adapters.mqtt.inbound import Inbound
-from messaging_adapters.mqtt.mapping import Mqtt3Codec, Mqtt5Codec, PublishCodec
+from messaging_adapters.mqtt.mapping import Mqtt5Codec, PublishCodec
 from messaging_adapters.mqtt.router import Router
 from messaging_adapters.mqtt.subscriptions import BrokerSubscriptions
 
@@ -99,7 +99,7 @@ class Session(NetworkEvents):
         #: those of a broker that restricts nothing
         self._announced = adapter.capabilities
         self.target = target
-        self._codec: PublishCodec = Mqtt5Codec() if settings.v5 else Mqtt3Codec(settings.envelope)
+        self._codec = Mqtt5Codec() if settings.v5 else PublishCodec(enveloped=settings.envelope)
         self.router = Router(settings.persistent)
         self.inbound = Inbound(adapter.name, self.router, self._codec, settings)
         self.window = InFlightWindow(settings.v5, settings.max_inflight)

@@ -131,7 +131,7 @@ class FilterRoute:
         pattern: str,
         no_local: bool,
         as_published: bool,
-        held: set[tuple[bool, bool]] | None = None,
+        held: set[tuple[bool, bool]],
     ) -> None:
         self.filter = filter_of(queue, pattern)
         self.pattern = pattern
@@ -139,7 +139,7 @@ class FilterRoute:
         self.no_local = no_local
         self.as_published = as_published
         #: the options, No Local and Retain As Published, of the subscriptions of which the broker may have one
-        self.held: set[tuple[bool, bool]] = set() if held is None else held
+        self.held = held
         #: whether the retained flag of a message may be its publisher's: it does not tell an old message then
         self.passes_flags = as_published or any(published for _, published in self.held)
         #: streams compete for messages (``queue``, a shared subscription); otherwise each gets a copy

@@ -133,7 +133,7 @@ MQTT = (
         (
             Edit(
                 "adapters/messaging_adapters/mqtt/router.py",
-                "            self._former[route.filter] = route.identifiers\n",
+                "            self._former[route.filter] = route\n",
                 "            pass\n",
             ),
         ),
