@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pika.adapters.blocking_connection import BlockingChannel
 
     from messaging.testing.brokers import RabbitMQ
-    from messaging_adapters.amqp.consumer import JointQueue
+    from messaging_adapters.amqp.consumer import QueueConsumer
 
 
 def spec_of(client: Client, channel: str, **extensions: Any) -> SubscriptionSpec:
@@ -26,7 +26,7 @@ def spec_of(client: Client, channel: str, **extensions: Any) -> SubscriptionSpec
     return SubscriptionSpec(channel, None, subscribe_options(extensions, adapter.capabilities, adapter.settings))
 
 
-async def joined(client: Client, *channels: str, **extensions: Any) -> tuple[Sink, JointQueue]:
+async def joined(client: Client, *channels: str, **extensions: Any) -> tuple[Sink, QueueConsumer]:
     sink, handle = Sink(), None
     for channel in channels:
         handle = await within(client.adapter.join(spec_of(client, channel, **extensions), sink, handle))

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from messaging.model import BrokerUrl, Endpoint, Incoming, PublishPlan
     from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings
-    from messaging_adapters.amqp.consumer import JointQueue
+    from messaging_adapters.amqp.consumer import QueueConsumer
 
 #: largest message that RabbitMQ takes by default, bytes
 DEFAULT_MAX_MESSAGE_SIZE: Final = 134_217_728
@@ -191,15 +191,16 @@ class AmqpAdapter(Adapter):
             position = self._positions.setdefault(sink, StreamPosition(source.stream_offset))
         return await link.subscribe(QueueSubscription(spec, sink, source, position))
 
-    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: JointQueue | None) -> JointQueue:
-        """See ``Adapter.join`` and :class:`messaging_adapters.amqp.consumer.JointQueue`."""
+    async def join(self, spec: SubscriptionSpec, sink: Sink, handle: QueueConsumer | None) -> QueueConsumer:
+        """See ``Adapter.join`` and :meth:`messaging_adapters.amqp.consumer.QueueConsumer.join`."""
         link, source = self._connector.linked(), self.addressing.source(spec)
         if handle is None:
-            return await link.join(QueueSubscription(spec, sink, source))
+            # the core knows the channels: to the consumer, whatever is in the queue is wanted
+            return await link.subscribe(QueueSubscription(spec, sink, source._replace(patterns=())))
         await handle.join(spec.channel, names.binding_key(spec.channel))
         return handle
 
-    async def part(self, handle: JointQueue, channel: str) -> None:
+    async def part(self, handle: QueueConsumer, channel: str) -> None:
         await handle.part(names.binding_key(channel))
 
     def pause(self, handle: Any | None) -> None:

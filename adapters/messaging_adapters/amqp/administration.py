@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Final, cast
 
 from aiormq import spec
 
-from messaging.model import Incoming
 from messaging_adapters.amqp import frames, names, topology
-from messaging_adapters.amqp.deliveries import DeliveryLane, is_enveloped, unwrapped
+from messaging_adapters.amqp.deliveries import DeliveryLane
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from messaging.model.envelope import Unwrapped
+    from messaging.model import Incoming
     from messaging_adapters.amqp.connection import AmqpWire
     from messaging_adapters.amqp.declarations import QueueSource
-    from messaging_adapters.amqp.properties import AmqpProperties
 
 #: messages that are asked for at once, and bytes of payloads after which no more are
 _AT_ONCE: Final = 16
@@ -101,27 +99,10 @@ class _PeekLane(DeliveryLane):
         exchange, key = frames.read_route(route)
         if known.origin is not None and route == self._own_route:
             exchange, key = known.origin
-        is_plain = exchange in (self._exchange, "")
-        content: Unwrapped | AmqpProperties = known
-        if is_enveloped(known, payload):
-            inner = unwrapped(known, payload)
-            if inner is None:  # expired
-                return
-            content, payload = inner, inner.payload
-        self.found.append(
-            Incoming(
-                payload,
-                names.channel_name(key) if is_plain else exchange,
-                None if is_plain else key,
-                content.content_type,
-                content.content_encoding,
-                content.correlation_id,
-                content.reply_to_channel,
-                content.extensions,
-                None,
-                known.delivery_count,
-            )
-        )
+        arrival = (names.channel_name(key), None) if exchange in (self._exchange, "") else (exchange, key)
+        incoming = self.message(payload, arrival, None, known.delivery_count)
+        if incoming is not None:  # not expired
+            self.found.append(incoming)
 
     def closed(self, code: int, text: str) -> None:
         """See ``protocol.FrameLane``: the request that waits is refused."""

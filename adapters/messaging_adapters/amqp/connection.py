@@ -240,13 +240,13 @@ class AmqpWire:
     async def _open_channel(self, confirms: bool) -> AbstractChannel:
         return await self._connection.channel(publisher_confirms=confirms)
 
-    async def close_channel(self, channel: AbstractChannel) -> None:
-        """Close a channel. Does nothing if it is closed already.
+    async def close_channel(self, channel: AbstractChannel | None) -> None:
+        """Close a channel. Does nothing if there is none, or it is closed already.
 
         Raises:
             ConnectionLostError: the connection was lost.
         """
-        if not channel.is_closed:
+        if channel is not None and not channel.is_closed:
             with contextlib.suppress(aiormq.AMQPChannelError):
                 await self._ask(channel.close())
 

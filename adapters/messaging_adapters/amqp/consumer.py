@@ -22,13 +22,12 @@ from aiormq import spec as methods
 from messaging.environment.signals import on_failure
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.execution import shielded
-from messaging.model import Incoming
 from messaging.receiving import redelivery
 from messaging_adapters.amqp import frames, topology
 from messaging_adapters.amqp.addressing import ArrivalChannels
 from messaging_adapters.amqp.connection import CLOSE_GRACE, describe, refusal
 from messaging_adapters.amqp.delays import RawMessage
-from messaging_adapters.amqp.deliveries import DeliveryLane, is_enveloped, unwrapped
+from messaging_adapters.amqp.deliveries import DeliveryLane
 from messaging_adapters.amqp.extensions import STREAM_OFFSET
 
 if TYPE_CHECKING:
@@ -36,12 +35,10 @@ if TYPE_CHECKING:
 
     from aio_pika.abc import AbstractChannel
 
-    from messaging.model.envelope import Unwrapped
+    from messaging.model import Incoming
     from messaging_adapters.amqp.connection import AmqpWire
-    from messaging_adapters.amqp.declarations import ExchangeSpec
     from messaging_adapters.amqp.delays import Delays
     from messaging_adapters.amqp.deliveries import QueueSubscription
-    from messaging_adapters.amqp.properties import AmqpProperties
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +75,8 @@ class QueueConsumer(DeliveryLane):
         self._spec = spec
         self._source = source
         self._position = position
+        queue = spec.options.queue
+        self._what = f"subscription to {spec.channel!r}" + (f" (queue {queue!r})" if queue is not None else "")
         self._delays = delays
         self._tag = tag
         self._spawn = spawn
@@ -109,6 +108,10 @@ class QueueConsumer(DeliveryLane):
         self._acks: list[int] = []
         self._requeues: list[int] = []
         self._flushing = False
+        #: one binding at a time: a refusal closes the channel; and how many wait for it
+        self._binding = asyncio.Lock()
+        self._bindings = 0
+        self._binding_channel: AbstractChannel | None = None
 
     @property
     def is_open(self) -> bool:
@@ -126,7 +129,7 @@ class QueueConsumer(DeliveryLane):
         """
         # Not cancelled with the caller: a request that was sent takes effect, and its effect must be undone.
         subscribing = topology.subscribed(
-            self._subscribe, f"{self._wire.label}: {self._what()}", lambda: not self._abandoned
+            self._subscribe, f"{self._wire.label}: {self._what}", lambda: not self._abandoned
         )
         opening = asyncio.get_running_loop().create_task(subscribing)
         try:
@@ -134,7 +137,7 @@ class QueueConsumer(DeliveryLane):
                 await shielded(opening)
         except aiormq.AMQPChannelError as error:
             raise refusal(
-                SubscriptionRefusedError, self._what(), error, topology.way_out(self._source.queue, error)
+                SubscriptionRefusedError, self._what, error, topology.way_out(self._source.queue, error)
             ) from error
         self._private_queue = None  # it has a consumer, and is deleted with it
         if self._error is not None:  # the broker cancelled the consumer right after its confirmation
@@ -181,7 +184,7 @@ class QueueConsumer(DeliveryLane):
             self._flush()
         self._open = False
         self._forget()
-        await self._close_channel()
+        await self._wire.close_channel(self._channel)
 
     async def _clean_up(self, opening: asyncio.Task[None] | None = None) -> None:
         """Close the channel, and undo the effects of ``opening`` after it failed or was abandoned."""
@@ -191,19 +194,15 @@ class QueueConsumer(DeliveryLane):
                 self._private_queue = None
         self._open = False
         try:
-            await self._close_channel()
+            await self._wire.close_channel(self._channel)
             if self._private_queue is not None:
                 await topology.delete_queue(self._wire, self._private_queue)
         except (ConnectionLostError, aiormq.AMQPChannelError) as error:
-            logger.debug("%s: %s: not cleaned up: %s", self._wire.label, self._what(), error)
-
-    async def _close_channel(self) -> None:
-        if self._channel is not None:
-            await self._wire.close_channel(self._channel)
+            logger.debug("%s: %s: not cleaned up: %s", self._wire.label, self._what, error)
 
     def closed(self, code: int, text: str) -> None:
         """Handle the close of the channel by the broker; see ``protocol.FrameLane``."""
-        self._end(SubscriptionRefusedError(f"{self._what()}: {code} {text}", code=code, detail=text))
+        self._end(SubscriptionRefusedError(f"{self._what}: {code} {text}", code=code, detail=text))
 
     def _end(self, error: SubscriptionRefusedError) -> None:
         if self._open:
@@ -217,10 +216,6 @@ class QueueConsumer(DeliveryLane):
         self._batch.clear()
         self._kept.clear()
         self._ahead.clear()
-
-    def _what(self) -> str:
-        queue = self._spec.options.queue
-        return f"subscription to {self._spec.channel!r}" + (f" (queue {queue!r})" if queue is not None else "")
 
     # --- deliveries
 
@@ -242,12 +237,12 @@ class QueueConsumer(DeliveryLane):
                 return
         except ConnectionLostError:
             return
-        self._end(SubscriptionRefusedError(f"{self._what()}: cancelled by the broker; the queue was probably deleted"))
+        self._end(SubscriptionRefusedError(f"{self._what}: cancelled by the broker; the queue was probably deleted"))
         await self._clean_up()
 
     def delivered(self, tag: int, route: bytes, payload: bytes) -> None:
         """Hand over a delivery, or settle one that is outside of the subscription or expired."""
-        if not self.is_open:
+        if not (self._open and self._wire.alive):
             return  # it is requeued when the channel closes
         known = self.known
         if self._position is not None and (offset := known.extensions.get(STREAM_OFFSET)) is not None:
@@ -260,27 +255,12 @@ class QueueConsumer(DeliveryLane):
             if self._settles:
                 self.settle(tag, requeue=False)
             return
-        content: Unwrapped | AmqpProperties = known
-        body = payload
-        if is_enveloped(known, payload):
-            inner = unwrapped(known, payload)
-            if inner is None:  # expired
-                if self._settles:
-                    self.settle(tag, requeue=False)
-                return
-            content, body = inner, inner.payload
-        incoming = Incoming(
-            body,
-            arrival[0],
-            arrival[1],
-            content.content_type,
-            content.content_encoding,
-            content.correlation_id,
-            content.reply_to_channel,
-            content.extensions,
-            (self, tag) if self._settles else None,
-            known.delivery_count or self._first,
-        )
+        token = (self, tag) if self._settles else None
+        incoming = self.message(payload, arrival, token, known.delivery_count or self._first)
+        if incoming is None:  # expired
+            if token is not None:
+                self.settle(tag, requeue=False)
+            return
         if self._keeps:
             self._kept[tag] = RawMessage(self.raw, route, payload), incoming
             if self._position is not None:
@@ -362,30 +342,10 @@ class QueueConsumer(DeliveryLane):
         parts += [frames.ack(self._number, tag, multiple=False) for tag in acks if tag > floor]
         self._wire.write(b"".join(parts))
 
-
-class JointQueue:
-    """A queue with several bindings: the handle of a joint subscription.
-
-    A refused binding closes the AMQP channel that asked for it, so bindings have one of their own, for as long as there
-    are requests.
-
-    Args:
-        wire: the connection of the consumer, which alone may use an exclusive queue.
-        consumer: the consumer of the queue, which has the first binding.
-        exchange: the exchange of all bindings.
-    """
-
-    def __init__(self, wire: AmqpWire, consumer: QueueConsumer, exchange: ExchangeSpec) -> None:
-        self._wire = wire
-        self._consumer = consumer
-        self._exchange = exchange
-        self._channel: AbstractChannel | None = None
-        #: one request at a time: a refusal closes the channel
-        self._lock = asyncio.Lock()
-        self._requests = 0
+    # --- further channels of a joint subscription
 
     async def join(self, channel: str, key: str) -> None:
-        """Bind the queue.
+        """Bind the queue to a further channel.
 
         Args:
             channel: the channel pattern, for errors.
@@ -396,7 +356,7 @@ class JointQueue:
             ConnectionLostError: the connection was lost.
         """
         try:
-            await self._request(key, is_joining=True)
+            await self._bind(topology.bind, key)
         except aiormq.AMQPChannelError as error:
             raise refusal(SubscriptionRefusedError, f"subscription to {channel!r}", error) from error
 
@@ -407,35 +367,26 @@ class JointQueue:
             ConnectionLostError: the connection was lost.
         """
         try:
-            await self._request(key, is_joining=False)
+            await self._bind(topology.unbind, key)
         except aiormq.AMQPChannelError as error:
             logger.warning(
                 "%s: queue %r is not unbound from %r: %s; messages that still arrive are dropped",
-                self._wire.label, self._consumer.queue_name, key, describe(error),
+                self._wire.label, self.queue_name, key, describe(error),
             )  # fmt: skip
 
-    async def _request(self, key: str, *, is_joining: bool) -> None:
-        self._requests += 1
+    async def _bind(self, change: Callable[..., Coroutine[Any, Any, None]], key: str) -> None:
+        """Bind or unbind, on a channel that is open for as long as there are requests: a refusal closes it."""
+        self._bindings += 1
         try:
-            async with self._lock:
-                await self._bind(key, is_joining=is_joining)
-                if self._requests == 1 and self._channel is not None:
-                    channel, self._channel = self._channel, None
+            async with self._binding:
+                channel, self._binding_channel = self._binding_channel, None  # kept unless it fails
+                if channel is None:
+                    channel = await self._wire.channel()
+                queue = await channel.get_queue(self.queue_name, ensure=False)
+                await change(self._wire, queue, self._source.exchange, key)
+                if self._bindings > 1:
+                    self._binding_channel = channel
+                else:
                     await self._wire.close_channel(channel)
         finally:
-            self._requests -= 1
-
-    async def _bind(self, key: str, *, is_joining: bool) -> None:
-        channel, self._channel = self._channel, None  # kept unless it fails
-        if channel is None:
-            channel = await self._wire.channel()
-        queue = await channel.get_queue(self._consumer.queue_name, ensure=False)
-        if is_joining:
-            await topology.bind(self._wire, queue, self._exchange, key)
-        else:
-            await topology.unbind(self._wire, queue, self._exchange, key)
-        self._channel = channel
-
-    async def close(self) -> None:
-        """Unsubscribe; see ``QueueConsumer.close``. Idempotent."""
-        await self._consumer.close()
+            self._bindings -= 1

@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.execution import clock
 from messaging.model import Features, Incoming, envelope
@@ -15,8 +15,6 @@ from messaging_adapters.amqp import frames, names, properties
 from messaging_adapters.amqp.extensions import ENVELOPE, seconds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from messaging.adapter import Sink
     from messaging.errors import MessagingError
     from messaging.model import SubscriptionSpec
@@ -24,6 +22,8 @@ if TYPE_CHECKING:
     from messaging_adapters.amqp.declarations import QueueSource
     from messaging_adapters.amqp.properties import AmqpProperties
 
+#: beginning of a payload with an envelope
+_ENVELOPE: Final = envelope.START
 #: header that RabbitMQ's MQTT plugin adds to the messages it publishes
 _MQTT_QOS: Final = "x-mqtt-publish-qos"
 
@@ -96,6 +96,32 @@ class DeliveryLane(abc.ABC):
         self._delivery = None
         self.delivered(tag, route, payload)
         return True
+
+    def message(
+        self, payload: bytes, arrival: tuple[str, str | None], token: Any, delivery_count: int | None
+    ) -> Incoming | None:
+        """Return the delivery as a message on ``arrival``, channel and extension; ``None`` if its envelope has expired.
+
+        A message has an envelope around it if RabbitMQ's MQTT plugin published it.
+        """
+        content: AmqpProperties | Unwrapped = self.known
+        if payload.startswith(_ENVELOPE) and _MQTT_QOS in content.extensions.get(Features.EXTENSION_HEADERS, ()):
+            inner = envelope.unwrap(payload, MappingProxyType({**content.extensions, ENVELOPE: True}))
+            if inner is None:
+                return None
+            content, payload = inner, inner.payload
+        return Incoming(
+            payload,
+            arrival[0],
+            arrival[1],
+            content.content_type,
+            content.content_encoding,
+            content.correlation_id,
+            content.reply_to_channel,
+            content.extensions,
+            token,
+            delivery_count,
+        )
 
 
 class DirectReplies(DeliveryLane):
@@ -217,16 +243,3 @@ class StreamPosition:
         delivered = self._delivered
         while delivered and delivered[0][0] <= floor:
             self.next = delivered.popleft()[1] + 1
-
-
-def is_enveloped(known: AmqpProperties, payload: bytes) -> bool:
-    """Return whether a message has an envelope around it: RabbitMQ's MQTT plugin published it."""
-    if not payload.startswith(envelope.START):
-        return False
-    headers: Mapping[str, str] = known.extensions.get(Features.EXTENSION_HEADERS, {})
-    return _MQTT_QOS in headers
-
-
-def unwrapped(known: AmqpProperties, payload: bytes) -> Unwrapped | None:
-    """Return the message in an envelope; ``None`` if it has expired."""
-    return envelope.unwrap(payload, MappingProxyType({**known.extensions, ENVELOPE: True}))

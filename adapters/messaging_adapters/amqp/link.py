@@ -26,7 +26,7 @@ from messaging.errors import (
 from messaging.execution import clock, on_worker
 from messaging_adapters.amqp import topology
 from messaging_adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, AmqpWire, connect, refusal
-from messaging_adapters.amqp.consumer import JointQueue, QueueConsumer
+from messaging_adapters.amqp.consumer import QueueConsumer
 from messaging_adapters.amqp.declarations import RefusingQueues
 from messaging_adapters.amqp.delays import Delays
 from messaging_adapters.amqp.publisher import AmqpPublisher
@@ -179,13 +179,6 @@ class AmqpLink:
         await consumer.open()
         self._connector.refusing.declared(source)
         return consumer
-
-    async def join(self, subscription: QueueSubscription) -> JointQueue:
-        """Subscribe to the first channel of a joint subscription; see ``Adapter.join``."""
-        # the core knows the channels: to the consumer, whatever is in the queue is wanted
-        source = subscription.source._replace(patterns=())
-        consumer = await self.subscribe(subscription._replace(source=source))
-        return JointQueue(await self._consuming_wire(), consumer, source.exchange)
 
     async def administer(
         self, what: str, request: Callable[[AmqpWire], Awaitable[T]], queue: QueueSpec | None = None
