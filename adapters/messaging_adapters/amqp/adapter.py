@@ -34,7 +34,6 @@ from messaging.model import QUEUE_BROKER_FEATURES, Capabilities, Features, Outgo
 from messaging_adapters.amqp import extensions, names, properties
 from messaging_adapters.amqp.addressing import AmqpAddressing
 from messaging_adapters.amqp.deliveries import QueueSubscription, StreamPosition
-from messaging_adapters.amqp.forms import PublishForm
 from messaging_adapters.amqp.target import AmqpSettings, make_target
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class AmqpAdapter(Adapter):
                     Features.EXTENSION_HEADERS,
                     f"{header!r} is not for text: RabbitMQ routes by it; publish to each channel instead",
                 )
-        plan.slot = PublishForm(plan, self.settings.exchange)
+        plan.slot = properties.PublishForm(plan, self.settings.exchange)
 
     def check_subscribe(self, spec: SubscriptionSpec) -> None:
         """Refuse names that are too long for AMQP, and extensions that contradict each other."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from messaging.errors import MessagingError
     from messaging.model import Outgoing
     from messaging_adapters.amqp.connection import AmqpWire
-    from messaging_adapters.amqp.forms import PublishForm
+    from messaging_adapters.amqp.properties import PublishForm
 
 logger = logging.getLogger(__name__)
 

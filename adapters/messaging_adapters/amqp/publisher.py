@@ -50,7 +50,7 @@ from messaging.execution import Backoff, clock
 from messaging_adapters.amqp.connection import refusal
 from messaging_adapters.amqp.declarations import RefusingQueues, refuses
 from messaging_adapters.amqp.extensions import QUEUE_OVERFLOW
-from messaging_adapters.amqp.forms import PublishForm
+from messaging_adapters.amqp.properties import PublishForm
 from messaging_adapters.amqp.publish_channels import PublishChannels
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ class AmqpPublisher:
         form = self._form_of(message)
         if form is None:
             return
-        if refuses(form.options.custom.get(QUEUE_OVERFLOW)) or self._refusing.may_take(form.destination):
+        if refuses(message.plan.options.custom.get(QUEUE_OVERFLOW)) or self._refusing.may_take(form.destination):
             message.fail(PublishRefusedError("the broker did not take the message (basic.nack): the queue is full"))
         else:
             self._retries.refused(form.goal, number, message)
