@@ -232,18 +232,9 @@ def _connect_properties(target: ConnectTarget) -> bytes:
 
 
 def _packed_will(will: Will, v5: bool) -> bytes:
-    given, properties = will.properties, _new_properties(PacketTypes.WILLMESSAGE)
-    for name, value in (
-        ("ContentType", given.content_type),
-        ("ResponseTopic", given.response_topic),
-        ("CorrelationData", given.correlation),
-        ("MessageExpiryInterval", given.expiry),
-        ("UserProperty", given.user or None),
-        ("WillDelayInterval", will.delay or None),
-    ):
-        if value is not None:
-            setattr(properties, name, value)
-    return (bytes(properties.pack()) if v5 else b"") + packets.text(will.topic) + packets.binary(will.payload)
+    properties = packets.properties_bytes(will.properties, will.delay)
+    packed = packets.varint(len(properties)) + properties if v5 else b""
+    return packed + packets.text(will.topic) + packets.binary(will.payload)
 
 
 def read(target: ConnectTarget, head: int, body: bytes) -> Connack | BrokerError:

@@ -13,7 +13,6 @@ acknowledged and dropped.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +20,7 @@ from messaging.execution import clock
 from messaging_adapters.mqtt.streams import CopyToken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from messaging_adapters.mqtt.answers import Answers
     from messaging_adapters.mqtt.packets import Publish
@@ -50,8 +49,8 @@ class Leftovers:
         #: copies of ended streams
         self._left: dict[CopyToken, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        #: ended streams that the broker has not unsubscribed yet
-        self._departing: dict[Stream, None] = {}
+        #: ended streams that the broker has not unsubscribed yet: the messages that still arrive are kept
+        self.departing: dict[Stream, None] = {}
         #: by packet id: messages that no stream has claimed; ``None`` when none are kept for later streams
         self._unclaimed: dict[int, Receipt] | None = None
         self._claim_timer: asyncio.TimerHandle | None = None
@@ -93,19 +92,10 @@ class Leftovers:
             self._left[token] = None
         self._watch()
 
-    @contextlib.contextmanager
-    def departing(self, stream: Stream) -> Iterator[None]:
-        """Keep the messages that arrive before the broker confirms that ``stream`` is unsubscribed."""
-        self._departing[stream] = None
-        try:
-            yield
-        finally:
-            self._departing.pop(stream, None)
-
     def keep(self, receipt: Receipt) -> bool:
         """Keep a message that has no stream. Return whether a later stream may claim it."""
         router, publish = self._router, receipt.publish
-        streams = router.kept(publish, _claimants([*self._departing, *router.orphans.values()], publish))
+        streams = router.kept(publish, _claimants([*self.departing, *router.orphans.values()], publish))
         if not streams:
             if self._unclaimed is None:
                 return False
@@ -123,11 +113,11 @@ class Leftovers:
         MQTT 3.1.1 does not say for which of the filters that overlap a message is.
         """
         router = self._router
-        if publish.retain or not (router.has_kept or router.orphans or self._departing):
+        if publish.retain or not (router.has_kept or router.orphans or self.departing):
             return ()
         found = router.kept_beside(publish)
         if not publish.properties.subscriptions:
-            found += _claimants([*self._departing, *router.orphans.values()], publish)
+            found += _claimants([*self.departing, *router.orphans.values()], publish)
         return found
 
     def keep_for(self, receipt: Receipt, streams: Sequence[Stream]) -> None:

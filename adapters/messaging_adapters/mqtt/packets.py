@@ -159,8 +159,8 @@ def topic_alias(number: int) -> bytes:
     return b"\x23" + number.to_bytes(2, "big")
 
 
-def properties_bytes(properties: PacketProperties) -> bytes:
-    """Encode properties, without their length."""
+def properties_bytes(properties: PacketProperties, will_delay: int = 0) -> bytes:
+    """Encode properties, without their length; ``will_delay`` is the Will Delay Interval, seconds."""
     parts = []
     if properties.expiry is not None:
         parts.append(b"\x02" + properties.expiry.to_bytes(4, "big"))
@@ -170,6 +170,8 @@ def properties_bytes(properties: PacketProperties) -> bytes:
         parts.append(b"\x08" + text(properties.response_topic))
     if properties.correlation is not None:
         parts.append(b"\x09" + binary(properties.correlation))
+    if will_delay:
+        parts.append(b"\x18" + will_delay.to_bytes(4, "big"))
     parts += [user_property(name, value) for name, value in properties.user]
     return b"".join(parts)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import replace
 from functools import partial
@@ -288,12 +287,16 @@ class BrokerSubscriptions:
         if not self._router.remove(stream):
             return
         if self._connection is not None:
-            leftovers = self._inbound.leftovers
-            with leftovers.departing(stream) if self._persistent else contextlib.nullcontext():
+            departing = self._inbound.leftovers.departing
+            if self._persistent:
+                departing[stream] = None
+            try:
                 # a session that outlives the connection may keep the subscription if the broker has not answered
                 lost = partial(self._router.orphan, stream)
                 read = partial(self._unsubscribed, route.filter)
                 await self._connection.requests.unsubscribe(route.filter, read, lost)
+            finally:
+                departing.pop(stream, None)
         else:
             self._router.orphan(stream)
 

@@ -161,13 +161,8 @@ MQTT = (
         (
             Edit(
                 "adapters/messaging_adapters/mqtt/subscriptions.py",
-                "with leftovers.departing(stream) if self._persistent else contextlib.nullcontext():",
-                "with contextlib.nullcontext():",
-            ),
-            Edit(
-                "adapters/messaging_adapters/mqtt/subscriptions.py",
-                "            leftovers = self._inbound.leftovers\n            with",
-                "            with",
+                "            if self._persistent:\n                departing[stream] = None\n",
+                "",
             ),
         ),
         "tests/mqtt/test_ended_streams.py"
