@@ -110,11 +110,6 @@ class AmqpPublisher:
         #: when a message without confirm was last written, in the loop's time
         self._unconfirmed_at = -math.inf
 
-    @property
-    def is_blocked(self) -> bool:
-        """Return whether the broker accepts no messages for now."""
-        return self._blocked
-
     async def publish(self, batch: Sequence[Outgoing]) -> None:
         """Write the messages of ``batch``, in order; see ``Adapter.publish``."""
         position = 0
