@@ -144,10 +144,6 @@ class SequenceRanges:
         if first <= last:
             self._put(first, last)
 
-    def raise_floor(self, floor: int) -> None:
-        """Make every number up to ``floor`` contained. A lower one changes nothing."""
-        self.add_range(0, floor)
-
     def _put(self, first: int, last: int) -> None:
         """Add a range above the floor; join it with the ranges that it touches."""
         begin = bisect_left(self._last, first - 1)  # the first range that ends at first - 1 or later

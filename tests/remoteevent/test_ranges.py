@@ -75,7 +75,7 @@ def test_a_million_numbers_in_a_row_are_one_range() -> None:
     for number in range(5, 1_000_005):
         ranges.add(number)
     assert ranges.to_value() == [-1, 5, 1_000_004]
-    ranges.raise_floor(4)
+    ranges.add_range(0, 4)
     assert (ranges.to_value(), ranges.missing) == ([1_000_004], 0)
     assert repr(ranges) == "<SequenceRanges up to 1000004>"
 
