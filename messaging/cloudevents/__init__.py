@@ -14,17 +14,18 @@ try:
 except ImportError as error:
     raise _MissingExtraError("cloudevents", "messaging.cloudevents") from error
 
-from messaging.cloudevents.bindings import Binding as Binding
-from messaging.cloudevents.bindings import EventStream as EventStream
-from messaging.cloudevents.bindings import Mode as Mode
-from messaging.cloudevents.bindings import events as events
-from messaging.cloudevents.bindings import from_message as from_message
-from messaging.cloudevents.bindings import is_cloud_event as is_cloud_event
-from messaging.cloudevents.bindings import publish as publish
-from messaging.cloudevents.bindings import to_message as to_message
-from messaging.cloudevents.event import CloudEvent as CloudEvent
-from messaging.cloudevents.json_format import CloudEventsCodec as CloudEventsCodec
-from messaging.cloudevents.json_format import JsonFormat as JsonFormat
+from messaging.cloudevents.bindings import (
+    Binding,
+    EventStream,
+    Mode,
+    events,
+    from_message,
+    is_cloud_event,
+    publish,
+    to_message,
+)
+from messaging.cloudevents.event import CloudEvent
+from messaging.cloudevents.json_format import CloudEventsCodec, JsonFormat
 from messaging.codecs import register_codec as _register_codec
 
 __all__ = [

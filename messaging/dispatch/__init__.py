@@ -26,29 +26,25 @@ from messaging.dispatch.calling import run_elsewhere as run_elsewhere
 from messaging.dispatch.calling import too_long as too_long
 from messaging.dispatch.dispatcher import Dispatcher as Dispatcher
 from messaging.dispatch.dispatcher import when_all_done as when_all_done
-from messaging.dispatch.distributed_topics import DISTRIBUTED_EVENTS as DISTRIBUTED_EVENTS
+from messaging.dispatch.distributed_topics import DISTRIBUTED_EVENTS
 from messaging.dispatch.distributed_topics import PrefixFilter as PrefixFilter
 from messaging.dispatch.distributed_topics import PrefixIndex as PrefixIndex
 from messaging.dispatch.distributed_topics import is_private_topic as is_private_topic
 from messaging.dispatch.event_service import EventService as EventService
 from messaging.dispatch.handler import DispatchHandler as DispatchHandler
 from messaging.dispatch.handler import FunctionHandler as FunctionHandler
-from messaging.dispatch.handler import HandlerDTO as HandlerDTO
+from messaging.dispatch.handler import HandlerDTO, Tolerance
 from messaging.dispatch.handler import Terms as Terms
-from messaging.dispatch.handler import Tolerance as Tolerance
 from messaging.dispatch.handler import check_count as check_count
 from messaging.dispatch.handler import dto_of as dto_of
 from messaging.dispatch.handler import read_filter as read_filter
 from messaging.dispatch.handler import read_timeout as read_timeout
 from messaging.dispatch.handler import read_topics as read_topics
 from messaging.dispatch.permission import Principal as Principal
-from messaging.dispatch.permission import TopicPermission as TopicPermission
-from messaging.dispatch.permission import TopicPermissionCollection as TopicPermissionCollection
-from messaging.dispatch.permission import TopicPolicy as TopicPolicy
+from messaging.dispatch.permission import TopicPermission, TopicPermissionCollection, TopicPolicy
 from messaging.dispatch.permission import check_principal as check_principal
-from messaging.dispatch.topics import EVENT_ADMIN as EVENT_ADMIN
+from messaging.dispatch.topics import EVENT_ADMIN, TYPED_EVENTS
 from messaging.dispatch.topics import MULTI_LEVEL as MULTI_LEVEL
-from messaging.dispatch.topics import TYPED_EVENTS as TYPED_EVENTS
 from messaging.dispatch.topics import AbstractTopicFilter as AbstractTopicFilter
 from messaging.dispatch.topics import TopicFilter as TopicFilter
 from messaging.dispatch.topics import TopicGrammar as TopicGrammar

@@ -34,19 +34,13 @@
 May import all of ``messaging`` but ``cli`` and ``testing``.
 """
 
-from messaging.gateway.checks import check as check
-from messaging.gateway.files import Configuration as Configuration
-from messaging.gateway.files import load as load
-from messaging.gateway.files import read as read
-from messaging.gateway.gateway import Gateway as Gateway
-from messaging.gateway.plan import Plan as Plan
-from messaging.gateway.plan import PlannedFlow as PlannedFlow
-from messaging.gateway.plan import plan as plan
-from messaging.gateway.problems import Problem as Problem
-from messaging.gateway.problems import Severity as Severity
-from messaging.gateway.reports import GatewayDTO as GatewayDTO
-from messaging.gateway.settings import GatewaySettings as GatewaySettings
-from messaging.gateway.settings import schema as schema
+from messaging.gateway.checks import check
+from messaging.gateway.files import Configuration, load, read
+from messaging.gateway.gateway import Gateway
+from messaging.gateway.plan import Plan, PlannedFlow, plan
+from messaging.gateway.problems import Problem, Severity
+from messaging.gateway.reports import GatewayDTO
+from messaging.gateway.settings import GatewaySettings, schema
 
 __all__ = [
     "Configuration",

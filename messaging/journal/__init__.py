@@ -31,28 +31,23 @@ The last four also serve other kinds of journals, such as those of Spark queries
 May import: ``model``, ``services``, ``execution``, ``errors``, ``environment``.
 """
 
-from messaging.journal.commit import Append as Append
-from messaging.journal.cursors import Cursor as Cursor
-from messaging.journal.journal import Journal as Journal
+from messaging.journal.commit import Append
+from messaging.journal.cursors import Cursor
+from messaging.journal.journal import Journal
 from messaging.journal.journal import JournalReporter as JournalReporter
-from messaging.journal.quarantine import DamagedRange as DamagedRange
+from messaging.journal.quarantine import DamagedRange
 from messaging.journal.queue import DurableQueue as DurableQueue
-from messaging.journal.records import Record as Record
+from messaging.journal.records import Record
 from messaging.journal.records import RecordTemplate as RecordTemplate
 from messaging.journal.records import encode_message as encode_message
 from messaging.journal.records import encode_record as encode_record
 from messaging.journal.repair import repair as repair
-from messaging.journal.state import DeadLetter as DeadLetter
+from messaging.journal.state import DeadLetter
 from messaging.journal.state import State as State
 from messaging.journal.table import JournalTable as JournalTable
-from messaging.journal.verify import Damaged as Damaged
-from messaging.journal.verify import Verification as Verification
+from messaging.journal.verify import Damaged, Verification, verify
 from messaging.journal.verify import outline as outline
-from messaging.journal.verify import verify as verify
-from messaging.journal.views import CursorDTO as CursorDTO
-from messaging.journal.views import Info as Info
-from messaging.journal.views import JournalDTO as JournalDTO
-from messaging.journal.views import JournalView as JournalView
+from messaging.journal.views import CursorDTO, Info, JournalDTO, JournalView
 
 __all__ = [
     "Append",

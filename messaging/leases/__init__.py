@@ -10,28 +10,16 @@
 May import: ``dispatch``, ``execution``, ``errors``, ``environment``, ``model``.
 """
 
-from messaging.leases.landlord import GrantedLease as GrantedLease
-from messaging.leases.landlord import Landlord as Landlord
-from messaging.leases.landlord import LeaseEnd as LeaseEnd
-from messaging.leases.landlord import LeaseInfo as LeaseInfo
-from messaging.leases.lease import ANY as ANY
-from messaging.leases.lease import FOREVER as FOREVER
-from messaging.leases.lease import Grantor as Grantor
-from messaging.leases.lease import Lease as Lease
-from messaging.leases.lease import LeaseMap as LeaseMap
+from messaging.leases.landlord import GrantedLease, Landlord, LeaseEnd, LeaseInfo
+from messaging.leases.lease import ANY, FOREVER, Grantor, Lease, LeaseMap, cancel_all, release, renew_all
 from messaging.leases.lease import StoredTime as StoredTime
-from messaging.leases.lease import cancel_all as cancel_all
 from messaging.leases.lease import lease_time as lease_time
-from messaging.leases.lease import release as release
-from messaging.leases.lease import renew_all as renew_all
 from messaging.leases.remote import LEASE as LEASE
 from messaging.leases.remote import LEASES as LEASES
 from messaging.leases.remote import SECONDS as SECONDS
 from messaging.leases.remote import LeaseDirectory as LeaseDirectory
-from messaging.leases.remote import LeaseServer as LeaseServer
+from messaging.leases.remote import LeaseServer, RemoteGrantor, find_leases
 from messaging.leases.remote import LeasingServer as LeasingServer
-from messaging.leases.remote import RemoteGrantor as RemoteGrantor
-from messaging.leases.remote import find_leases as find_leases
 from messaging.leases.remote import lease_from_value as lease_from_value
 from messaging.leases.remote import lease_operations as lease_operations
 from messaging.leases.remote import lease_to_value as lease_to_value
@@ -39,10 +27,8 @@ from messaging.leases.remote import reference_of as reference_of
 from messaging.leases.remote import remote_leases as remote_leases
 from messaging.leases.remote import seconds_of as seconds_of
 from messaging.leases.remote import value_of as value_of
-from messaging.leases.renewal import LeaseRenewalManager as LeaseRenewalManager
-from messaging.leases.renewed import DesiredExpirationListener as DesiredExpirationListener
-from messaging.leases.renewed import LeaseListener as LeaseListener
-from messaging.leases.renewed import LeaseRenewalEvent as LeaseRenewalEvent
+from messaging.leases.renewal import LeaseRenewalManager
+from messaging.leases.renewed import DesiredExpirationListener, LeaseListener, LeaseRenewalEvent
 
 __all__ = [
     "ANY",

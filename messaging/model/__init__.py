@@ -8,18 +8,14 @@ May import: ``errors``, ``environment``, ``codecs``, ``services``, and for the e
 they load pydantic.
 """
 
-from messaging.model.acknowledge import AcknowledgeHandler as AcknowledgeHandler
-from messaging.model.acknowledge import AcknowledgeMessageContext as AcknowledgeMessageContext
-from messaging.model.acknowledge import AcknowledgeType as AcknowledgeType
+from messaging.model.acknowledge import AcknowledgeHandler, AcknowledgeMessageContext, AcknowledgeType
 from messaging.model.acknowledge import Incoming as Incoming
 from messaging.model.acknowledge import state_lock as state_lock
 from messaging.model.addressing import REPLY_CHANNELS as REPLY_CHANNELS
 from messaging.model.addressing import Addressing as Addressing
 from messaging.model.addressing import ReplyAddress as ReplyAddress
 from messaging.model.addressing import ReplyRoute as ReplyRoute
-from messaging.model.builder import AcknowledgeMessageContextBuilder as AcknowledgeMessageContextBuilder
-from messaging.model.builder import MessageContextBuilder as MessageContextBuilder
-from messaging.model.builder import MessageContextProvider as MessageContextProvider
+from messaging.model.builder import AcknowledgeMessageContextBuilder, MessageContextBuilder, MessageContextProvider
 from messaging.model.builder import as_context as as_context
 from messaging.model.builder import as_message as as_message
 from messaging.model.capabilities import CORE_FEATURES as CORE_FEATURES
@@ -35,7 +31,7 @@ from messaging.model.channels import matcher as matcher
 from messaging.model.channels import overlap as overlap
 from messaging.model.context import NO_EXTENSIONS as NO_EXTENSIONS
 from messaging.model.context import DirectAcknowledgement as DirectAcknowledgement
-from messaging.model.context import MessageContext as MessageContext
+from messaging.model.context import MessageContext
 from messaging.model.context import check_printable as check_printable
 from messaging.model.context import check_text as check_text
 from messaging.model.context import plan_key as plan_key
@@ -61,7 +57,7 @@ from messaging.model.extensions import subscribing_only as subscribing_only
 from messaging.model.extensions import with_headers as with_headers
 from messaging.model.features import GENERATE_REPLY_CHANNEL_ALIAS as GENERATE_REPLY_CHANNEL_ALIAS
 from messaging.model.features import REPLY_FEATURES as REPLY_FEATURES
-from messaging.model.features import Features as Features
+from messaging.model.features import Features
 from messaging.model.headers import REPEATED_TEXT as REPEATED_TEXT
 from messaging.model.headers import as_text as as_text
 from messaging.model.headers import frozen as frozen
@@ -73,8 +69,7 @@ from messaging.model.keywords import RequestManyKeywords as RequestManyKeywords
 from messaging.model.keywords import SubscribeKeywords as SubscribeKeywords
 from messaging.model.message import AcknowledgeConsumer as AcknowledgeConsumer
 from messaging.model.message import AcknowledgeFilter as AcknowledgeFilter
-from messaging.model.message import Message as Message
-from messaging.model.message import ReceivedMessage as ReceivedMessage
+from messaging.model.message import Message, ReceivedMessage
 from messaging.model.message import V as V
 from messaging.model.message import context_of as context_of
 from messaging.model.message import maker as maker

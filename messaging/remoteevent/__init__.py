@@ -20,41 +20,30 @@ them on the way. Each party takes any listener, of this process or of another on
 ===================  ===============================================================================================
 """
 
-from messaging.errors import InvalidIteratorError as InvalidIteratorError
-from messaging.errors import ListenerGoneError as ListenerGoneError
-from messaging.errors import UnknownEventError as UnknownEventError
-from messaging.remoteevent.agent import StoreAndForwardAgent as StoreAndForwardAgent
-from messaging.remoteevent.delivery import DeliveryCounts as DeliveryCounts
-from messaging.remoteevent.delivery import RetryPolicy as RetryPolicy
-from messaging.remoteevent.event import EventRegistration as EventRegistration
-from messaging.remoteevent.event import RemoteEvent as RemoteEvent
-from messaging.remoteevent.generator import EventGenerator as EventGenerator
-from messaging.remoteevent.listener import BatchListener as BatchListener
-from messaging.remoteevent.listener import EventTarget as EventTarget
-from messaging.remoteevent.listener import RemoteEventListener as RemoteEventListener
-from messaging.remoteevent.mailbox import EventMailbox as EventMailbox
-from messaging.remoteevent.mailbox import MailboxInfo as MailboxInfo
-from messaging.remoteevent.mailbox import MailboxRegistration as MailboxRegistration
-from messaging.remoteevent.mailbox import MailboxServer as MailboxServer
-from messaging.remoteevent.mailbox import RemoteEventIterator as RemoteEventIterator
-from messaging.remoteevent.mailbox import RemoteMailbox as RemoteMailbox
-from messaging.remoteevent.mailbox import RemoteMailboxRegistration as RemoteMailboxRegistration
-from messaging.remoteevent.remote import EventServer as EventServer
-from messaging.remoteevent.remote import ListenerReference as ListenerReference
-from messaging.remoteevent.remote import ListenerServer as ListenerServer
-from messaging.remoteevent.remote import RemoteGenerator as RemoteGenerator
-from messaging.remoteevent.remote import RemoteListener as RemoteListener
-from messaging.remoteevent.renewal_set import ExpirationWarningEvent as ExpirationWarningEvent
-from messaging.remoteevent.renewal_set import LeaseRenewalSet as LeaseRenewalSet
-from messaging.remoteevent.renewal_set import RenewalFailureEvent as RenewalFailureEvent
-from messaging.remoteevent.sequences import Arrival as Arrival
-from messaging.remoteevent.sequences import ArrivalKind as ArrivalKind
-from messaging.remoteevent.sequences import IdempotentListener as IdempotentListener
-from messaging.remoteevent.sequences import SequenceTracker as SequenceTracker
-from messaging.remoteevent.third_parties import EventCorrelator as EventCorrelator
-from messaging.remoteevent.third_parties import NotificationDemultiplexer as NotificationDemultiplexer
-from messaging.remoteevent.third_parties import NotificationFilter as NotificationFilter
-from messaging.remoteevent.third_parties import NotificationMultiplexer as NotificationMultiplexer
+from messaging.errors import InvalidIteratorError, ListenerGoneError, UnknownEventError
+from messaging.remoteevent.agent import StoreAndForwardAgent
+from messaging.remoteevent.delivery import DeliveryCounts, RetryPolicy
+from messaging.remoteevent.event import EventRegistration, RemoteEvent
+from messaging.remoteevent.generator import EventGenerator
+from messaging.remoteevent.listener import BatchListener, EventTarget, RemoteEventListener
+from messaging.remoteevent.mailbox import (
+    EventMailbox,
+    MailboxInfo,
+    MailboxRegistration,
+    MailboxServer,
+    RemoteEventIterator,
+    RemoteMailbox,
+    RemoteMailboxRegistration,
+)
+from messaging.remoteevent.remote import EventServer, ListenerReference, ListenerServer, RemoteGenerator, RemoteListener
+from messaging.remoteevent.renewal_set import ExpirationWarningEvent, LeaseRenewalSet, RenewalFailureEvent
+from messaging.remoteevent.sequences import Arrival, ArrivalKind, IdempotentListener, SequenceTracker
+from messaging.remoteevent.third_parties import (
+    EventCorrelator,
+    NotificationDemultiplexer,
+    NotificationFilter,
+    NotificationMultiplexer,
+)
 
 __all__ = [
     "Arrival",

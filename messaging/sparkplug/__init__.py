@@ -23,21 +23,12 @@ try:
 except ImportError as error:
     raise _MissingExtraError("sparkplug", "messaging.sparkplug") from error
 
-from messaging.sparkplug.datatypes import DataType as DataType
-from messaging.sparkplug.decoder import SparkplugDecoder as SparkplugDecoder
-from messaging.sparkplug.decoder import rebirth_request as rebirth_request
-from messaging.sparkplug.model import DataSet as DataSet
-from messaging.sparkplug.model import MetaData as MetaData
-from messaging.sparkplug.model import Metric as Metric
-from messaging.sparkplug.model import Parameter as Parameter
-from messaging.sparkplug.model import Payload as Payload
-from messaging.sparkplug.model import Property as Property
-from messaging.sparkplug.model import Template as Template
-from messaging.sparkplug.payloads import decode as decode
-from messaging.sparkplug.payloads import encode as encode
-from messaging.sparkplug.readings import Reading as Reading
-from messaging.sparkplug.topics import MessageType as MessageType
-from messaging.sparkplug.topics import Topic as Topic
+from messaging.sparkplug.datatypes import DataType
+from messaging.sparkplug.decoder import SparkplugDecoder, rebirth_request
+from messaging.sparkplug.model import DataSet, MetaData, Metric, Parameter, Payload, Property, Template
+from messaging.sparkplug.payloads import decode, encode
+from messaging.sparkplug.readings import Reading
+from messaging.sparkplug.topics import MessageType, Topic
 
 __all__ = [
     "DataSet",

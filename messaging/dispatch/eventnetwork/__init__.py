@@ -38,15 +38,15 @@ from messaging.dispatch.eventnetwork.hops import framework_of as framework_of
 from messaging.dispatch.eventnetwork.hops import key_of as key_of
 from messaging.dispatch.eventnetwork.hops import last_hop as last_hop
 from messaging.dispatch.eventnetwork.node import EventNode as EventNode
-from messaging.dispatch.eventnetwork.node import NodeDTO as NodeDTO
+from messaging.dispatch.eventnetwork.node import NodeDTO
 from messaging.dispatch.eventnetwork.node import framework_uuid as framework_uuid
 from messaging.dispatch.eventnetwork.notifications import DISPATCH as DISPATCH
 from messaging.dispatch.eventnetwork.notifications import DeliveryNotification as DeliveryNotification
-from messaging.dispatch.eventnetwork.other_members import MemberDTO as MemberDTO
-from messaging.dispatch.eventnetwork.own_member import EventNetwork as EventNetwork
+from messaging.dispatch.eventnetwork.other_members import MemberDTO
+from messaging.dispatch.eventnetwork.own_member import EventNetwork
 from messaging.dispatch.eventnetwork.own_member import NodeService as NodeService
-from messaging.dispatch.eventnetwork.signing import EventSigning as EventSigning
-from messaging.dispatch.eventnetwork.signing_keys import SigningKey as SigningKey
+from messaging.dispatch.eventnetwork.signing import EventSigning
+from messaging.dispatch.eventnetwork.signing_keys import SigningKey
 
 __all__ = [
     "EventNetwork",

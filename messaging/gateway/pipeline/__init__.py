@@ -11,11 +11,11 @@
     units        units of measure
 """
 
-from messaging.gateway.pipeline.draft import Draft as Draft
+from messaging.gateway.pipeline.draft import Draft
 from messaging.gateway.pipeline.draft import is_redelivered as is_redelivered
 from messaging.gateway.pipeline.pipeline import Passed as Passed
 from messaging.gateway.pipeline.pipeline import Pipeline as Pipeline
-from messaging.gateway.pipeline.pipeline import PipelineError as PipelineError
+from messaging.gateway.pipeline.pipeline import PipelineError
 
 __all__ = [
     "Draft",

@@ -17,22 +17,20 @@ try:
 except ImportError as error:
     raise _MissingExtraError("sql", "messaging.outbox.sql") from error
 
-from messaging.outbox.sql.administration import DeadRow as DeadRow
-from messaging.outbox.sql.administration import OutboxStatus as OutboxStatus
-from messaging.outbox.sql.administration import dead_rows as dead_rows
-from messaging.outbox.sql.administration import delete_sent as delete_sent
-from messaging.outbox.sql.administration import discard_dead as discard_dead
-from messaging.outbox.sql.administration import outbox_status as outbox_status
-from messaging.outbox.sql.administration import retry_dead as retry_dead
-from messaging.outbox.sql.database import database_url as database_url
-from messaging.outbox.sql.enqueuing import enqueue as enqueue
-from messaging.outbox.sql.inbox import Inbox as Inbox
-from messaging.outbox.sql.inbox import process_once as process_once
-from messaging.outbox.sql.relay import Relay as Relay
-from messaging.outbox.sql.relay import RelayCounters as RelayCounters
-from messaging.outbox.sql.tables import SCHEMA_VERSION as SCHEMA_VERSION
-from messaging.outbox.sql.tables import OutboxTables as OutboxTables
-from messaging.outbox.sql.tables import create_tables as create_tables
+from messaging.outbox.sql.administration import (
+    DeadRow,
+    OutboxStatus,
+    dead_rows,
+    delete_sent,
+    discard_dead,
+    outbox_status,
+    retry_dead,
+)
+from messaging.outbox.sql.database import database_url
+from messaging.outbox.sql.enqueuing import enqueue
+from messaging.outbox.sql.inbox import Inbox, process_once
+from messaging.outbox.sql.relay import Relay, RelayCounters
+from messaging.outbox.sql.tables import SCHEMA_VERSION, OutboxTables, create_tables
 
 __all__ = [
     "SCHEMA_VERSION",

@@ -10,21 +10,12 @@
 =====================  =============================================================================================
 """
 
-from messaging.errors import CannotAbortError as CannotAbortError
-from messaging.errors import CannotCommitError as CannotCommitError
-from messaging.errors import CannotJoinError as CannotJoinError
-from messaging.errors import UnknownTransactionError as UnknownTransactionError
-from messaging.remoteevent.transactions.manager import TransactionInfo as TransactionInfo
-from messaging.remoteevent.transactions.manager import TransactionManager as TransactionManager
-from messaging.remoteevent.transactions.participant import TransactionParticipant as TransactionParticipant
-from messaging.remoteevent.transactions.participant import TransactionState as TransactionState
-from messaging.remoteevent.transactions.participant import Vote as Vote
-from messaging.remoteevent.transactions.remote import RemoteTransaction as RemoteTransaction
-from messaging.remoteevent.transactions.remote import RemoteTransactionManager as RemoteTransactionManager
-from messaging.remoteevent.transactions.remote import TransactionServer as TransactionServer
-from messaging.remoteevent.transactions.remote_participant import ParticipantServer as ParticipantServer
-from messaging.remoteevent.transactions.remote_participant import RemoteParticipant as RemoteParticipant
-from messaging.remoteevent.transactions.transaction import Transaction as Transaction
+from messaging.errors import CannotAbortError, CannotCommitError, CannotJoinError, UnknownTransactionError
+from messaging.remoteevent.transactions.manager import TransactionInfo, TransactionManager
+from messaging.remoteevent.transactions.participant import TransactionParticipant, TransactionState, Vote
+from messaging.remoteevent.transactions.remote import RemoteTransaction, RemoteTransactionManager, TransactionServer
+from messaging.remoteevent.transactions.remote_participant import ParticipantServer, RemoteParticipant
+from messaging.remoteevent.transactions.transaction import Transaction
 
 __all__ = [
     "CannotAbortError",
