@@ -75,14 +75,14 @@ _ids: Final = itertools.count(1)
 _AT_ONCE: Final[Promise[None]] = Promise.resolved(None, "announcing consumers")
 
 
-class PublishOptions(TypedDict, total=False):
+class EventOptions(TypedDict, total=False):
     """Options of ``DistributedEventAdmin.publish_event``; see there."""
 
     qos: str | Iterable[str] | None
     principal: Principal
 
 
-class NotificationOptions(PublishOptions, total=False):
+class NotificationOptions(EventOptions, total=False):
     """Options of ``DistributedEventAdmin.publish_event_with_notification``; see there."""
 
     timeout: float | None
@@ -225,11 +225,11 @@ class DistributedEventAdmin(EventService):
 
     @overload
     def publish_event(
-        self, topic: str, payload: Any, *, correlation_id: str | None = None, **options: Unpack[PublishOptions]
+        self, topic: str, payload: Any, *, correlation_id: str | None = None, **options: Unpack[EventOptions]
     ) -> Promise[None]: ...
     @overload
     def publish_event(
-        self, topic: str, correlation_id: str | None, payload: Any, /, **options: Unpack[PublishOptions]
+        self, topic: str, correlation_id: str | None, payload: Any, /, **options: Unpack[EventOptions]
     ) -> Promise[None]: ...
     def publish_event(
         self,

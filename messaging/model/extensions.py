@@ -204,7 +204,7 @@ def _message_id(value: Any) -> str:
     return value
 
 
-class Extension(NamedTuple):
+class CommonExtension(NamedTuple):
     """An extension that all adapters share; they add their own, see ``adapter.Adapter``."""
 
     #: returns the value in its canonical form, or raises ``ValueError`` with a text for users
@@ -217,29 +217,31 @@ class Extension(NamedTuple):
     needs_acknowledgement: bool = False
 
 
-EXTENSIONS: Final[Mapping[str, Extension]] = MappingProxyType(
+EXTENSIONS: Final[Mapping[str, CommonExtension]] = MappingProxyType(
     {
-        Features.EXTENSION_GUARANTEED_DELIVERY: Extension(boolean, default=False, needs_acknowledgement=True),
-        Features.EXTENSION_GUARANTEED_ORDERING: Extension(boolean, default=False, needs_acknowledgement=True),
-        Features.EXTENSION_QOS: Extension(_qos),
-        Features.EXTENSION_AUTOCREATE: Extension(boolean, default=True),
-        Features.EXTENSION_LAST_WILL: Extension(boolean, "publish", default=False),
-        Features.EXTENSION_RETAIN: Extension(boolean, "publish", default=False),
-        Features.EXTENSION_TIME_TO_LIVE: Extension(seconds, "publish"),
-        Features.EXTENSION_PRIORITY: Extension(integer(0, 9), "publish"),
-        Features.EXTENSION_HEADERS: Extension(headers.check, "publish"),
-        Features.EXTENSION_MANDATORY: Extension(boolean, "publish", default=False),
-        Features.EXTENSION_TIMEOUT: Extension(seconds, "publish"),
-        Features.EXTENSION_STORE_AND_FORWARD: Extension(boolean, "publish", default=False),
-        Features.EXTENSION_MESSAGE_ID: Extension(_message_id, "publish"),
-        Features.EXTENSION_AUTO_ACKNOWLEDGE: Extension(boolean, "subscribe", default=False, needs_acknowledgement=True),
-        Features.EXTENSION_QUEUE: Extension(_queue, "subscribe"),
-        Features.EXTENSION_DEAD_LETTER_CHANNEL: Extension(_channel, "subscribe"),
-        Features.EXTENSION_MAX_DELIVERIES: Extension(integer(1, None), "subscribe", needs_acknowledgement=True),
-        Features.EXTENSION_DEDUPLICATE: Extension(_deduplicate, "subscribe", default=False),
-        Features.EXTENSION_PREFETCH: Extension(integer(1, MAX_PREFETCH), "subscribe", needs_acknowledgement=True),
-        Features.EXTENSION_BUFFER_SIZE: Extension(integer(1, None), "subscribe"),
-        Features.EXTENSION_OVERFLOW: Extension(_overflow, "subscribe"),
+        Features.EXTENSION_GUARANTEED_DELIVERY: CommonExtension(boolean, default=False, needs_acknowledgement=True),
+        Features.EXTENSION_GUARANTEED_ORDERING: CommonExtension(boolean, default=False, needs_acknowledgement=True),
+        Features.EXTENSION_QOS: CommonExtension(_qos),
+        Features.EXTENSION_AUTOCREATE: CommonExtension(boolean, default=True),
+        Features.EXTENSION_LAST_WILL: CommonExtension(boolean, "publish", default=False),
+        Features.EXTENSION_RETAIN: CommonExtension(boolean, "publish", default=False),
+        Features.EXTENSION_TIME_TO_LIVE: CommonExtension(seconds, "publish"),
+        Features.EXTENSION_PRIORITY: CommonExtension(integer(0, 9), "publish"),
+        Features.EXTENSION_HEADERS: CommonExtension(headers.check, "publish"),
+        Features.EXTENSION_MANDATORY: CommonExtension(boolean, "publish", default=False),
+        Features.EXTENSION_TIMEOUT: CommonExtension(seconds, "publish"),
+        Features.EXTENSION_STORE_AND_FORWARD: CommonExtension(boolean, "publish", default=False),
+        Features.EXTENSION_MESSAGE_ID: CommonExtension(_message_id, "publish"),
+        Features.EXTENSION_AUTO_ACKNOWLEDGE: CommonExtension(
+            boolean, "subscribe", default=False, needs_acknowledgement=True
+        ),
+        Features.EXTENSION_QUEUE: CommonExtension(_queue, "subscribe"),
+        Features.EXTENSION_DEAD_LETTER_CHANNEL: CommonExtension(_channel, "subscribe"),
+        Features.EXTENSION_MAX_DELIVERIES: CommonExtension(integer(1, None), "subscribe", needs_acknowledgement=True),
+        Features.EXTENSION_DEDUPLICATE: CommonExtension(_deduplicate, "subscribe", default=False),
+        Features.EXTENSION_PREFETCH: CommonExtension(integer(1, MAX_PREFETCH), "subscribe", needs_acknowledgement=True),
+        Features.EXTENSION_BUFFER_SIZE: CommonExtension(integer(1, None), "subscribe"),
+        Features.EXTENSION_OVERFLOW: CommonExtension(_overflow, "subscribe"),
     }
 )
 
