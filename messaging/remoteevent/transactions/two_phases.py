@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from messaging.errors import (
@@ -433,6 +432,13 @@ class TwoPhases:
     def _told(self, enlisted: Enlisted, operation: str, error: MessagingError | None) -> None:
         delay: float | None = None
         at: float | None = None
+
+        def retry() -> None:
+            with self._lock:
+                if enlisted.retry_at == at:  # it has not moved meanwhile
+                    enlisted.retry_at = None
+            self.proceed()
+
         with self._lock:
             enlisted.is_busy = False  # together with the outcome, or another thread would call again
             enlisted.was_told = True
@@ -451,14 +457,7 @@ class TwoPhases:
                 "given up" if delay is None else f"retrying in {delay:.1f} s",
             )  # fmt: skip
         if delay is not None and not self._keeper.is_closed:
-            after(delay, partial(self._retry, enlisted, at))
-        self.proceed()
-
-    def _retry(self, enlisted: Enlisted, at: float | None) -> None:
-        """Make the call that was planned for a time, unless the participant has moved. On the loop of the engine."""
-        with self._lock:
-            if enlisted.retry_at == at:
-                enlisted.retry_at = None
+            after(delay, retry)
         self.proceed()
 
     def _finish(self) -> None:
