@@ -6,14 +6,12 @@ Properties and names of reason codes are paho's.
 from __future__ import annotations
 
 import logging
-import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from paho.mqtt.exception import MQTTException
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -248,7 +246,7 @@ def read(target: ConnectTarget, head: int, body: bytes) -> Connack | BrokerError
         raise packets.ProtocolError(f"a packet of type {kind >> 4}, which is not for clients")
     try:
         return _read_connack(target, body) if kind == packets.CONNACK else _read_disconnect(target, body)
-    except (IndexError, KeyError, ValueError, struct.error, MQTTException) as error:
+    except Exception as error:  # noqa: BLE001  # of paho, too, over a packet that it does not expect
         lost = ConnectionLostError(f"{target} connection lost: Protocol error")
         lost.__cause__ = error
         return lost
