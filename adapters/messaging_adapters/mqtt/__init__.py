@@ -1,4 +1,4 @@
-"""MQTT 5 and 3.1.1, over paho-mqtt.
+"""MQTT 5 and 3.1.1, with the properties and reason codes of paho-mqtt.
 
 ==================  ==================================================================================
 adapter             the contract
