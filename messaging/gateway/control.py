@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging import errors
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ConfigurationError, ConnectFailedError, MessagingError
 from messaging.errors.text import SafeLog, did_you_mean
 from messaging.execution import clock, start_thread
@@ -67,13 +68,11 @@ class ControlServer:
         self._is_closed = False
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._bind()
-        except Exception as error:
-            self._socket.close()
-            if isinstance(error, OSError):
+        with on_failure(self._socket.close):
+            try:
+                self._bind()
+            except OSError as error:
                 raise ConfigurationError(f"control socket {self._path}: {error}") from error
-            raise
         self._socket.settimeout(_LOOK)
         self._thread = start_thread(self._serve, _THREAD_NAME)
 

@@ -228,16 +228,13 @@ class DurableOutbox(Outbox):
         size = len(entry.payload)
         self._count(entry)
         if entry.is_stored:
-            self._release(_offset(entry), size)
+            self._release(entry.offset, size)
 
     def retry(self, entry: Publication) -> bool:
         """See ``Publications``. Report a message over which a broker may have closed the connection again and again."""
-        if not entry.is_stored:
-            return super().retry(entry)
-        offset = _offset(entry)
-        if offset == self._queue.first and entry.was_sent:
-            self._losses = self._losses + 1 if offset == self._lost else 1
-            self._lost = offset
+        if entry.is_stored and entry.offset == self._queue.first and entry.was_sent:
+            self._losses = self._losses + 1 if entry.offset == self._lost else 1
+            self._lost = entry.offset
             if self._losses == _MANY_LOSSES:
                 logger.error(
                     "%s: the connection was lost %d times while message %s to %r (%d bytes) was sent; if the broker "
@@ -270,7 +267,7 @@ class DurableOutbox(Outbox):
         super().fail(entry, error)
         if entry.is_stored:
             logger.warning("%s: %s", self._name, error)
-            self._release(_offset(entry), size)
+            self._release(entry.offset, size)
 
     # --- deadlines and closing
 
@@ -349,11 +346,6 @@ def _end_promise(publication: StoredPublication, begin: int) -> None:
     publication.settled = True
     is_left = publication.offset >= begin
     publication.reject(publication.unfinished("the instance was closed") if is_left else _dropped(publication))
-
-
-def _offset(entry: Publication) -> int:
-    offset: int = entry.offset  # type: ignore[attr-defined]
-    return offset
 
 
 def open_durable(engine: Engine, adapter: Adapter) -> DurableOutbox:

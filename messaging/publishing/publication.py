@@ -59,6 +59,8 @@ class Publication(Promise[None]):
     may_expire = False
     #: whether the message is on disk, so that its deadline ends its promise and not its sending
     is_stored = False
+    #: its place in the journal, if it is stored
+    offset = -1
 
     __slots__ = (
         "correlation_id",

@@ -253,14 +253,11 @@ class Claims:
         elif sent:
             connection.execute(delete(outbox).where(outbox.c.id.in_(sent)))
         for each in refused:
-            is_dead = each.retry_in is None
-            values: dict[str, Any] = {
-                "attempts": outbox.c.attempts + 1,
-                "error": each.reason[:_MAX_ERROR],
-                "retry_at": None if each.retry_in is None else now + timedelta(seconds=each.retry_in),
-            }
-            if is_dead:
-                values |= {"state": DEAD, "settled_at": now}
+            values: dict[str, Any] = {"attempts": outbox.c.attempts + 1, "error": each.reason[:_MAX_ERROR]}
+            if each.retry_in is None:
+                values |= {"retry_at": None, "state": DEAD, "settled_at": now}
+            else:
+                values["retry_at"] = now + timedelta(seconds=each.retry_in)
             connection.execute(
                 update(outbox).where(outbox.c.id == each.row.id, outbox.c.state == PENDING).values(values)
             )

@@ -155,17 +155,17 @@ class SqlDatabase:
         Raises:
             DatabaseError: the database failed; nothing was committed, unless the commit itself failed.
         """
+        engine = self.engine
         try:
-            if isinstance(self.engine, AsyncEngine):
-                async with self.engine.begin() as connection:
+            if isinstance(engine, AsyncEngine):
+                async with engine.begin() as connection:
                     return await connection.run_sync(lambda each: self._call(each, function))
-            return await on_worker(lambda: self._run_sync(function))
+            return await on_worker(lambda: self._run_sync(engine, function))
         except (SQLAlchemyError, OSError) as error:
             raise DatabaseError(f"database {self.label}: {describe(error)}") from error
 
-    def _run_sync(self, function: Callable[[Connection], T]) -> T:
-        assert isinstance(self.engine, Engine)  # noqa: S101  # for mypy: run() has looked
-        with self.engine.begin() as connection:
+    def _run_sync(self, engine: Engine, function: Callable[[Connection], T]) -> T:
+        with engine.begin() as connection:
             return self._call(connection, function)
 
     def _call(self, connection: Connection, function: Callable[[Connection], T]) -> T:

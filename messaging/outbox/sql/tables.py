@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -332,8 +331,8 @@ def create_tables(connection: Connection, tables: OutboxTables = DEFAULT_TABLES)
     """
     check_instance("tables", tables, OutboxTables)
     check_dialect(connection.dialect)
-    own: Iterable[Table] = (tables.outbox, tables.lease, tables.version, tables.inbox)
-    tables.metadata.create_all(connection, tables=[*own])
+    own = [tables.outbox, tables.lease, tables.version, tables.inbox]
+    tables.metadata.create_all(connection, tables=own)
     if connection.dialect.name == "postgresql" and not has_trigger(connection, tables.outbox):
         for statement in tables.postgresql_statements():
             connection.execute(text(statement))
