@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from messaging.errors import ListenerGoneError, UnknownEventError
-from messaging.remoteevent import EventGenerator, EventMailbox, MailboxRegistration, RemoteEvent, RetryPolicy
+from messaging.remoteevent import (
+    EventGenerator,
+    EventMailbox,
+    EventTarget,
+    MailboxRegistration,
+    RemoteEvent,
+    RetryPolicy,
+)
 from messaging.testing import waiting
 from messaging.testing.waiting import PATIENCE
 
@@ -95,9 +102,14 @@ def generate(generator: EventGenerator, count: int, event_id: int | str = 1, **o
         generator.generate(event_id, **options)
 
 
-def store(box: MailboxRegistration, given: Sequence[RemoteEvent]) -> None:
-    """Deliver events to a mailbox until it has them all."""
+def deliver_all(target: EventTarget, given: Sequence[RemoteEvent]) -> None:
+    """Deliver events until the target has taken each: it may take some at a time, see ``LocalTarget``."""
     while given:  # a sender passes the events without an outcome again
-        outcomes = box.listener.deliver(given).result(PATIENCE)
+        outcomes = target.deliver(given).result(PATIENCE)
         assert outcomes == [None] * len(outcomes)
         given = given[len(outcomes) :]
+
+
+def store(box: MailboxRegistration, given: Sequence[RemoteEvent]) -> None:
+    """Deliver events to a mailbox until it has them all."""
+    deliver_all(box.listener, given)

@@ -48,7 +48,7 @@ from messaging.testing.servers import Servers
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually, results
 from tests.leases.conftest import Connect
-from tests.remoteevent.helpers import FAST, Recorder, event, events, generate, ready, taken
+from tests.remoteevent.helpers import FAST, Recorder, deliver_all, event, events, generate, ready, taken
 from tests.threads import in_background, together
 
 # --- listeners
@@ -115,7 +115,7 @@ def test_batches_of_several_senders_wait_for_each_other(m: Messaging) -> None:
         def send(source: str) -> None:
             stub = RemoteListener(m, reference)
             for first in range(1, 200, 10):
-                assert stub.deliver(events(first, first + 9, source=source)).result(PATIENCE) == [None] * 10
+                deliver_all(stub, events(first, first + 9, source=source))
 
         together(*(partial(send, name) for name in "abcd"))
     assert not overlaps

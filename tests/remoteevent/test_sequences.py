@@ -14,7 +14,7 @@ from messaging.leases import Landlord, Lease
 from messaging.remoteevent import EventGenerator, EventRegistration, RemoteEvent
 from messaging.remoteevent.sequences import Arrival, ArrivalKind, IdempotentListener, SequenceTracker
 from messaging.testing.waiting import PATIENCE, Recorder
-from tests.remoteevent.helpers import generate
+from tests.remoteevent.helpers import deliver_all, generate
 from tests.threads import in_threads
 
 
@@ -130,7 +130,7 @@ def test_an_idempotent_listener_acts_once(batches: list[list[int]]) -> None:
     got: list[int] = []
     listener = IdempotentListener(lambda each: got.append(each.sequence_number))
     for batch in batches:
-        assert listener.deliver([event(number) for number in batch]).result(PATIENCE) == [None] * len(batch)
+        deliver_all(listener, [event(number) for number in batch])
     wanted = list(dict.fromkeys(number for batch in batches for number in batch))
     assert got == wanted
 

@@ -37,7 +37,7 @@ from messaging.remoteevent import (
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.leases.conftest import Connect
-from tests.remoteevent.helpers import FAST, Recorder, event, events, generate, taken
+from tests.remoteevent.helpers import FAST, Recorder, deliver_all, event, events, generate, taken
 
 # --- filters
 
@@ -45,7 +45,7 @@ from tests.remoteevent.helpers import FAST, Recorder, event, events, generate, t
 def test_an_event_that_the_predicate_does_not_want_is_consumed(target: Recorder) -> None:
     """Scenario 39: no unknown-event, no delivery; the numbers show a gap."""
     third = NotificationFilter(lambda each: each.sequence_number % 3 == 0, target)
-    assert third.deliver(events(1, 10)).result(PATIENCE) == [None] * 10
+    deliver_all(third, events(1, 10))
     third.notify(event(11))
     third.notify(event(12))
     assert target.numbers == [3, 6, 9, 12]
@@ -169,7 +169,7 @@ def test_a_multiplexer_forgets_listeners_that_are_gone_or_do_not_know_the_kind()
     listeners[1].unknown = {("source", 1)}
     spread = NotificationMultiplexer()
     registrations = [spread.register("source", 1, None, each, 60.0) for each in listeners]
-    assert spread.deliver(events(1, 3)).result(PATIENCE) == [None] * 3
+    deliver_all(spread, events(1, 3))
     assert [each.lease.is_ended for each in registrations] == [True, True, False]
     assert listeners[2].numbers == [1, 2, 3]
     registrations[2].lease.cancel()
@@ -241,7 +241,7 @@ def test_a_pattern_of_events_makes_a_new_event(target: Recorder, tmp_path: Path)
     with EventGenerator("bursts", events=["burst"], begin=0, path=tmp_path / "g", listeners={"t": target}) as generator:
         generator.register("burst", None, target, 60.0)
         correlator = EventCorrelator(match, generator, "burst", Burst)
-        assert correlator.deliver(events(1, 7)).result(PATIENCE) == [None] * 7
+        deliver_all(correlator, events(1, 7))
         eventually(lambda: len(target.events) == 2)
         with pytest.raises(UnknownEventError):
             EventCorrelator(match, generator, "other")
