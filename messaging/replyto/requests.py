@@ -203,8 +203,8 @@ class ReplyInbox(Subscribed):
         self.is_open = False
         #: requests to be published, in order, when this is subscribed to; see the module
         self.early: dict[Request[Any], None] = {}
-        #: open requests that name this reply channel, unless it is the own one; on the loop
-        self.named_by: set[Request[Any]] = set()
+        #: open requests that name this reply channel, the oldest first, unless it is the own one; on the loop
+        self.named_by: dict[Request[Any], None] = {}
         self._requests = requests
         self._make = maker(adapter.settings.default_content_type)
         self._level = len(reply_to) + 1
@@ -296,7 +296,8 @@ class ReplyInbox(Subscribed):
 
     def _open(self) -> list[Request[Any]]:
         """Return the open requests whose replies arrive here, the oldest first."""
-        return [each for each in [*self._requests.open] if each.inbox is self]
+        # a channel that requests name ends with the last of them, which must not cost a look at all requests
+        return [each for each in [*(self._requests.open if self.is_own else self.named_by)] if each.inbox is self]
 
 
 class OpenRequests:
@@ -482,7 +483,7 @@ class OpenRequests:
             inbox = self.given[channel] = ReplyInbox(self, channel, channel)
             self.start(inbox)
         request.inbox = inbox
-        inbox.named_by.add(request)
+        inbox.named_by[request] = None
         inbox.early[request] = None
         self._publish_early(inbox)
 
@@ -502,7 +503,7 @@ class OpenRequests:
         """Unsubscribe from the reply channel that ``request`` names, if no other request waits there."""
         inbox = request.inbox
         if inbox is not None and not inbox.is_own:
-            inbox.named_by.discard(request)
+            inbox.named_by.pop(request, None)
             if not inbox.named_by and self.given.get(inbox.reply_to) is inbox:
                 del self.given[inbox.reply_to]
                 self.connection.subscriptions.end(inbox)
