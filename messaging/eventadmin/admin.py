@@ -197,7 +197,7 @@ class EventAdmin(EventService):
                     queue.put_all(ordered)
                 else:
                     for handler, *_ in ordered:
-                        handler.count_dropped()
+                        handler.dropped_before += 1
             if queue.is_closed:  # closing did not wait any longer, or ran in a signal handler on this thread
                 self.refuse_closed()
         finally:

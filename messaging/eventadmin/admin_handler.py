@@ -67,7 +67,7 @@ class PostedQueue(ThreadLane):
         handler, era, event, is_quiet = item
         if handler.era == era:
             self._current = handler
-            self.timeout = timeout = handler.timeout
+            self.timeout = timeout = handler.limit
             handler.receive_posted(event, is_quiet, timeout)
 
     def _pass_over(self, _: Lane) -> None:
@@ -287,6 +287,8 @@ class AdminHandler(FunctionHandler[Event]):
         terms = read(reference, properties)
         super().__init__(admin.title, reference, terms, tolerance=admin.tolerance, block=dispatcher.block)
         self.function = HandlerFunction(reference, admin.services)
+        #: how long it may take for a posted event, seconds; 0: unlimited
+        self.limit = 0.0
         #: grows when it is blocked: events posted in an earlier era are not delivered
         self.era = 0
         self.lane: Lane = queue
@@ -295,7 +297,7 @@ class AdminHandler(FunctionHandler[Event]):
         #: lanes from before a change of the order that still have events; replaced as a whole
         self._earlier: list[Lane] = []
         #: dropped events that the present lane has not counted
-        self._dropped_before = 0
+        self.dropped_before = 0
         self._read = read
         self._admin = admin
         self._services = admin.services
@@ -315,11 +317,7 @@ class AdminHandler(FunctionHandler[Event]):
     @property
     def dropped(self) -> int:
         """Number of events that found no room, or waited when it was blocked."""
-        return self._dropped_before + (0 if self.lane is self._queue else self.lane.dropped)
-
-    def count_dropped(self) -> None:
-        """Count an event that found no room in the queue."""
-        self._dropped_before += 1
+        return self.dropped_before + (0 if self.lane is self._queue else self.lane.dropped)
 
     @property
     def lanes(self) -> list[Lane]:
@@ -351,11 +349,12 @@ class AdminHandler(FunctionHandler[Event]):
         """Choose the lane of events from now on. Events that wait already are delivered."""
         is_ordered = self.terms.is_ordered
         if is_ordered != (self.lane is self._queue):
-            self._dropped_before = self.dropped
+            self.dropped_before = self.dropped
             self._earlier = [each for each in self.lanes if len(each) or each.is_scheduled]
             self.lane = self._queue if is_ordered else self._new_lane()
+        self.limit = self.timeout
         for each in self.lanes:
-            each.timeout = self.timeout
+            each.timeout = self.limit
 
     def _new_lane(self) -> Lane:
         def receive(item: tuple[Event, bool]) -> None:
@@ -365,12 +364,12 @@ class AdminHandler(FunctionHandler[Event]):
 
     def _lane_stalled(self, lane: Lane) -> None:
         self.stalled(lane.timeout)
-        self._dropped_before += lane.close()  # an earlier lane: blocking the handler has closed the present one
+        self.dropped_before += lane.close()  # an earlier lane: blocking the handler has closed the present one
 
     def unblock(self) -> None:
         """Accept the events published from now on, in a new lane unless it is the queue of all."""
         self.function.renew_loop()
-        self._dropped_before = self.dropped
+        self.dropped_before = self.dropped
         self._earlier = []
         if self.lane is not self._queue:
             self.lane = self._new_lane()
@@ -383,7 +382,7 @@ class AdminHandler(FunctionHandler[Event]):
         waiting = self._queue.waiting_by_handler()[self]
         self.era += 1
         lost = waiting + sum(each.close() for each in self.lanes)
-        self._dropped_before += lost
+        self.dropped_before += lost
         return lost
 
     def removed(self) -> None:
