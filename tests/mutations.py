@@ -156,7 +156,7 @@ FAULTS = (
     Fault(
         "two requests share a correlation id",
         "messaging/replyto/requests.py",
-        "if self._reserved.setdefault((reply_channel, correlation_id), owner) is not owner:",
+        "if self.awaited.setdefault(request.key, request) is not request:",
         "if False:",
         f"tests/replyto {MEMORY}",
     ),

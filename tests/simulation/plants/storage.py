@@ -26,7 +26,7 @@ JOURNAL = (
         (
             Edit(
                 "messaging/journal/identity.py",
-                "    return _CHECK not in values or bool(values[_CHECK] == _check_of(values))",
+                "    return CHECK not in values or bool(values[CHECK] == _check_of(values))",
                 "    return True",
             ),
             Edit("messaging/journal/identity.py", "    check_key(folder, found.key, folder.partitions())\n", ""),
