@@ -89,6 +89,17 @@ def test_connect_is_what_paho_makes(
     assert handshake.connect_packet(target, clean_start=clean, will=will) == memory.take()
 
 
+@table("what", ["username", "password"])
+def test_credentials_that_no_packet_carries_are_refused(what: str) -> None:
+    values = {"username": "u", "password": "secret"}
+    values[what] = "\N{SNOWMAN}" * 21_846  # 65,538 bytes
+    settings = MqttSettings()
+    target = ConnectTarget("host", 1883, "name", settings, "c", values["username"], SecretStr(values["password"]))
+    with pytest.raises(ValueError, match=r"has more than 65,535 bytes in UTF-8") as caught:
+        handshake.connect_packet(target, clean_start=True, will=None)
+    assert values["password"] not in repr(caught.traceback[-1].locals)
+
+
 @pytest.mark.usefixtures("needs_mosquitto")
 @both_versions
 async def test_every_packet_passes(mosquitto: Mosquitto, version: str) -> None:

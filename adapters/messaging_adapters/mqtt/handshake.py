@@ -191,10 +191,18 @@ def target_of(url: BrokerUrl, settings: MqttSettings, name: str) -> ConnectTarge
 
 
 def connect_packet(target: ConnectTarget, *, clean_start: bool, will: Will | None) -> bytes:
-    """Return CONNECT. No local variable holds the password: an error report may show variables."""
+    """Return CONNECT. No local variable holds the password: an error report may show variables.
+
+    Raises:
+        ValueError: the user name or the password is too long.
+    """
     settings, username = target.settings, target.username
     # with an authentication method the password is its data
     password = target.password if settings.auth_method is None and username is not None else None
+    if username is not None and len(username.encode()) > packets.MAX_TEXT:
+        raise ValueError(f"the user name has more than {packets.MAX_TEXT:,} bytes in UTF-8")
+    if password is not None and len(password.get_secret_value().encode()) > packets.MAX_TEXT:
+        raise ValueError(f"the password has more than {packets.MAX_TEXT:,} bytes in UTF-8")
     flags = clean_start << 1 | (username is not None) << 7 | (password is not None) << 6
     if will is not None:
         flags |= 4 | will.qos << 3 | will.retain << 5

@@ -31,6 +31,8 @@ QOS: Final = 0x06
 #: largest remaining length, and largest packet: that and a fixed header of five bytes
 MAX_REMAINING: Final = 268_435_455
 MAX_PACKET: Final = MAX_REMAINING + 5
+#: bytes of a string
+MAX_TEXT: Final = 65_535
 #: reason codes from here on are failures (MQTT 5, 2.4)
 FAILURE: Final = 0x80
 #: of a message that was accepted and has no subscribers
@@ -135,7 +137,7 @@ def varint(value: int) -> bytes:
 
 
 def text(value: str) -> bytes:
-    """Encode a UTF-8 string with its length (1.5.4). The caller ensures that it has at most 65,535 bytes."""
+    """Encode a UTF-8 string with its length (1.5.4). The caller ensures that it has at most :data:`MAX_TEXT` bytes."""
     return binary(value.encode())
 
 
