@@ -230,7 +230,7 @@ class EventMailbox(Party):
             restored = self._recover()
         self._notices.start()
         for registration, refused, target in restored:  # last: a mailbox that cannot be opened delivers nothing
-            registration.restore(refused, target)
+            registration.pushing.restore(refused, target)
 
     # --- registering
 

@@ -182,6 +182,13 @@ class Pushing:
             )
         self.delivery.enable(None if is_same else found)
 
+    def restore(self, refused: Iterable[EventKind], target: Any) -> None:
+        """Continue with the state of an earlier run. For the mailbox, before others know the registration."""
+        self.refused = frozenset(refused)
+        if target is not None:
+            with self._registration.lock:
+                self.deliver_to(target, as_target(target))
+
     def stop(self) -> None:
         """End delivery. With the lock for changes. Raises as :meth:`MailboxRegistration.disable_delivery`."""
         registration = self._registration
@@ -464,13 +471,6 @@ class MailboxRegistration:
         error = self.ended()
         if error is not None:
             raise error
-
-    def restore(self, refused: Iterable[EventKind], target: Any) -> None:
-        """Continue with the state of an earlier run. For the mailbox, before others know the registration."""
-        self.pushing.refused = frozenset(refused)
-        if target is not None:
-            with self.lock:
-                self.pushing.deliver_to(target, as_target(target))
 
     def end(self, error: MessagingError) -> Promise[None] | None:
         """End the registration: waiting iterators fail with ``error``.
