@@ -118,7 +118,7 @@ def test_the_position_passes_messages_that_were_settled_before(opened: Opened) -
 def test_only_the_bound_of_messages_is_in_memory(opened: Opened) -> None:
     party = opened(most=4)
     party.store(10)
-    assert party.queue.in_memory == 4
+    assert len(party.queue.ready) == 4
     assert party.queue.waiting == 10
     assert offsets(party.take()) == [*range(10)]
 
@@ -135,7 +135,7 @@ def test_messages_stay_on_the_disk_behind_others_that_are_only_there(opened: Ope
     for each in party.take(2):
         party.settle(each)
     party.store(1)  # there is room, but 2 is on the disk alone
-    assert party.queue.in_memory == 0
+    assert not party.queue.ready
     assert offsets(party.take()) == [2, 3]
 
 

@@ -65,7 +65,7 @@ def test_an_interrupted_register_leaves_nothing_registered(registry: ServiceRegi
             assert kinds == [ServiceEventKind.REGISTERED, ServiceEventKind.UNREGISTERING]
         log.events.clear()
 
-    assert interrupt_everywhere(run, check, "registry.py", "listening.py") > 30
+    assert interrupt_everywhere(run, check, "registry.py") > 30
 
 
 def test_an_interrupted_update_changes_properties_and_order_or_neither(registry: ServiceRegistry) -> None:
@@ -86,7 +86,7 @@ def test_an_interrupted_update_changes_properties_and_order_or_neither(registry:
             assert log.kinds_of(registration.reference)[-1] is ServiceEventKind.MODIFIED
             assert registry.find()[1] is registration.reference
 
-        assert interrupt_everywhere(run, check, "registry.py", "listening.py") > 30
+        assert interrupt_everywhere(run, check, "registry.py") > 30
 
 
 def test_listeners_receive_unregistrations_in_spite_of_interrupts(registry: ServiceRegistry) -> None:
@@ -106,4 +106,4 @@ def test_listeners_receive_unregistrations_in_spite_of_interrupts(registry: Serv
             ServiceEventKind.UNREGISTERING,
         ]
 
-    assert interrupt_everywhere(run, check, "registry.py", "listening.py") > 30
+    assert interrupt_everywhere(run, check, "registry.py") > 30

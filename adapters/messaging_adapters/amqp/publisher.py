@@ -90,6 +90,9 @@ class AmqpPublisher:
         exchange: the exchange of channels without extension.
         window: the largest number of unconfirmed messages.
         refusing: the queues that are known to refuse messages when they are full.
+
+    Attributes:
+        is_blocked: the broker takes no messages for now, or the connection is about to close.
     """
 
     def __init__(self, wire: AmqpWire, exchange: str, window: int, refusing: RefusingQueues | None = None) -> None:
@@ -98,7 +101,7 @@ class AmqpPublisher:
         #: a full window is filled again only when there is room worth a write
         self._low = window - max(1, window // 4)
         self._full = False
-        self._blocked = False
+        self.is_blocked = False
         self.channels = PublishChannels(self, wire)
         self._exchange = exchange
         self._changed = asyncio.Event()
@@ -138,7 +141,7 @@ class AmqpPublisher:
 
     async def finish(self, seconds: float) -> None:
         """Write no further message, and wait until none is unconfirmed, at most ``seconds``."""
-        self._blocked = True
+        self.is_blocked = True
         try:
             async with clock.timeout(seconds):
                 while self._wire.alive and (
@@ -166,7 +169,7 @@ class AmqpPublisher:
 
     def block(self, reason: str | None) -> None:
         """Stop writing because the broker accepts no messages, for this reason; resume with ``None``."""
-        self._blocked = reason is not None
+        self.is_blocked = reason is not None
         self.progressed()
 
     def _has_room(self, channel: PublishChannel) -> bool:
@@ -187,7 +190,7 @@ class AmqpPublisher:
                 raise ConnectionLostError(_NOT_SENT)
             if message.settled:
                 return
-            if self._blocked or self._recovery is not None:
+            if self.is_blocked or self._recovery is not None:
                 await self._wait()
                 continue
             form = self._form_of(message)
@@ -288,7 +291,7 @@ class AmqpPublisher:
         """Write messages, and return how many: fewer if there is no room for now."""
         position = 0
         for _ in range(_CHUNKS_AGAIN):
-            if self._blocked or self._recovery is not None or not self._wire.alive:
+            if self.is_blocked or self._recovery is not None or not self._wire.alive:
                 break
             position = self._send(messages, position, again=True)
         return position
