@@ -156,8 +156,8 @@ FAULTS = (
     Fault(
         "two requests share a correlation id",
         "messaging/replyto/requests.py",
-        "if self.awaited.setdefault(request.key, request) is not request:",
-        "if False:",
+        "            if self.awaited.setdefault(request.key, request) is not request:\n",
+        "            self.awaited[request.key] = request\n            if False:\n",
         f"tests/replyto {MEMORY}",
     ),
     # memory
