@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import check_principal
 from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
-from messaging.errors.checks import check_instance
+from messaging.errors.checks import check_instance, check_optional
 from messaging.errors.text import SafeLog
 from messaging.eventadmin.admin import EventAdmin
 from messaging.eventadmin.admin_handler import is_quiet
@@ -181,8 +181,7 @@ class LogEvents(EventSource, logging.Handler):
         principal: Principal = None,
     ) -> None:
         EventSource.__init__(self, admin, principal)
-        if logger is not None:
-            check_instance("logger", logger, logging.Logger)
+        check_optional("logger", logger, logging.Logger)
         try:
             logging.Handler.__init__(self, level)
         except ValueError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from messaging.dispatch import TopicFilter, TopicPolicy, check_count, parse_filter
 from messaging.dispatch.eventnetwork import MAX_PAST
 from messaging.errors import ArgumentError
-from messaging.errors.checks import check_instance
+from messaging.errors.checks import check_instance, check_optional
 from messaging.execution import clock
 from messaging.typedevent.monitor import in_utc
 
@@ -54,8 +54,7 @@ class ConnectionTerms:
         put(self, "reach", None if self.history is None else read_history(self.history, PAST_LIMIT))
         check_instance("shares_history", self.shares_history, bool)
         for name in ("outbound_policy", "inbound_policy"):
-            if getattr(self, name) is not None:
-                check_instance(name, getattr(self, name), TopicPolicy)
+            check_optional(name, getattr(self, name), TopicPolicy)
         if self.overflow not in get_args(RelayOverflow):
             choices = ", ".join(get_args(RelayOverflow))
             raise ArgumentError(f"overflow must be one of {choices}, not {self.overflow!r:.80}")
