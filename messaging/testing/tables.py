@@ -19,6 +19,8 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
+from messaging.testing.waiting import Recorder
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: values that name themselves
@@ -34,9 +36,9 @@ def table(
     """Decorate a test that runs once for each row, as one item.
 
     Decorators may be stacked: the rows are then combined. Of the fixtures that a test has, ``tmp_path`` is a folder of
-    its own for each row, ``monkeypatch`` is undone after each row, and ``caplog`` and ``capsys`` begin each row empty.
-    A fixture whose class has a method ``for_row(fixtures)`` is replaced by what that returns, for each row. All others
-    are shared by the rows.
+    its own for each row, ``monkeypatch`` is undone after each row, and ``caplog``, ``capsys`` and each ``Recorder``,
+    also one that is an attribute of a fixture, begin each row empty. A fixture whose class has a method
+    ``for_row(fixtures)`` is replaced by what that returns, for each row. All others are shared by the rows.
 
     Args:
         names: the parameters that a row gives, as ``"text, expected"``.
@@ -153,6 +155,8 @@ class _Fixtures:
         for name, value in own.items():
             if hasattr(type(value), "for_row"):
                 own[name] = value.for_row(self._shared)
+            else:
+                _empty_recorders(value)
         if (folder := own.get("tmp_path")) is not None:
             own["tmp_path"] = folder / f"row{self._number}"
             own["tmp_path"].mkdir()
@@ -169,6 +173,13 @@ class _Fixtures:
     def __exit__(self, *error: object) -> None:
         if self._patches is not None:
             self._patches.__exit__(*error)
+
+
+def _empty_recorders(fixture: object) -> None:
+    """Have recorders begin a row empty: a wait for a number of items counts those of its row."""
+    for each in (fixture, *getattr(fixture, "__dict__", {}).values()):
+        if isinstance(each, Recorder):
+            each.clear()
 
 
 def _rows(

@@ -200,6 +200,7 @@ def test_a_dead_letter_does_not_count_as_settled_twice(
         disk.works.set()
         assert before == [1]
         handled.wait_for(4)
+        broker.wait_acknowledged(7)  # so all ids are stored
 
 
 def test_ids_that_a_full_disk_refused_are_stored_later(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messaging.testing.tables import table
+from messaging.testing.waiting import Recorder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -186,3 +187,27 @@ def counter() -> Counter:
 def test_a_fixture_with_for_row_is_made_for_each_row(counter: Counter, row: int) -> None:
     counter.count += 1
     assert counter.count == 1
+
+
+class Worker:
+    """A fixture that rows share, and that records."""
+
+    def __init__(self) -> None:
+        self.begun: Recorder[int] = Recorder()
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+@pytest.fixture
+def listener() -> Recorder[int]:
+    return Recorder()
+
+
+@table("row", range(3))
+def test_recorders_begin_each_row_empty(worker: Worker, listener: Recorder[int], row: int) -> None:
+    worker.begun(row)
+    listener(row)
+    assert worker.begun == listener == [row]
