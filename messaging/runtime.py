@@ -7,23 +7,19 @@ plain data.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
-from messaging.connection import StateName
+from messaging.connection import Connection, StateName
 from messaging.connection.properties import announced
 from messaging.model import Features
-from messaging.receiving import Subscription
+from messaging.receiving import StreamCounters, Subscription
 from messaging.services.reporting import counter, gauge, identity, info, label, part, state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from messaging.connection import Connection
     from messaging.publishing import Outbox
     from messaging.publishing.stored import DurableOutboxDTO
-    from messaging.receiving import StreamCounters
     from messaging.services import ServiceReference
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -10,8 +10,6 @@ import pyarrow as pa
 from messaging.model import as_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from messaging import Message, MessageContext
 
 #: the sender's message id, or the packet identifier of the MQTT session; the channel; the payload

@@ -36,7 +36,7 @@ from messaging.errors import (
     UnsupportedFeatureError,
 )
 from messaging.errors.text import did_you_mean
-from messaging.model import Features, MessageContext, check_name, check_printable, check_text, identified
+from messaging.model import Features, MessageContext, PublishPlan, check_name, check_printable, check_text, identified
 from pyspark_messaging.columns import CONTENT_ENCODING, MESSAGE_ID
 from pyspark_messaging.errors import InvalidColumnError, InvalidRowError
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from messaging import Messaging, MessagingError, Promise
-    from messaging.model import PublishPlan
     from messaging.publishing import MessagePublisher
     from pyspark_messaging.options import WriteOptions
 

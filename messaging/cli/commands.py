@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import logging
 import re
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -19,9 +20,6 @@ from typer.core import TyperCommand, TyperGroup
 from messaging.cli import options
 from messaging.errors import ArgumentError, ConfigurationError, MessagingError
 from messaging.errors.text import did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 logger = logging.getLogger(__name__)
 

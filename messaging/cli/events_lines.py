@@ -18,13 +18,12 @@ from messaging.cli.journal import read_records
 from messaging.dispatch.eventdata import WireEvent, decode, time_of, write_json
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.errors.text import did_you_mean, visible
-from messaging.journal import Journal
+from messaging.journal import Journal, Record
 from messaging.model import Features, Message, MessageContext
 
 if TYPE_CHECKING:
     from messaging.dispatch import TopicGrammar
     from messaging.dispatch.eventnetwork import ArrivedEvent
-    from messaging.journal import Record
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.cli.events_lines import EventLine
 from messaging.cli.output import LOOK, ExitCode, dump, one_line, report, show_list, wait_while_read, write
 from messaging.codecs.cache import BoundedCache
-from messaging.dispatch import DISTRIBUTED_EVENTS, TYPED_EVENTS
+from messaging.dispatch import DISTRIBUTED_EVENTS, TYPED_EVENTS, TopicGrammar
 from messaging.dispatch.eventdata import WireError, WireEvent, from_portable, read_json
 from messaging.dispatch.eventnetwork import (
     DISPATCH,
@@ -53,7 +53,6 @@ from messaging.errors.text import did_you_mean
 if TYPE_CHECKING:
     from messaging.cli.connecting import BrokerOptions
     from messaging.cli.options import Grammar, NetworkOptions
-    from messaging.dispatch import TopicGrammar
     from messaging.dispatch.eventnetwork import MemberDTO, NodeDTO
     from messaging.dispatch.eventnetwork.other_members import OtherMember
     from messaging.instance import Messaging

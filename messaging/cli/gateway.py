@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json as json_
 import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -23,8 +24,6 @@ from messaging.errors import ArgumentError, ConfigurationError, ConnectFailedErr
 from messaging.errors.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from messaging.gateway.dead_letters import Letter
     from messaging.gateway.settings import GatewaySettings
 

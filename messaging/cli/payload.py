@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import messaging
 from messaging.cli import options
 from messaging.cli.options import flag, option
-from messaging.errors import ArgumentError, PayloadTooLargeError
+from messaging.errors import ArgumentError, MessagingError, PayloadTooLargeError
 
 if TYPE_CHECKING:
     from messaging import MessageContext
-    from messaging.errors import MessagingError
     from messaging.execution import Promise
 
 

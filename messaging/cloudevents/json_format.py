@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cloudevents.core.formats.json import JSONFormat
@@ -16,8 +17,6 @@ from messaging.errors import ArgumentError, CodecError, DecodeError, EncodeError
 from messaging.model import MessageContext
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from cloudevents.core.base import BaseCloudEvent, EventFactory
 
 _BYTES = (bytes, bytearray, memoryview)

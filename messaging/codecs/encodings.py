@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from messaging.errors import DecodeError, MissingExtraError, UnknownContentEncodingError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: default of the maximum size of a decompressed payload, bytes
 MAX_DECODED_SIZE: Final = 64 * 2**20

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from messaging.errors import UnknownContentTypeError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAX_LENGTH: Final = 1024
 

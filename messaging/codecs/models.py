@@ -8,21 +8,17 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticErrorMixin
-from pydantic_core import from_json
+from pydantic_core import SchemaSerializer, SchemaValidator, from_json
 
 from messaging.codecs.bounds import MAX_EXPONENT, holds_vast, may_collide
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import ArgumentError, DecodeError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from pydantic_core import SchemaSerializer, SchemaValidator
 
 logger = logging.getLogger(__name__)
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from messaging.codecs.builtin import CborCodec, JsonCodec, MsgpackCodec, OctetStreamCodec, TextCodec
 from messaging.codecs.cache import BoundedCache
 from messaging.codecs.encodings import MAX_DECODED_SIZE, NONE, compress, decompress, parse_encodings
 from messaging.codecs.mediatype import parse_media_type
 from messaging.errors import ArgumentError, DecodeError, EncodeError, MessagingError, UnknownContentTypeError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 logger = logging.getLogger(__name__)
 

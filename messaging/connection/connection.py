@@ -9,14 +9,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from messaging.adapter import PlannedLossError
+from messaging.adapter import Adapter, PlannedLossError
 from messaging.connection.opening import Opener
 from messaging.connection.presence import PendingWill, Presence
 from messaging.connection.renewal import CredentialRenewal
 from messaging.connection.state import ConnectionStates, Epoch, StateName
-from messaging.connection.subscribed import ReadControl, Verdicts
+from messaging.connection.subscribed import PublishQueue, ReadControl, Verdicts
 from messaging.connection.subscriptions import ConnectionSubscriptions
 from messaging.errors import (
     AuthenticationError,
@@ -27,12 +27,7 @@ from messaging.errors import (
     TakenOverError,
 )
 from messaging.errors.text import SafeLog
-from messaging.execution import Promise, clock, of_library
-
-if TYPE_CHECKING:
-    from messaging.adapter import Adapter
-    from messaging.connection.subscribed import PublishQueue
-    from messaging.execution import Engine
+from messaging.execution import Engine, Promise, clock, of_library
 
 logger = SafeLog(__name__)
 

@@ -33,11 +33,10 @@ from pydantic import SecretStr
 
 from messaging.environment.signals import attempt
 from messaging.errors import ArgumentError, CredentialsError
-from messaging.execution import Flag, clock, handlers_loop, on_worker
+from messaging.execution import Engine, Flag, clock, handlers_loop, on_worker
 from messaging.model.credentials import Credentials, Provider
 
 if TYPE_CHECKING:
-    from messaging.execution import Engine
     from messaging.model.settings import Settings
 
 #: bytes of the largest password that a file or a command may hold

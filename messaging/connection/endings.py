@@ -7,16 +7,14 @@ import contextlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from messaging.adapter import KeepsSession
+from messaging.adapter import Adapter, KeepsSession
 from messaging.errors import ConnectionLostError, MessagingError
 from messaging.errors.text import SafeLog
-from messaging.execution import clock
+from messaging.execution import Engine, clock
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter
     from messaging.connection.state import ConnectionStates, Epoch
     from messaging.connection.subscribed import Subscribed
-    from messaging.execution import Engine
 
 logger = SafeLog(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from messaging.adapter import TakesEndpoint
+from messaging.adapter import Adapter, Events, TakesEndpoint
 from messaging.connection.hosts import MAX_SERVERS, Hosts
 from messaging.connection.names import addresses_of, is_address
 from messaging.connection.proxies import parse_proxy
@@ -20,15 +20,12 @@ from messaging.errors import (
     TakenOverError,
 )
 from messaging.errors.text import SafeLog
-from messaging.execution import clock, of_library
-from messaging.model import Endpoint, parse_host
+from messaging.execution import Engine, clock, of_library
+from messaging.model import Endpoint, Host, parse_host
 from messaging.model.settings import NetworkSettings
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter, Events
     from messaging.connection.renewal import CredentialRenewal
-    from messaging.execution import Engine
-    from messaging.model import Host
 
 logger = SafeLog(__name__)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS, REPLY_FEATURES, Features
 from messaging.services import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from messaging.adapter import Adapter
 
 NAME_PROPERTY: Final = "osgi.messaging.name"

@@ -18,16 +18,14 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.adapter import TakesCredentials
+from messaging.adapter import Adapter, TakesCredentials
 from messaging.connection.credentials import source_of
 from messaging.errors import ConnectionLostError, CredentialsError, InvalidOptionError, MessagingError
 from messaging.errors.text import SafeLog
-from messaging.execution import Backoff, clock, jitter, of_library, on_worker
+from messaging.execution import Backoff, Engine, clock, jitter, of_library, on_worker
 from messaging.model.settings import PASSWORD_SOURCES
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter
-    from messaging.execution import Engine
     from messaging.model.credentials import Credentials
 
 logger = SafeLog(__name__)

@@ -28,11 +28,10 @@ from reactivex import abc as rx
 from messaging.environment.signals import attempt
 from messaging.errors.checks import check_result
 from messaging.errors.text import SafeLog
-from messaging.execution import Serial, ValueObserver, callbacks_of, clock
+from messaging.execution import Engine, Serial, ValueObserver, callbacks_of, clock
 
 if TYPE_CHECKING:
     from messaging.errors import MessagingError
-    from messaging.execution import Engine
 
 logger = SafeLog(__name__)
 

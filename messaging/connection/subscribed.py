@@ -8,16 +8,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from messaging.adapter import FlowControl, KeepsSession
+from messaging.adapter import Adapter, FlowControl, KeepsSession
 from messaging.environment.signals import WakeUp
 from messaging.errors.text import SafeLog
-from messaging.execution import Promise, of_library
+from messaging.execution import Engine, Promise, of_library
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter
     from messaging.connection.state import ConnectionStates
     from messaging.errors import MessagingError
-    from messaging.execution import Engine
     from messaging.model import Incoming, SubscriptionSpec
 
 logger = SafeLog(__name__)

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.connection.endings import Endings
 from messaging.errors import ClosedError, ConnectionLostError, MessagingError, SubscriptionRefusedError
 from messaging.errors.text import SafeLog
-from messaging.execution import clock, shielded
+from messaging.execution import Engine, clock, shielded
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
     from messaging.connection.state import ConnectionStates, Epoch
     from messaging.connection.subscribed import ReadControl, Source, Subscribed
-    from messaging.execution import Engine
 
 logger = SafeLog(__name__)
 

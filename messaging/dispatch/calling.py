@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reactivex import Observable
+from reactivex import abc as rx
 
 from messaging.environment.signals import is_interrupt
 from messaging.errors import ClosedError, DeadlineError
@@ -19,8 +20,6 @@ from messaging.execution import Flag, callbacks_of, clock
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from reactivex import abc as rx
 
     from messaging.services import ServiceRegistration
 

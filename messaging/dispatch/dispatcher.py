@@ -14,20 +14,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from messaging.codecs.cache import BoundedCache
-from messaging.dispatch.permission import TopicPermission, check_principal, denied
-from messaging.dispatch.topics import TYPED_EVENTS, TopicGrammar
+from messaging.dispatch.permission import Principal, TopicPermission, TopicPolicy, check_principal, denied
+from messaging.dispatch.topics import TYPED_EVENTS, AbstractTopicFilter, TopicGrammar, TopicIndex
 from messaging.environment.forks import LiveObjects
 from messaging.errors import ArgumentError, ClosedError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog
-from messaging.execution import Promise
+from messaging.execution import Lane, Promise
 from messaging.services import ServiceEvent, ServiceEventKind, as_filter, interface_name
 
 if TYPE_CHECKING:
     from messaging.dispatch.handler import DispatchHandler, Terms
-    from messaging.dispatch.permission import Principal, TopicPolicy
-    from messaging.dispatch.topics import AbstractTopicFilter, TopicIndex
-    from messaging.execution import Lane
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration, ServiceRegistry
 
 logger = SafeLog(__name__)

@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Iterator
+from typing import Final, TypeVar
 
 from messaging.dispatch.topics import AbstractTopicFilter, TopicGrammar, TopicIndex, exact_text
 from messaging.errors import InvalidTopicError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 T = TypeVar("T")
 

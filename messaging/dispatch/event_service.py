@@ -6,24 +6,18 @@ import atexit
 import contextlib
 from collections.abc import Iterable, Mapping
 from threading import Lock, get_ident
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
-from messaging.dispatch.dispatcher import when_all_done
-from messaging.dispatch.handler import Tolerance, check_count, dto_of
+from messaging.dispatch.dispatcher import Dispatcher, when_all_done
+from messaging.dispatch.handler import HandlerDTO, Tolerance, check_count, dto_of
 from messaging.dispatch.permission import TopicPolicy
 from messaging.environment.forks import LiveObjects
 from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.errors.checks import check_instance, check_optional
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Closeable, Pool, Promise, clock, may_block, seconds, workers
-from messaging.services import ServiceRegistry, default_registry
-
-if TYPE_CHECKING:
-    from messaging.dispatch.dispatcher import Dispatcher
-    from messaging.dispatch.handler import HandlerDTO
-    from messaging.execution import Lane
-    from messaging.services import ServiceRegistration
+from messaging.execution import Closeable, Lane, Pool, Promise, clock, may_block, seconds, workers
+from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
 
 logger = SafeLog(__name__)
 

@@ -12,18 +12,16 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from messaging.dispatch.calling import run_elsewhere
-from messaging.dispatch.topics import TYPED_EVENTS
+from messaging.dispatch.topics import TYPED_EVENTS, AbstractTopicFilter, TopicGrammar
 from messaging.environment.signals import is_interrupt
 from messaging.errors import ArgumentError
 from messaging.errors.text import SafeLog
 from messaging.execution import Lane
-from messaging.services import LdapFilter
+from messaging.services import LdapFilter, ServiceReference
 from messaging.services.reporting import counter, gauge, identity, label
 
 if TYPE_CHECKING:
     from messaging.dispatch.permission import Principal
-    from messaging.dispatch.topics import AbstractTopicFilter, TopicGrammar
-    from messaging.services import ServiceReference
 
 logger = SafeLog(__name__)
 

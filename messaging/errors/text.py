@@ -11,10 +11,8 @@ import functools
 import logging
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 S = TypeVar("S")
 E = TypeVar("E", bound=BaseException)

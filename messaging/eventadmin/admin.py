@@ -26,6 +26,7 @@ from messaging.dispatch import (
     Dispatcher,
     EventService,
     HandlerDTO,
+    Principal,
     Tolerance,
     TopicPermission,
     TopicPolicy,
@@ -45,13 +46,11 @@ from messaging.eventadmin.admin_handler import (
 )
 from messaging.eventadmin.event import Event, EventHandler
 from messaging.eventadmin.event import EventConstants as Names
-from messaging.execution import Flag, Promise, clock, running_loop, workers
+from messaging.execution import Flag, Lane, Promise, clock, running_loop, workers
 from messaging.services.reporting import PartReporter, Reporter, gauge, part
 
 if TYPE_CHECKING:
-    from messaging.dispatch import Principal
     from messaging.eventadmin.admin_handler import PostedItem
-    from messaging.execution import Lane
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
 
 logger = SafeLog(__name__)

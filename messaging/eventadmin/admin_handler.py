@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from messaging.dispatch import (
     EVENT_ADMIN,
+    EventService,
     FunctionHandler,
     Terms,
     TopicPermission,
@@ -36,11 +37,9 @@ from messaging.errors.checks import is_coroutine
 from messaging.errors.text import SafeLog
 from messaging.eventadmin.event import LOG_TOPIC, Event
 from messaging.eventadmin.event import EventConstants as Names
-from messaging.execution import Flag, ThreadLane, clock, handlers_loop, running_loop
+from messaging.execution import Flag, Lane, Pool, ThreadLane, clock, handlers_loop, running_loop
 
 if TYPE_CHECKING:
-    from messaging.dispatch import EventService
-    from messaging.execution import Lane, Pool
     from messaging.services import LdapFilter, ServiceReference, ServiceRegistry
 
 logger = SafeLog(__name__)

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from messaging.dispatch import TopicFilter, check_principal, parse_filter
+from messaging.dispatch import Principal, TopicFilter, check_principal, parse_filter
 from messaging.dispatch.eventdata import checked_copy, is_simple
 from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.errors.checks import check_instance
@@ -18,13 +18,11 @@ from messaging.errors.text import SafeLog
 from messaging.eventadmin.admin import EventAdmin
 from messaging.eventadmin.event import Event, EventConstants, EventHandler
 from messaging.execution import Closeable
-from messaging.services import escaped
+from messaging.services import ServiceRegistration, ServiceRegistry, escaped
 from messaging.typedevent import TypedEventBus, TypedEventConstants, UntypedEventHandler
 from messaging.typedevent.receivers import EventRelay
 
 if TYPE_CHECKING:
-    from messaging.dispatch import Principal
-    from messaging.services import ServiceRegistration, ServiceRegistry
     from messaging.typedevent.event import PublishedEvent
 
 logger = SafeLog(__name__)

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from messaging.dispatch import check_principal
+from messaging.dispatch import Principal, check_principal
 from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
 from messaging.errors.checks import check_instance, check_optional
 from messaging.errors.text import SafeLog
@@ -31,13 +31,11 @@ from messaging.eventadmin.admin_handler import is_quiet
 from messaging.eventadmin.event import LOG_TOPIC, Event
 from messaging.eventadmin.event import EventConstants as Names
 from messaging.execution import Closeable, clock
-from messaging.services import ServiceRegistry
+from messaging.services import LdapFilter, ServiceEvent, ServiceReference, ServiceRegistry
 
 if TYPE_CHECKING:
     from messaging.connection import ConnectionState
-    from messaging.dispatch import Principal
     from messaging.instance import Messaging
-    from messaging.services import LdapFilter, ServiceEvent, ServiceReference
 
 SERVICE_TOPIC: Final = "org/osgi/framework/ServiceEvent"
 CONFIGURATION_TOPIC: Final = "org/osgi/service/cm/ConfigurationEvent"

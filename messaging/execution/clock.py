@@ -35,13 +35,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVarTuple, Unpack
 
 Ts = TypeVarTuple("Ts")
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     Loop: TypeAlias = asyncio.AbstractEventLoop
 
 

@@ -10,6 +10,8 @@ offsets. With ``newest_first`` messages that are stored after an outage leave fi
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from messaging.codecs.cache import BoundedCache
@@ -19,14 +21,10 @@ from messaging.execution import Waiters, clock, engine
 from messaging.gateway.destinations import Destination
 from messaging.gateway.recognition import Recognition
 from messaging.gateway.stored import StoredMessage, without_members
-from messaging.journal import DurableQueue, Journal
+from messaging.journal import DurableQueue, Journal, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from messaging.gateway.settings import BufferSettings
-    from messaging.journal import Record
 
 logger = SafeLog(__name__)
 

@@ -9,10 +9,10 @@ No broker is asked, and nothing is written: an adapter tells what it can do befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, MessagingError
 from messaging.errors.checks import check_instance
@@ -38,9 +38,6 @@ from messaging.gateway.settings import GatewaySettings, listening_address
 from messaging.model import ANY_LEVELS, Features, overlap, parse_url, publish_options, subscribe_options
 from messaging.model.context import check_printable
 from messaging.observability.monitor.publisher import checked_channel, checked_interval
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
 
 
 def check(settings: GatewaySettings) -> list[Problem]:

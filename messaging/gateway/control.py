@@ -19,16 +19,14 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from messaging import errors
 from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ConfigurationError, ConnectFailedError, MessagingError
 from messaging.errors.text import SafeLog, did_you_mean
 from messaging.execution import clock, start_thread
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 logger = SafeLog(__name__)
 

@@ -9,16 +9,15 @@ configuration; the dead letter is removed when what comes out of it is on the di
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.gateway.buffer import ROUTES_FOLDER
 from messaging.services import LdapFilter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
-
     from messaging.journal import DeadLetter, JournalView
 
 SOURCE: Final = "source"

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from messaging.errors import ClosedError, MessagingError
@@ -32,7 +33,6 @@ from messaging.model import Features, Message
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
 
     from messaging import HandlerRegistration, Messaging, Promise
     from messaging.gateway.settings import DeviceStateSettings

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
@@ -37,8 +38,6 @@ from messaging.model import Features, Message
 from messaging.services.reporting import Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from messaging import Messaging, Promise
     from messaging.gateway.buffer import Buffer
     from messaging.gateway.settings import RateSettings, RouteSettings

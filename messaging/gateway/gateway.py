@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from messaging.environment.signals import on_failure
@@ -16,7 +17,7 @@ from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, counted, did_you_mean, tolerant
 from messaging.execution import Flag, Startable, Waiters, clock, seconds
 from messaging.gateway.buffer import ROUTES_FOLDER
-from messaging.gateway.control import ControlServer
+from messaging.gateway.control import Calls, ControlServer
 from messaging.gateway.dead_letters import Selection
 from messaging.gateway.instances import GatewayInstances
 from messaging.gateway.reports import GatewayDTO
@@ -24,15 +25,11 @@ from messaging.gateway.route import STORE_TIMEOUT, Route
 from messaging.gateway.services import GatewayServices
 from messaging.gateway.settings import GatewaySettings
 from messaging.journal.folders import LocalFolder
-from messaging.services import ServiceRegistry, default_registry
+from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
 from messaging.services.reporting import register_reporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from messaging.connection import ConnectionState
-    from messaging.gateway.control import Calls
-    from messaging.services import ServiceRegistration
 
 logger = SafeLog(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -13,23 +13,17 @@ import messaging
 from messaging.connection.properties import announced
 from messaging.errors import ConfigurationError, InvalidOptionError, MessagingError
 from messaging.gateway.drain import Target
-from messaging.gateway.problems import error, warning
-from messaging.gateway.settings import FOLDER_OPTIONS, PATH_OPTIONS
+from messaging.gateway.problems import Finding, KeyPath, Problems, error, warning
+from messaging.gateway.settings import FOLDER_OPTIONS, PATH_OPTIONS, GatewaySettings, InstanceSettings, StatusSettings
 from messaging.gateway.status import last_will
 from messaging.instance import find_adapter
-from messaging.model import parse_url
-from messaging.model.settings import PARAMETERS, PASSWORD_SOURCES, is_secret, load_settings
+from messaging.model import BrokerUrl, Capabilities, parse_url
+from messaging.model.settings import PARAMETERS, PASSWORD_SOURCES, Settings, is_secret, load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
     from messaging import Messaging
     from messaging.adapter import Adapter
     from messaging.connection import ConnectionState
-    from messaging.gateway.problems import Finding, KeyPath, Problems
-    from messaging.gateway.settings import GatewaySettings, InstanceSettings, StatusSettings
-    from messaging.model import BrokerUrl, Capabilities
-    from messaging.model.settings import Settings
 
 #: how long closing an instance may take, seconds
 _CLOSE_TIMEOUT: Final = 3.0

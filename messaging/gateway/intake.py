@@ -17,6 +17,7 @@ intake waits while ``_STORING`` messages wait for the disk, and the buffer of th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,23 +25,19 @@ from messaging.codecs.cache import BoundedCache
 from messaging.errors import ClosedError, JournalError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Serial, clock, engine
-from messaging.gateway.destinations import MessageTraits, passed_gateways
-from messaging.gateway.pipeline import Draft, is_redelivered
-from messaging.gateway.stored import StoredMessage
+from messaging.gateway.destinations import Destination, Destinations, MessageTraits, passed_gateways
+from messaging.gateway.pipeline import Draft, Passed, Pipeline, is_redelivered
+from messaging.gateway.stored import Settleable, StoredMessage
 from messaging.gateway.subscriptions import PACKET_ID, SourceSubscription
 from messaging.journal import Record
 from messaging.model import Features, MessageContext, stored_properties
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping, Sequence
 
     from messaging import Messaging
     from messaging.gateway.buffer import Buffer
-    from messaging.gateway.destinations import Destination, Destinations
-    from messaging.gateway.pipeline import Passed, Pipeline
     from messaging.gateway.settings import RouteSettings
-    from messaging.gateway.stored import Settleable
 
 logger = SafeLog(__name__)
 

@@ -8,14 +8,12 @@ source, ``{gateway}`` the name of the gateway; ``{{`` and ``}}`` stand for brace
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from messaging.errors import InvalidChannelError
 from messaging.errors.text import tolerant
 from messaging.model import ANY_LEVEL, ANY_LEVELS, SEPARATOR, check_name, check_pattern
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: names that templates have in addition to the captures
 GIVEN_NAMES: Final = frozenset({"channel", "gateway"})

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from messaging.errors import InvalidUrlError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import counted
 from messaging.gateway.patterns import ChannelPattern
-from messaging.gateway.settings import GatewaySettings
+from messaging.gateway.settings import BufferSettings, GatewaySettings, RouteSettings, SourceSettings, TargetSettings
 from messaging.model import parse_url
-
-if TYPE_CHECKING:
-    from messaging.gateway.settings import BufferSettings, RouteSettings, SourceSettings, TargetSettings
 
 
 class PlannedFlow(NamedTuple):

@@ -28,18 +28,16 @@ import re
 import secrets
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import MessagingError
 from messaging.errors.text import SafeLog
-from messaging.gateway.stored import members_of
+from messaging.gateway.stored import Settleable, StoredMessage, members_of
 from messaging.journal.folders import journal_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from messaging.gateway.stored import Settleable, StoredMessage
     from messaging.journal import Journal
 
 logger = SafeLog(__name__)

@@ -14,10 +14,11 @@ worker threads.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from reactivex import operators
+from reactivex import Observable, operators
 
 from messaging.errors import MessagingError, ReplyError
 from messaging.errors.text import SafeLog
@@ -30,10 +31,6 @@ from messaging.gateway.subscriptions import Subscribing
 from messaging.model import Features, Message
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from reactivex import Observable
-
     from messaging import Messaging
     from messaging.gateway.settings import RequestSettings
     from messaging.replyto import ReplyRegistration

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ArgumentError, ConfigurationError, DeadlineError, JournalError, MessagingError
 from messaging.errors.text import SafeLog, counted
 from messaging.execution import Waiters, clock, seconds
 from messaging.gateway.buffer import Buffer
-from messaging.gateway.dead_letters import TARGET, ReplayResult, letters
+from messaging.gateway.dead_letters import TARGET, Letter, ReplayResult, Selection, letters
 from messaging.gateway.destinations import Destination, Destinations
-from messaging.gateway.drain import Drain
+from messaging.gateway.drain import Drain, Target
 from messaging.gateway.intake import IntakeCounts, RouteIntake, Rules
 from messaging.gateway.pipeline import Pipeline
 from messaging.gateway.reports import BufferDTO, RouteDTO
@@ -19,12 +21,7 @@ from messaging.journal import Record
 from messaging.model import Features, Message, MessageContext, restored_context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
     from messaging import Messaging
-    from messaging.gateway.dead_letters import Letter, Selection
-    from messaging.gateway.drain import Target
     from messaging.gateway.settings import RouteSettings
 
 logger = SafeLog(__name__)

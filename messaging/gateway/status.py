@@ -11,6 +11,7 @@ goes with the first connection of the instance, see :func:`last_will`.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import MessagingError
@@ -21,7 +22,6 @@ from messaging.model import Features
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
 
     from reactivex.abc import DisposableBase
 

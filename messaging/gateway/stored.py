@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from messaging.journal import RecordTemplate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from messaging.errors import MessagingError
     from messaging.gateway.destinations import Destination
 

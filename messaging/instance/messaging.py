@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import uuid4
 
-from messaging.adapter import TakesEndpoint
-from messaging.connection import Connection
+from messaging.adapter import Adapter, TakesEndpoint
+from messaging.connection import Connection, ConnectionStates
 from messaging.connection.properties import announced
 from messaging.environment.forks import LiveObjects
 from messaging.environment.signals import on_failure
@@ -18,11 +18,11 @@ from messaging.errors import ClosedError, InvalidUrlError
 from messaging.errors.checks import check_mapping
 from messaging.errors.text import tolerant
 from messaging.execution import Closeable, Promise, engine, may_block, seconds, warn_in_loop, workers
-from messaging.instance.contexts import Contexts
+from messaging.instance.contexts import Announced, Contexts
 from messaging.instance.queues import Queues
 from messaging.instance.services import InstanceServices
 from messaging.instance.shortcuts import Shortcuts
-from messaging.interception import InstanceInfo, Interceptors
+from messaging.interception import InstanceInfo, Interceptor, Interceptors
 from messaging.model import AcknowledgeMessageContextBuilder, Features, MessageContextBuilder, MessageContextProvider
 from messaging.model.settings import load_settings
 from messaging.publishing import MessagePublisher, Outbox
@@ -32,10 +32,6 @@ from messaging.runtime import MessageServiceRuntime
 from messaging.services.reporting import PartReporter, Reporter
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter
-    from messaging.connection import ConnectionStates
-    from messaging.instance.contexts import Announced
-    from messaging.interception import Interceptor
     from messaging.journal import Journal
     from messaging.model import BrokerUrl
     from messaging.services import ServiceRegistration, ServiceRegistry

@@ -13,14 +13,12 @@ from messaging.errors import (
     DeadlineError,
     InvalidExtensionError,
 )
-from messaging.execution import clock, of_library
-from messaging.instance.contexts import checked
+from messaging.execution import Promise, clock, of_library
+from messaging.instance.contexts import Contexts, checked
 from messaging.model import CHECKS, AcknowledgeType, Features, SubscribeKeywords, boolean, integer, maker
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
-    from messaging.execution import Promise
-    from messaging.instance.contexts import Contexts
     from messaging.model import ReceivedMessage
     from messaging.receiving import MessageSubscription
 

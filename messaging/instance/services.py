@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -11,15 +12,12 @@ from messaging.connection.properties import builder_properties, instance_propert
 from messaging.environment.forks import hold_over_fork, in_child
 from messaging.errors import DuplicateNameError, MessagingError
 from messaging.receiving import MessageSubscription
-from messaging.replyto import ReplyToManySubscriptionHandler, ReplyToSingleSubscriptionHandler
+from messaging.replyto import ReplyToManySubscriptionHandler, ReplyToSingleSubscriptionHandler, ReplyToWhiteboard
 from messaging.services import ServiceEventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from messaging.adapter import Adapter
     from messaging.connection import Connection
-    from messaging.replyto import ReplyToWhiteboard
     from messaging.services import ListenerRegistration, ServiceEvent, ServiceRegistration, ServiceRegistry
 
 #: the instances that have the names of each registry

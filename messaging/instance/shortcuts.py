@@ -9,6 +9,7 @@ from messaging.connection.properties import NAME_PROPERTY, announced
 from messaging.errors import ArgumentError, DeadlineError
 from messaging.execution import Promise, may_block
 from messaging.instance.contexts import (
+    Contexts,
     HandlerArguments,
     ReplyArguments,
     RequestArguments,
@@ -21,6 +22,7 @@ from messaging.model import (
     MAX_PREFETCH,
     Features,
     PublishKeywords,
+    ReceivedMessage,
     ReplyKeywords,
     RequestKeywords,
     RequestManyKeywords,
@@ -28,7 +30,15 @@ from messaging.model import (
     check_name,
     integer,
 )
-from messaging.receiving import MessageHandler
+from messaging.receiving import (
+    Acknowledge,
+    HandlerOnInvalid,
+    HandlerRegistration,
+    MessageHandler,
+    MessageStream,
+    MessageSubscription,
+    OnInvalid,
+)
 from messaging.replyto import (
     CHANNEL,
     CONCURRENCY,
@@ -47,19 +57,9 @@ from messaging.services import SERVICE_RANKING, escaped
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.instance.contexts import Contexts
     from messaging.instance.services import InstanceServices
-    from messaging.model import ReceivedMessage
     from messaging.model.settings import Settings
     from messaging.publishing import MessagePublisher
-    from messaging.receiving import (
-        Acknowledge,
-        HandlerOnInvalid,
-        HandlerRegistration,
-        MessageStream,
-        MessageSubscription,
-        OnInvalid,
-    )
     from messaging.replyto import ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard, Request
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -6,15 +6,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from messaging.errors import ArgumentError
 from messaging.errors.checks import check_mapping
 from messaging.errors.text import tolerant
-from messaging.model import Features
-
-if TYPE_CHECKING:
-    from messaging.model import Message
+from messaging.model import Features, Message
 
 #: what an outgoing message is
 OutboundOperation = Literal["publish", "request", "reply"]

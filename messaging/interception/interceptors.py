@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 from messaging.errors import ArgumentError
 from messaging.errors.checks import check_procedure
 from messaging.errors.text import SafeLog
-from messaging.interception.interceptor import Interceptor
+from messaging.interception.interceptor import InboundOperation, InstanceInfo, Interceptor
 from messaging.interception.processing import ProcessChain
 from messaging.interception.publishing import PublishChain
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.interception.interceptor import InboundOperation, InstanceInfo
     from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)

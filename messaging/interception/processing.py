@@ -13,16 +13,12 @@ import types
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Context, ContextVar, Token, copy_context
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from messaging.environment.signals import on_failure
 from messaging.errors.text import SafeLog
-from messaging.interception.interceptor import InboundMessage
-from messaging.model import AcknowledgeType, context_of
-
-if TYPE_CHECKING:
-    from messaging.interception.interceptor import InboundOperation, InstanceInfo, Interceptor
-    from messaging.model import Message
+from messaging.interception.interceptor import InboundMessage, InboundOperation, InstanceInfo, Interceptor
+from messaging.model import AcknowledgeType, Message, context_of
 
 logger = SafeLog(__name__)
 

@@ -20,12 +20,11 @@ from messaging.errors import InterceptorError, MessagingError
 from messaging.errors.checks import check_procedure, check_result
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, Serial, clock, engine
-from messaging.interception.interceptor import OutboundMessage, Outcome
+from messaging.interception.interceptor import InstanceInfo, Interceptor, OutboundMessage, OutboundOperation, Outcome
 from messaging.model import Features, Message
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.interception.interceptor import InstanceInfo, Interceptor, OutboundOperation
 
 logger = SafeLog(__name__)
 

@@ -21,11 +21,10 @@ from messaging.errors.checks import check_instance
 from messaging.execution import clock, doubled
 from messaging.journal.folders import journal_errors
 from messaging.journal.reader import RecordReader
-from messaging.journal.records import check_offset
+from messaging.journal.records import Record, check_offset
 from messaging.journal.state import DROPPED, State
 
 if TYPE_CHECKING:
-    from messaging.journal.records import Record
     from messaging.journal.segments import RecordLog
 
 logger = logging.getLogger(__name__)

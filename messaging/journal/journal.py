@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -32,13 +33,13 @@ from messaging.errors import (
 from messaging.errors.checks import check_instance, check_path
 from messaging.execution import Promise, seconds
 from messaging.journal.ages import RecordAges
-from messaging.journal.commit import GroupCommit, Promised
+from messaging.journal.commit import Append, GroupCommit, Promised
 from messaging.journal.cursors import Cursor, Cursors, acknowledged_end, check_cursor_name
 from messaging.journal.database import FILE as STATE_FILE
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.identity import Identity, read_identity, write_identity
 from messaging.journal.log import META
-from messaging.journal.options import SEGMENT_BYTES, JournalOptions, check_positive
+from messaging.journal.options import SEGMENT_BYTES, Fsync, Full, JournalOptions, check_positive
 from messaging.journal.quarantine import Quarantine
 from messaging.journal.records import Record, check_offset, encode_message, encode_record
 from messaging.journal.retention import FullDisk, Retention
@@ -48,10 +49,6 @@ from messaging.journal.views import CursorDTO, JournalDTO, JournalView
 from messaging.services.reporting import PartReporter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from messaging.journal.commit import Append
-    from messaging.journal.options import Fsync, Full
     from messaging.model import Message
 
 logger = logging.getLogger(__name__)

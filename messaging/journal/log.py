@@ -13,18 +13,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from messaging.environment.signals import on_failure
 from messaging.errors import JournalCorruptError, JournalError
-from messaging.journal.folders import journal_errors, sync_file
+from messaging.journal.folders import Appender, Folder, journal_errors, sync_file
 from messaging.journal.frames import Damage, encode, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from messaging.journal.folders import Appender, Folder
 
 logger = logging.getLogger(__name__)
 

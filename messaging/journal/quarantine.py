@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from messaging.journal.folders import LocalFolder
     from messaging.journal.frames import Damage
 

@@ -9,12 +9,10 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from messaging.execution import clock
-from messaging.journal.frames import HEADER_BYTES, Damage, header, next_intact, scan
-from messaging.journal.records import decode_records
+from messaging.journal.frames import HEADER_BYTES, Damage, Frame, header, next_intact, scan
+from messaging.journal.records import Record, decode_records
 
 if TYPE_CHECKING:
-    from messaging.journal.frames import Frame
-    from messaging.journal.records import Record
     from messaging.journal.segments import RecordLog, Segment
 
 #: bytes that are read at a time

@@ -18,6 +18,7 @@ each policy.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import JournalError, JournalFullError
@@ -26,8 +27,6 @@ from messaging.execution import clock
 from messaging.journal.reader import time_at, time_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from messaging.journal.cursors import Cursors
     from messaging.journal.folders import Folder
     from messaging.journal.options import JournalOptions

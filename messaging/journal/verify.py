@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from messaging.errors import JournalError, JournalUnreadableError
 from messaging.errors.checks import check_path
 from messaging.journal.database import FILE as STATE_FILE
 from messaging.journal.folders import LocalFolder, journal_errors
-from messaging.journal.frames import Damage, walk
+from messaging.journal.frames import Damage, Frame, walk
 from messaging.journal.identity import KIND, Identity, read_kind
 from messaging.journal.journal import Journal
 from messaging.journal.log import META, Log, segment_path
@@ -18,9 +18,6 @@ from messaging.journal.quarantine import DamagedRange, Quarantine, covers
 from messaging.journal.records import FORMAT, LEAST_RECORD, decode_records
 from messaging.journal.segments import lost_rows
 from messaging.journal.state import State
-
-if TYPE_CHECKING:
-    from messaging.journal.frames import Frame
 
 
 class Damaged(NamedTuple):

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from messaging.errors import ArgumentError, ClosedError, JournalRangeError, JournalUnreadableError
 from messaging.execution import Closeable
-from messaging.journal.folders import journal_errors
+from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.journal.reader import RecordReader
-from messaging.journal.state import DROPPED
+from messaging.journal.state import DROPPED, DeadLetter, State
 from messaging.services.reporting import counter, gauge, info, label, part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from messaging.journal.folders import LocalFolder
     from messaging.journal.quarantine import DamagedRange, Quarantine
     from messaging.journal.records import Record
     from messaging.journal.segments import RecordLog
-    from messaging.journal.state import DeadLetter, State
 
 
 class Info(NamedTuple):

@@ -21,6 +21,7 @@ malformed envelope, or one of another version, is treated as a plain payload.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -31,8 +32,6 @@ from messaging.model.features import Features
 from messaging.model.headers import as_text, is_repeated_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from messaging.model.plan import Outgoing
 
 MAGIC: Final = b"\x89RXM\r\n\x1a\n"

@@ -7,11 +7,9 @@ this project have no keyword: set them with ``MessageContextBuilder.extension_en
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, TypedDict
 
 
 class SharedKeywords(TypedDict, total=False):

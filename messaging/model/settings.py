@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -40,10 +40,7 @@ from messaging.errors.text import did_you_mean
 from messaging.model.channels import MAX_BYTES, forbidden_character
 from messaging.model.credentials import as_command, as_provider
 from messaging.model.extensions import MAX_PREFETCH, MAX_SECONDS, Overflow
-from messaging.model.url import concealed
-
-if TYPE_CHECKING:
-    from messaging.model.url import BrokerUrl
+from messaging.model.url import BrokerUrl, concealed
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 import functools
 import json
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Self
 
 from messaging.errors import ArgumentError, ClosedError, MissingExtraError
 from messaging.errors.checks import check_instance, check_optional, check_result
@@ -29,9 +30,6 @@ from messaging.execution import Flag, Startable, engine, seconds, workers
 from messaging.observability.web import HttpAnswer, HttpRequest, WebServer, check_port, is_loopback, text_answer
 from messaging.services import ServiceRegistry, default_registry
 from messaging.services.reporting import reporters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 logger = SafeLog(__name__)
 

@@ -43,7 +43,7 @@ from messaging.errors.text import SafeLog, visible
 from messaging.execution import clock
 from messaging.interception import InboundMessage, Interceptor, OutboundMessage, Outcome
 from messaging.services import ServiceRegistry, default_registry
-from messaging.services.reporting import HistogramDTO, Meaning, meanings, reporters
+from messaging.services.reporting import HistogramDTO, Meaning, Reporter, meanings, reporters
 
 try:
     from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -57,7 +57,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from messaging.services.reporting import Reporter
 
 logger = SafeLog(__name__)
 

@@ -34,8 +34,8 @@ from messaging.codecs.cache import BoundedCache
 from messaging.errors import MissingExtraError as _MissingExtraError
 from messaging.errors.checks import check_instance, plain_function
 from messaging.execution import clock
-from messaging.interception import InboundMessage, Interceptor, OutboundMessage, Outcome
-from messaging.model import Features
+from messaging.interception import InboundMessage, InstanceInfo, Interceptor, OutboundMessage, Outcome
+from messaging.model import Features, Message
 
 try:
     from opentelemetry import baggage, context, metrics, propagate, trace
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from opentelemetry.propagators.textmap import TextMapPropagator
     from opentelemetry.trace import Span, TracerProvider
 
-    from messaging.interception import InstanceInfo
-    from messaging.model import Message
 
 #: the variable that chooses the names of attributes, and its values for messaging
 OPT_IN: Final = "OTEL_SEMCONV_STABILITY_OPT_IN"

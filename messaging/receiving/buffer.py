@@ -17,19 +17,15 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from messaging.connection import Subscribed
+from messaging.connection import Connection, Subscribed
 from messaging.environment.signals import WakeUp
 from messaging.errors import StreamOverflowError
 from messaging.errors.text import SafeLog
 from messaging.execution import clock
-from messaging.model import context_of
+from messaging.model import Incoming, Message, SubscriptionSpec, context_of
 from messaging.services.reporting import counter
-
-if TYPE_CHECKING:
-    from messaging.connection import Connection
-    from messaging.model import Incoming, Message, SubscriptionSpec
 
 logger = SafeLog(__name__)
 

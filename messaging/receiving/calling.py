@@ -17,7 +17,6 @@ from contextvars import ContextVar
 from functools import partial
 from types import CoroutineType, SimpleNamespace
 from typing import (
-    TYPE_CHECKING,
     Any,
     Final,
     Literal,
@@ -34,11 +33,8 @@ from messaging.codecs import check_model
 from messaging.errors import ArgumentError, CodecError
 from messaging.errors.checks import is_coroutine
 from messaging.execution import Promise, running_loop, workers
-from messaging.interception import Scope
+from messaging.interception import ProcessChain, Scope
 from messaging.model import Message, maker
-
-if TYPE_CHECKING:
-    from messaging.interception import ProcessChain
 
 T = TypeVar("T")
 

@@ -28,12 +28,11 @@ from messaging.execution import (
     warn_in_loop,
     workers,
 )
-from messaging.interception import PulledScope, Scope
+from messaging.interception import InboundMessage, ProcessChain, PulledScope, Scope
 from messaging.receiving.calling import in_observer, observing
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
-    from messaging.interception import InboundMessage, ProcessChain
     from messaging.model import Message, ReceivedMessage
     from messaging.receiving.subscription import Subscription
 

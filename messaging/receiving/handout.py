@@ -10,16 +10,15 @@ from messaging.errors import CodecError
 from messaging.errors.text import SafeLog
 from messaging.model import (
     AcknowledgeType,
+    Incoming,
     Message,
     ReceivedMessage,
     context_of,
 )
-from messaging.receiving.settlement import withdraw
+from messaging.receiving.settlement import DirectAcknowledger, Settlement, withdraw
 
 if TYPE_CHECKING:
-    from messaging.model import Incoming, Message
     from messaging.receiving.buffer import MessageBuffer, OnInvalid, ReadThrottle, ReceivingSubscription
-    from messaging.receiving.settlement import DirectAcknowledger, Settlement
 
 logger = SafeLog(__name__)
 

@@ -15,16 +15,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.codecs.cache import BoundedCache
-from messaging.connection import Subscribed
+from messaging.connection import Connection, Subscribed
 from messaging.errors import ClosedError, ConnectionLostError, MessagingError, SubscriptionRefusedError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, clock, of_library
-from messaging.model import AcknowledgeType, channels
+from messaging.model import AcknowledgeType, Incoming, SubscriptionSpec, channels
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.connection import Connection
-    from messaging.model import Incoming, SubscriptionSpec
 
 logger = SafeLog(__name__)
 

@@ -27,13 +27,11 @@ from typing import TYPE_CHECKING
 
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Promise
-from messaging.model import AcknowledgeType, state_lock
-from messaging.receiving.joined_channels import JoinedChannels, JointCallbacks, JointChange
+from messaging.model import AcknowledgeType, Incoming, SubscriptionSpec, state_lock
+from messaging.receiving.joined_channels import JoinedChannels, JointCallbacks, JointChange, Take
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
-    from messaging.model import Incoming, SubscriptionSpec
-    from messaging.receiving.joined_channels import Take
 
 logger = SafeLog(__name__)
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from messaging.errors import ArgumentError, ClosedError, MessagingError, UnroutableError, UnsupportedFeatureError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, clock
-from messaging.model import Features, Incoming, Message, MessageContext, carried_headers
+from messaging.model import Capabilities, Features, Incoming, Message, MessageContext, carried_headers
 
 if TYPE_CHECKING:
-    from messaging.model import Capabilities
     from messaging.receiving.buffer import MessageBuffer, ReceivingSubscription
     from messaging.receiving.deduplication import Deduplicator
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -17,6 +18,7 @@ from messaging.model import (
     DirectAcknowledgement,
     Features,
     MessageContext,
+    MessageContextProvider,
     SubscriptionSpec,
     as_context,
     channels,
@@ -27,19 +29,15 @@ from messaging.model import (
 from messaging.receiving.buffer import OnInvalid
 from messaging.receiving.consumers import observed_here
 from messaging.receiving.deduplication import SettledIdStores
-from messaging.receiving.handler import ON_INVALID, HandlerRegistration, MessageConsumer
+from messaging.receiving.handler import ON_INVALID, HandlerOnInvalid, HandlerRegistration, MessageConsumer
 from messaging.receiving.joint import JointSubscription
 from messaging.receiving.stream import MessageStream
 from messaging.receiving.subscription import Consumption, Subscription
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from messaging.connection import Connection
     from messaging.interception import ProcessChain
-    from messaging.model import MessageContextProvider
     from messaging.receiving.calling import MessageHandler
-    from messaging.receiving.handler import HandlerOnInvalid
     from messaging.receiving.joined_channels import Take
     from messaging.receiving.redelivery import Publish
     from messaging.services import ServiceRegistry

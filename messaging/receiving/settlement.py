@@ -29,7 +29,7 @@ from messaging.model import (
     context_of,
     state_lock,
 )
-from messaging.receiving.redelivery import INVALID, REJECTED
+from messaging.receiving.redelivery import INVALID, REJECTED, Redelivery
 
 if TYPE_CHECKING:
     import asyncio
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from messaging.model import DirectAcknowledgement, Incoming
     from messaging.receiving.buffer import MessageBuffer, OnInvalid, ReceivingSubscription
     from messaging.receiving.deduplication import Deduplicator
-    from messaging.receiving.redelivery import Redelivery
     from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)

@@ -35,13 +35,12 @@ from reactivex.scheduler import CurrentThreadScheduler
 from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, DeadlineError
 from messaging.errors.text import tolerant
-from messaging.execution import callbacks_of, clock, may_block, refuse_in_loop
+from messaging.execution import Promise, callbacks_of, clock, may_block, refuse_in_loop
 from messaging.model import ReceivedMessage, V
 from messaging.receiving.consumers import Block, Pull, Push, StreamEndedError, ignore, remove
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
-    from messaging.execution import Promise
     from messaging.interception import ProcessChain
     from messaging.receiving.buffer import StreamCounters
     from messaging.receiving.subscription import Subscription

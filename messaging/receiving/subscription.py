@@ -28,19 +28,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from messaging.errors import ClosedError, MessagingError
 from messaging.errors.text import SafeLog
-from messaging.model import context_of, maker
+from messaging.model import DirectAcknowledgement, Incoming, Message, SubscriptionSpec, context_of, maker
 from messaging.receiving.buffer import MessageBuffer, OnInvalid, ReadThrottle, ReceivingSubscription
-from messaging.receiving.deduplication import Deduplicator
+from messaging.receiving.deduplication import Deduplicator, SettledIdStores
 from messaging.receiving.handout import HandOut
-from messaging.receiving.redelivery import Redelivery
+from messaging.receiving.redelivery import Publish, Redelivery
 from messaging.receiving.settlement import Credit, DirectAcknowledger, Settlement, withdraw
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
     from messaging.execution import Promise
-    from messaging.model import DirectAcknowledgement, Incoming, Message, SubscriptionSpec
-    from messaging.receiving.deduplication import SettledIdStores
-    from messaging.receiving.redelivery import Publish
     from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)

@@ -32,16 +32,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from messaging.errors import ArgumentError, InvalidFilterError
 from messaging.errors.text import tolerant
-from messaging.services.matching import Match, combine, comparison, presence, shown, substring
+from messaging.services.matching import Lookup, Match, combine, comparison, presence, shown, substring
 from messaging.services.reference import ServiceProperties
-
-if TYPE_CHECKING:
-    from messaging.services.matching import Lookup
-
 
 #: bounds of a filter's text: characters, nested parentheses, operations
 MAX_LENGTH: Final = 65_536

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.errors import DecodeError, EncodeError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 
 class DataType(IntEnum):

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
 
 from messaging.errors import ArgumentError, DecodeError, UnknownMetricError
 from messaging.errors.checks import plain_function
@@ -24,9 +25,6 @@ from messaging.sparkplug.model import Definitions, Metric, Payload, Template
 from messaging.sparkplug.payloads import decode, encode
 from messaging.sparkplug.readings import STALE, Reading, quality_of
 from messaging.sparkplug.topics import MessageType, Topic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 logger = SafeLog(__name__)
 

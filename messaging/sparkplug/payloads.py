@@ -8,7 +8,7 @@ at most. Fields of third parties are left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError as ProtobufError
 
@@ -27,11 +27,8 @@ from messaging.sparkplug.datatypes import (
     write_array,
     write_scalar,
 )
-from messaging.sparkplug.model import DataSet, MetaData, Metric, Parameter, Payload, Property, Template
+from messaging.sparkplug.model import DataSet, Definitions, MetaData, Metric, Parameter, Payload, Property, Template
 from messaging.sparkplug.schema import PayloadMessage
-
-if TYPE_CHECKING:
-    from messaging.sparkplug.model import Definitions
 
 MAX_PAYLOAD: Final = 4 * 2**20
 MAX_VALUES: Final = 500_000

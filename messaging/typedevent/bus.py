@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
 
@@ -36,12 +37,12 @@ from messaging.dispatch.eventdata import schema_of, topic_of
 from messaging.dispatch.eventnetwork import EventNetwork
 from messaging.errors import ArgumentError, NullEventError
 from messaging.errors.checks import check_optional
-from messaging.execution import LoopLane, clock, running_loop
+from messaging.execution import Lane, LoopLane, clock, running_loop
 from messaging.journal import JournalReporter
 from messaging.services import ServiceRegistration, ServiceRegistry, Version
 from messaging.services.reporting import PartReporter, Reporter, counter, gauge, part
 from messaging.typedevent.bus_connection import BusConnection, ConnectedBus
-from messaging.typedevent.connection_terms import LIMIT, ConnectionTerms
+from messaging.typedevent.connection_terms import LIMIT, ConnectionTerms, RelayOverflow
 from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO
 from messaging.typedevent.event import PublishedEvent, copy_of, topic_of_event
 from messaging.typedevent.handlers import TypedEventConstants as Names
@@ -54,12 +55,9 @@ from messaging.typedevent.store import EventStore
 from messaging.typedevent.topic_publisher import TypedEventPublisher
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
     from uuid import UUID
 
-    from messaging.execution import Lane
     from messaging.instance import Messaging
-    from messaging.typedevent.connection_terms import RelayOverflow
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -19,13 +19,14 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Final, Self
 from uuid import UUID
 
 from messaging.codecs.cache import BoundedCache
-from messaging.dispatch import TYPED_EVENTS, EventService, TopicPermission, parse_filter
+from messaging.dispatch import TYPED_EVENTS, EventService, Principal, TopicPermission, parse_filter
 from messaging.dispatch.eventdata import WireEvent, checked_copy
 from messaging.dispatch.eventnetwork import (
     MAX_PAST,
@@ -43,14 +44,15 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Closeable, Promise, clock, engine, may_block, seconds, workers
+from messaging.execution import Closeable, Lane, Promise, clock, engine, may_block, seconds, workers
 from messaging.services.reporting import PartReporter, counter, gauge, register_reporter
-from messaging.typedevent.connection_terms import PAST_LIMIT, filters_of
+from messaging.typedevent.connection_terms import PAST_LIMIT, ConnectionTerms, filters_of
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.outbound import OutboundQueue
 from messaging.typedevent.past import (
     PAST_TIMEOUT,
     LateJoin,
+    OwnPast,
     PastDelivery,
     PastSender,
     ask_past,
@@ -59,17 +61,11 @@ from messaging.typedevent.past import (
 )
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
-
     from reactivex import Observable
 
-    from messaging.dispatch import Principal
     from messaging.dispatch.eventnetwork import Announcement, ArrivedEvent
-    from messaging.execution import Lane
     from messaging.instance import Messaging
-    from messaging.typedevent.connection_terms import ConnectionTerms
     from messaging.typedevent.monitor import MonitorEvent, TypedEventMonitor
-    from messaging.typedevent.past import OwnPast
     from messaging.typedevent.receivers import BusRoute
 
 logger = SafeLog(__name__)

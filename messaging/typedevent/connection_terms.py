@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
-from messaging.dispatch import TopicFilter, TopicPolicy, check_count, parse_filter
+from messaging.dispatch import Principal, TopicFilter, TopicPolicy, check_count, parse_filter
 from messaging.dispatch.eventnetwork import MAX_PAST
 from messaging.errors import ArgumentError
 from messaging.errors.checks import check_instance, check_optional
 from messaging.execution import clock
 from messaging.typedevent.monitor import in_utc
-
-if TYPE_CHECKING:
-    from messaging.dispatch import Principal
 
 #: policy of a full queue of outbound events
 RelayOverflow = Literal["drop_oldest", "drop_latest"]

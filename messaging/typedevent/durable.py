@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.dispatch import check_count, parse_filter
 from messaging.errors import ArgumentError, JournalError, JournalUnreadableError
 from messaging.errors.text import SafeLog
-from messaging.journal.folders import journal_errors
+from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.services.reporting import counter, gauge
 
 if TYPE_CHECKING:
     from messaging.journal import JournalView, Record
-    from messaging.journal.folders import LocalFolder
 
 logger = SafeLog(__name__)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 from messaging.dispatch import is_topic
 from messaging.dispatch.eventdata import (
+    Converter,
     EventData,
     WireEvent,
     checked_copy,
@@ -29,9 +30,6 @@ from messaging.dispatch.eventnetwork import last_hop
 from messaging.errors import DecodeError, InvalidEventError, NullEventError
 from messaging.errors.text import SafeLog
 from messaging.execution import clock
-
-if TYPE_CHECKING:
-    from messaging.dispatch.eventdata import Converter
 
 logger = SafeLog(__name__)
 

@@ -27,9 +27,9 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, InvalidEventError, NullEventError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog
-from messaging.execution import LIMIT, Pool, ThreadLane, workers
-from messaging.typedevent.history import UNLIMITED, RangePolicy, newest
-from messaging.typedevent.store import NEAR, is_since, replayed
+from messaging.execution import LIMIT, Pool, Promise, ThreadLane, workers
+from messaging.typedevent.history import UNLIMITED, EventHistory, RangePolicy, newest
+from messaging.typedevent.store import NEAR, EventStore, is_since, replayed
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -38,10 +38,7 @@ if TYPE_CHECKING:
     from reactivex import abc as rx
 
     from messaging.dispatch import Dispatcher, Principal, TopicFilter
-    from messaging.execution import Promise
     from messaging.typedevent.event import PublishedEvent
-    from messaging.typedevent.history import EventHistory
-    from messaging.typedevent.store import EventStore
 
 logger = SafeLog(__name__)
 

@@ -58,11 +58,11 @@ from messaging.errors import (
     MessagingError,
 )
 from messaging.errors.text import SafeLog
-from messaging.execution import Promise, Serial, clock, engine
+from messaging.execution import Lane, Promise, Serial, clock, engine
 from messaging.typedevent.connection_terms import ConnectionTerms, read_history
 from messaging.typedevent.monitor import MonitorEvent
 from messaging.typedevent.receivers import UNHANDLED, BusRoute, EventReceiver
-from messaging.typedevent.store import replayed
+from messaging.typedevent.store import EventStore, replayed
 
 if TYPE_CHECKING:
     from reactivex import Observable
@@ -71,10 +71,8 @@ if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher, TopicPolicy
     from messaging.dispatch.eventnetwork import Announcement, EventNode
     from messaging.dispatch.eventnetwork.asking import Done
-    from messaging.execution import Lane
     from messaging.typedevent.event import PublishedEvent
     from messaging.typedevent.history import EventHistory
-    from messaging.typedevent.store import EventStore
 
 logger = SafeLog(__name__)
 

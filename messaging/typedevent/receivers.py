@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import (
+    EventService,
     FunctionHandler,
     Terms,
     TopicPermission,
@@ -24,12 +25,12 @@ from messaging.dispatch import (
     read_topics,
     too_long,
 )
-from messaging.dispatch.eventdata import converter_to, is_untyped, load_type, to_map, topic_of
+from messaging.dispatch.eventdata import Converter, converter_to, is_untyped, load_type, to_map, topic_of
 from messaging.errors import ArgumentError, ConversionError, InvalidEventError
 from messaging.errors.checks import is_coroutine
 from messaging.errors.text import SafeLog
 from messaging.execution import Lane, LoopLane, ThreadLane, handlers_loop, running_loop
-from messaging.services import interface_name
+from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration, interface_name
 from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.handlers import TypedEventConstants as Names
 from messaging.typedevent.handlers import (
@@ -40,15 +41,11 @@ from messaging.typedevent.handlers import (
     event_parameter,
     reified_type,
 )
-from messaging.typedevent.history import newest
+from messaging.typedevent.history import EventHistory, RangePolicy, newest
 
 if TYPE_CHECKING:
     import asyncio
 
-    from messaging.dispatch import EventService
-    from messaging.dispatch.eventdata import Converter
-    from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration
-    from messaging.typedevent.history import EventHistory, RangePolicy
     from messaging.typedevent.monitor import Tap
     from messaging.typedevent.store import EventStore
 

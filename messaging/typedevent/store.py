@@ -15,23 +15,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from messaging.dispatch import TopicFilter, is_topic, parse_filter
+from messaging.dispatch import Dispatcher, TopicFilter, is_topic, parse_filter
 from messaging.environment.forks import LiveObjects
 from messaging.environment.signals import on_failure
 from messaging.errors import JournalError, JournalRangeError, JournalUnreadableError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, clock, start_thread, workers
-from messaging.journal import Journal, encode_record
+from messaging.journal import Journal, Record, encode_record
 from messaging.typedevent.durable import DurableHistory, DurableHistoryDTO, Guarantees, Sequences
 from messaging.typedevent.event import PublishedEvent, StoredEvent, dump
-from messaging.typedevent.history import RangePolicy
-
-if TYPE_CHECKING:
-    from messaging.dispatch import Dispatcher
-    from messaging.journal import Record
-    from messaging.typedevent.history import EventHistory
+from messaging.typedevent.history import EventHistory, RangePolicy
 
 logger = SafeLog(__name__)
 

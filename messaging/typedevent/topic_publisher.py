@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Self, TypeVar
 
 from messaging.errors import ClosedError
 from messaging.errors.text import tolerant
 from messaging.execution import Closeable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 T = TypeVar("T")
 

@@ -18,11 +18,11 @@ the default exchange.
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
-from messaging.adapter import Adapter, Sink
+from messaging.adapter import Adapter, Events, Sink
 from messaging.errors import (
     ConnectionLostError,
     InvalidChannelError,
@@ -37,9 +37,6 @@ from messaging_adapters.amqp.deliveries import QueueSubscription, StreamPosition
 from messaging_adapters.amqp.target import AmqpSettings, make_target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from messaging.adapter import Events
     from messaging.model import BrokerUrl, Endpoint, Incoming, PublishPlan
     from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings

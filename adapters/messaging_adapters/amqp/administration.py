@@ -6,6 +6,7 @@ stream. Functions raise ``aiormq.AMQPChannelError`` for a refusal, and ``Connect
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from aiormq import spec
@@ -14,8 +15,6 @@ from messaging_adapters.amqp import frames, names, topology
 from messaging_adapters.amqp.deliveries import DeliveryLane
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from messaging.model import Incoming
     from messaging_adapters.amqp.connection import AmqpWire
     from messaging_adapters.amqp.declarations import QueueSource

@@ -13,11 +13,12 @@ import contextlib
 import logging
 import os
 import ssl
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import aio_pika
 import aiormq
-from aio_pika.abc import UnderlayConnection
+from aio_pika.abc import AbstractChannel, UnderlayConnection
 from aio_pika.connection import make_url
 from aio_pika.tools import OneShotCallback
 
@@ -29,16 +30,12 @@ from messaging.errors import AuthenticationError, BrokerError, ConnectFailedErro
 from messaging.errors.text import without_frames
 from messaging.execution import clock
 from messaging_adapters.amqp import frames, internals
-from messaging_adapters.amqp.protocol import FrameProtocol, cut
+from messaging_adapters.amqp.protocol import FrameLane, FrameProtocol, cut
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from aio_pika.abc import AbstractChannel
     from pamqp.base import Frame
     from yarl import URL
 
-    from messaging_adapters.amqp.protocol import FrameLane
     from messaging_adapters.amqp.target import AmqpTarget
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
 import aiormq
@@ -25,20 +26,15 @@ from messaging.execution import shielded
 from messaging.receiving import redelivery
 from messaging_adapters.amqp import frames, topology
 from messaging_adapters.amqp.addressing import ArrivalChannels
-from messaging_adapters.amqp.connection import CLOSE_GRACE, describe, refusal
-from messaging_adapters.amqp.delays import RawMessage
-from messaging_adapters.amqp.deliveries import DeliveryLane
+from messaging_adapters.amqp.connection import CLOSE_GRACE, AmqpWire, describe, refusal
+from messaging_adapters.amqp.delays import Delays, RawMessage
+from messaging_adapters.amqp.deliveries import DeliveryLane, QueueSubscription
 from messaging_adapters.amqp.extensions import STREAM_OFFSET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from aio_pika.abc import AbstractChannel
 
     from messaging.model import Incoming
-    from messaging_adapters.amqp.connection import AmqpWire
-    from messaging_adapters.amqp.delays import Delays
-    from messaging_adapters.amqp.deliveries import QueueSubscription
 
 logger = logging.getLogger(__name__)
 

@@ -11,16 +11,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from messaging.errors import InvalidChannelError, InvalidExtensionError
 from messaging.execution import doubled
-from messaging.model import EMPTY, Features, channels
+from messaging.model import EMPTY, Features, PublishPlan, SubscriptionSpec, channels
 from messaging_adapters.amqp import extensions as keys
 from messaging_adapters.amqp import names
-
-if TYPE_CHECKING:
-    from messaging.model import PublishPlan, SubscriptionSpec
 
 Declare = Literal["create", "passive", "none"]
 

@@ -24,6 +24,7 @@ import asyncio
 import logging
 import math
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import aiormq
@@ -31,16 +32,11 @@ import aiormq
 from messaging.errors import BrokerError, ConnectionLostError, MessagingError
 from messaging.execution import clock
 from messaging_adapters.amqp import counting, frames, topology
-from messaging_adapters.amqp.connection import describe
-from messaging_adapters.amqp.declarations import QueueSpec
+from messaging_adapters.amqp.connection import AmqpWire, describe
+from messaging_adapters.amqp.declarations import DelaySpec, QueueSpec
 from messaging_adapters.amqp.publish_channels import ConfirmChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from messaging_adapters.amqp.connection import AmqpWire
-    from messaging_adapters.amqp.declarations import DelaySpec
-
     #: called with the outcome: whether the message waits at the broker, or has to be requeued
     Settle = Callable[[bool], object]
 

@@ -10,14 +10,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.execution import clock
-from messaging.model import Features, Incoming, envelope
+from messaging.model import Features, Incoming, SubscriptionSpec, envelope
 from messaging_adapters.amqp import frames, names, properties
 from messaging_adapters.amqp.extensions import ENVELOPE, seconds_of
 
 if TYPE_CHECKING:
     from messaging.adapter import Sink
     from messaging.errors import MessagingError
-    from messaging.model import SubscriptionSpec
     from messaging.model.envelope import Unwrapped
     from messaging_adapters.amqp.declarations import QueueSource
     from messaging_adapters.amqp.properties import AmqpProperties

@@ -8,10 +8,8 @@ specification.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
+from typing import Final
 
 METHOD: Final = 1
 HEADER: Final = 2

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -32,8 +33,6 @@ from aiormq import spec
 from messaging_adapters.amqp import frames, tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from aiormq.abc import AbstractChannel
     from pamqp.base import Frame
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import aiormq
 
-from messaging.adapter import PlannedLossError
+from messaging.adapter import Events, PlannedLossError
 from messaging.errors import (
     AuthenticationError,
     BrokerError,
@@ -27,20 +28,16 @@ from messaging.execution import clock, on_worker
 from messaging_adapters.amqp import topology
 from messaging_adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, AmqpWire, connect, refusal
 from messaging_adapters.amqp.consumer import QueueConsumer
-from messaging_adapters.amqp.declarations import RefusingQueues
+from messaging_adapters.amqp.declarations import QueueSpec, RefusingQueues
 from messaging_adapters.amqp.delays import Delays
 from messaging_adapters.amqp.publisher import AmqpPublisher
-from messaging_adapters.amqp.target import log_in
+from messaging_adapters.amqp.target import AmqpSettings, AmqpTarget, log_in
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Coroutine
 
-    from messaging.adapter import Events
     from messaging.model.credentials import Credentials
-    from messaging_adapters.amqp.declarations import QueueSpec
     from messaging_adapters.amqp.deliveries import QueueSubscription
-    from messaging_adapters.amqp.target import AmqpSettings, AmqpTarget
 
 logger = logging.getLogger(__name__)
 

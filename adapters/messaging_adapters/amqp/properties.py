@@ -28,23 +28,18 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, InvalidHeaderError
-from messaging.model import NO_EXTENSIONS, Features, envelope, frozen
+from messaging.model import NO_EXTENSIONS, Features, Outgoing, PublishPlan, envelope, frozen
 from messaging_adapters.amqp import compression, frames, names
 from messaging_adapters.amqp.counting import DELAYED, earlier_deliveries, restore
 from messaging_adapters.amqp.declarations import destination
 from messaging_adapters.amqp.extensions import APP_ID, ENVELOPE, STREAM_OFFSET, TYPE, USER_ID
 from messaging_adapters.amqp.frames import short_string
 from messaging_adapters.amqp.tables import read_short, read_table, write_table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from messaging.model import Outgoing, PublishPlan
-
 
 logger = logging.getLogger(__name__)
 

@@ -12,24 +12,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, cast
 
 import aiormq
 
-from messaging.errors import PublishRefusedError, SubscriptionRefusedError, UnroutableError
+from messaging.errors import MessagingError, PublishRefusedError, SubscriptionRefusedError, UnroutableError
 from messaging_adapters.amqp import frames, names, properties, topology
-from messaging_adapters.amqp.connection import refusal
+from messaging_adapters.amqp.connection import AmqpWire, refusal
 from messaging_adapters.amqp.deliveries import DirectReplies
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from aio_pika.abc import AbstractChannel
 
     from messaging.adapter import Sink
-    from messaging.errors import MessagingError
     from messaging.model import Outgoing
-    from messaging_adapters.amqp.connection import AmqpWire
     from messaging_adapters.amqp.properties import PublishForm
 
 logger = logging.getLogger(__name__)

@@ -36,6 +36,7 @@ import logging
 import math
 import operator
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import aiormq
@@ -47,18 +48,14 @@ from messaging.errors import (
     PublishRefusedError,
 )
 from messaging.execution import Backoff, clock
-from messaging_adapters.amqp.connection import refusal
+from messaging_adapters.amqp.connection import AmqpWire, refusal
 from messaging_adapters.amqp.declarations import RefusingQueues, refuses
 from messaging_adapters.amqp.extensions import QUEUE_OVERFLOW
 from messaging_adapters.amqp.properties import PublishForm
-from messaging_adapters.amqp.publish_channels import PublishChannels
+from messaging_adapters.amqp.publish_channels import PublishChannel, PublishChannels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from messaging.model import Outgoing
-    from messaging_adapters.amqp.connection import AmqpWire
-    from messaging_adapters.amqp.publish_channels import PublishChannel
 
 logger = logging.getLogger(__name__)
 

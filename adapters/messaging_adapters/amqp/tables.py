@@ -7,15 +7,12 @@ nested too deeply are not read.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging_adapters.amqp.frames import short_string
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _U32: Final = struct.Struct(">I")
 

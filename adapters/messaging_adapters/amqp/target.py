@@ -12,12 +12,11 @@ from pydantic import Field, SecretStr
 from messaging.connection.proxies import Proxy, parse_proxy
 from messaging.connection.tls import ClientTls, check_tls
 from messaging.errors import InvalidChannelError, InvalidOptionError, InvalidUrlError
-from messaging.model import Endpoint, Host, check_hosts
+from messaging.model import BrokerUrl, Endpoint, Host, check_hosts
 from messaging.model.settings import Seconds, TlsSettings
 from messaging_adapters.amqp import names
 
 if TYPE_CHECKING:
-    from messaging.model import BrokerUrl
     from messaging.model.credentials import Credentials
 
 DEFAULT_PORT: Final = 5672

@@ -13,21 +13,18 @@ that exists is waited for: its node returns, or it gets another leader.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import aiormq
 from aiormq import spec
 
 from messaging.execution import Backoff, clock
-from messaging_adapters.amqp.connection import reply
+from messaging_adapters.amqp.connection import AmqpWire, reply
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from aio_pika.abc import AbstractChannel, AbstractQueue
 
-    from messaging_adapters.amqp.connection import AmqpWire
     from messaging_adapters.amqp.declarations import ExchangeSpec, QueueSpec
 
 logger = logging.getLogger(__name__)

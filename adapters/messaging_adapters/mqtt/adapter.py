@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from messaging.adapter import Adapter
+from messaging.adapter import Adapter, Events, Sink
 from messaging.errors import (
     ConnectionLostError,
     InvalidChannelError,
@@ -12,21 +13,16 @@ from messaging.errors import (
     MissingExtraError,
 )
 from messaging.execution import clock
-from messaging.model import Features, channels
+from messaging.model import BrokerUrl, Endpoint, Features, Outgoing, PublishPlan, SubscriptionSpec, channels
 from messaging_adapters.mqtt import capabilities, mapping
 from messaging_adapters.mqtt import settings as options
 from messaging_adapters.mqtt.capabilities import NO_LOCAL, WILL_DELAY
 from messaging_adapters.mqtt.settings import MqttSettings
-from messaging_adapters.mqtt.streams import JointOutlet, filter_of, shown
+from messaging_adapters.mqtt.streams import CopyToken, JointOutlet, Stream, filter_of, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from messaging.adapter import Events, Sink
-    from messaging.model import BrokerUrl, Endpoint, Outgoing, PublishPlan, SubscriptionSpec
     from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings
-    from messaging_adapters.mqtt.streams import CopyToken, Stream
 
 
 class MqttAdapter(Adapter):

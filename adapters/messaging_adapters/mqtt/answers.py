@@ -30,17 +30,15 @@ import bisect
 import itertools
 import operator
 from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from messaging.execution import clock
 from messaging_adapters.mqtt import packets
-from messaging_adapters.mqtt.streams import Receipt
+from messaging_adapters.mqtt.streams import CopyToken, Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from messaging_adapters.mqtt.packets import Publish
-    from messaging_adapters.mqtt.streams import CopyToken
     from messaging_adapters.mqtt.transport import Transport
 
 #: seconds between answers that no verdict prompts

@@ -29,24 +29,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from messaging.connection import tls
 from messaging.connection.proxies import reason_of
 from messaging.environment.signals import on_failure
-from messaging.errors import AuthenticationError, ConnectFailedError, ConnectionLostError, RedirectedError
+from messaging.errors import AuthenticationError, BrokerError, ConnectFailedError, ConnectionLostError, RedirectedError
 from messaging.execution import clock
 from messaging_adapters.mqtt import handshake, packets
-from messaging_adapters.mqtt.handshake import Connack
+from messaging_adapters.mqtt.handshake import Connack, ConnectTarget, Will
 from messaging_adapters.mqtt.in_flight import SubscribeRequests
 from messaging_adapters.mqtt.packets import LimitExceededError, PacketSplitter, ProtocolError
 from messaging_adapters.mqtt.transport import READ_SIZE, Transport, dial
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from messaging.errors import BrokerError
-    from messaging_adapters.mqtt.handshake import ConnectTarget, Will
 
 logger = logging.getLogger(__name__)
 

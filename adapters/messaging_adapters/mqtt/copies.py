@@ -10,11 +10,10 @@ come on the next one are told from new messages by their place in the broker's q
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from messaging_adapters.mqtt.packets import Publish
     from messaging_adapters.mqtt.streams import FilterRoute, Stream
 

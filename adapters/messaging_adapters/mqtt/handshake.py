@@ -17,10 +17,11 @@ from paho.mqtt.properties import Properties as PahoProperties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from messaging.codecs.cache import BoundedCache
-from messaging.connection.proxies import parse_proxy
+from messaging.connection.proxies import Proxy, parse_proxy
 from messaging.connection.tls import ClientTls
 from messaging.errors import (
     AuthenticationError,
+    BrokerError,
     ConnectFailedError,
     ConnectionLostError,
     CredentialsError,
@@ -28,16 +29,13 @@ from messaging.errors import (
     RedirectedError,
     TakenOverError,
 )
-from messaging.model import Endpoint, Host
+from messaging.model import BrokerUrl, Endpoint, Host
 from messaging_adapters.mqtt import packets
 from messaging_adapters.mqtt import settings as options
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
-    from messaging.connection.proxies import Proxy
-    from messaging.errors import BrokerError
-    from messaging.model import BrokerUrl
     from messaging.model.credentials import Credentials
     from messaging_adapters.mqtt.settings import MqttSettings
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from messaging.errors import ConnectionLostError
@@ -16,8 +17,6 @@ from messaging_adapters.mqtt import handshake, packets
 from messaging_adapters.mqtt.packets import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
-
     from messaging.model import Outgoing
     from messaging_adapters.mqtt.handshake import Connack, ConnectTarget
     from messaging_adapters.mqtt.transport import Transport

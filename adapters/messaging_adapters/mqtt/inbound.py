@@ -10,6 +10,7 @@ answer is sent, :mod:`.answers` decides. Messages without a stream are kept by :
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -18,18 +19,13 @@ from messaging_adapters.mqtt import packets
 from messaging_adapters.mqtt.answers import Answers
 from messaging_adapters.mqtt.copies import COVERED
 from messaging_adapters.mqtt.leftovers import Leftovers
-from messaging_adapters.mqtt.mapping import PACKET_ID
-from messaging_adapters.mqtt.packets import ProtocolError
-from messaging_adapters.mqtt.streams import CopyToken
+from messaging_adapters.mqtt.mapping import PACKET_ID, Decoded, PublishCodec
+from messaging_adapters.mqtt.packets import ProtocolError, Publish
+from messaging_adapters.mqtt.streams import CopyToken, JointOutlet, Receipt, Stream, StreamOutlet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from messaging_adapters.mqtt.mapping import Decoded, PublishCodec
-    from messaging_adapters.mqtt.packets import Publish
     from messaging_adapters.mqtt.router import Router
     from messaging_adapters.mqtt.settings import MqttSettings
-    from messaging_adapters.mqtt.streams import JointOutlet, Receipt, Stream, StreamOutlet
     from messaging_adapters.mqtt.transport import Transport
 
 logger = logging.getLogger(__name__)

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from messaging.execution import clock
-from messaging_adapters.mqtt.streams import CopyToken
+from messaging_adapters.mqtt.streams import CopyToken, Receipt, Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from messaging_adapters.mqtt.answers import Answers
     from messaging_adapters.mqtt.packets import Publish
     from messaging_adapters.mqtt.router import Router
-    from messaging_adapters.mqtt.streams import Receipt, Stream
 
 logger = logging.getLogger(__name__)
 

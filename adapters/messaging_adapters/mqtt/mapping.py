@@ -38,16 +38,12 @@ import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.errors import InvalidChannelError, InvalidHeaderError, PayloadTooLargeError
-from messaging.model import Features, envelope, gathered
+from messaging.model import Features, Outgoing, PublishPlan, envelope, gathered
 from messaging_adapters.mqtt import packets
-from messaging_adapters.mqtt.packets import PacketProperties
-
-if TYPE_CHECKING:
-    from messaging.model import Outgoing, PublishPlan
-    from messaging_adapters.mqtt.packets import Publish
+from messaging_adapters.mqtt.packets import PacketProperties, Publish
 
 CONTENT_ENCODING: Final = "content-encoding"
 MESSAGE_ID: Final = "message-id"

@@ -34,9 +34,10 @@ import asyncio
 import dataclasses
 import math
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from messaging.adapter import PlannedLossError
+from messaging.adapter import Adapter, Events, PlannedLossError
 from messaging.errors import (
     AuthenticationError,
     ConnectFailedError,
@@ -50,7 +51,7 @@ from messaging.errors import (
 from messaging.execution import clock
 from messaging_adapters.mqtt import capabilities, packets
 from messaging_adapters.mqtt.connection import NetworkConnection, NetworkEvents
-from messaging_adapters.mqtt.handshake import Connack, Grants, Will, reason_name
+from messaging_adapters.mqtt.handshake import Connack, ConnectTarget, Grants, Will, reason_name
 from messaging_adapters.mqtt.in_flight import InFlightWindow, PublishHandshake
 from messaging_adapters.mqtt.inbound import Inbound
 from messaging_adapters.mqtt.mapping import Mqtt5Codec, PublishCodec
@@ -58,11 +59,7 @@ from messaging_adapters.mqtt.router import Router
 from messaging_adapters.mqtt.subscriptions import BrokerSubscriptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from messaging.adapter import Adapter, Events
     from messaging.model import Outgoing
-    from messaging_adapters.mqtt.handshake import ConnectTarget
     from messaging_adapters.mqtt.settings import MqttSettings
     from messaging_adapters.mqtt.transport import Transport
 

@@ -11,7 +11,7 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlencode
 
 from pydantic import BeforeValidator, Field, SecretStr, StringConstraints, model_validator
@@ -20,11 +20,8 @@ from messaging.connection.tls import check_tls
 from messaging.errors import ConnectFailedError, InvalidOptionError, InvalidUrlError
 from messaging.errors.checks import is_coroutine
 from messaging.execution import clock, on_worker, shielded
-from messaging.model import check_hosts
+from messaging.model import BrokerUrl, check_hosts
 from messaging.model.settings import Text, TlsSettings
-
-if TYPE_CHECKING:
-    from messaging.model import BrokerUrl
 
 logger = logging.getLogger(__name__)
 

@@ -9,16 +9,14 @@ stream that has to settle its copy. Several subscriptions of the core may share 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from messaging.codecs.cache import BoundedCache
-from messaging.model import channels
+from messaging.model import Incoming, SubscriptionSpec, channels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from messaging.adapter import Sink
-    from messaging.model import Incoming, SubscriptionSpec
     from messaging_adapters.mqtt.packets import Publish
 
 #: channels of messages whose stream is cached

@@ -15,6 +15,7 @@ import contextlib
 import socket
 import ssl
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -28,8 +29,6 @@ if sys.platform == "linux":
     import termios
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from messaging_adapters.mqtt.handshake import ConnectTarget
     from messaging_adapters.mqtt.websocket import WebSocket
 

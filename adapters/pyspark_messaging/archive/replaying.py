@@ -16,14 +16,13 @@ from messaging.dispatch.permission import check_principal
 from messaging.dispatch.topics import check_topic
 from messaging.errors import ArgumentError, DeadlineError, InvalidEventError
 from messaging.errors.checks import check_instance
-from messaging.execution import may_block
+from messaging.execution import Promise, may_block
 from messaging.typedevent import TypedEventBus
 from pyspark_messaging.archive.reader import ReadRows, read_events
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from messaging.execution import Promise
 
 logger = logging.getLogger(__name__)
 

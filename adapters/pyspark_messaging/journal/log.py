@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
-from messaging.journal.folders import journal_errors
+from messaging.journal.folders import Folder, journal_errors
 from messaging.journal.frames import scan
 from messaging.journal.log import META, Log, LogWriter
 from pyspark_messaging.columns import JOURNAL
@@ -22,7 +22,6 @@ from pyspark_messaging.errors import OPTION, DataLossError, JournalCorruptError,
 
 if TYPE_CHECKING:
     from messaging.errors import MessagingError
-    from messaging.journal.folders import Folder
 
 #: bytes from which on a local segment is closed
 SEGMENT_BYTES: Final = 64 * 2**20

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ArgumentError, DeadlineError, MessagingError, OutcomeUnknownError
-from messaging.execution import Waiters, start_thread
+from messaging.execution import Promise, Waiters, start_thread
 from messaging.model import Features
 from pyspark_messaging.recorder.recorded_event import RecordedEvent, dump_event
 
 if TYPE_CHECKING:
-    from messaging.execution import Promise
     from messaging.instance import Messaging
 
 logger = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ It includes the readings that were too late for the aggregates of the streaming 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyspark.sql import functions as sql
@@ -12,8 +13,6 @@ from pyspark.sql import functions as sql
 from pyspark_messaging.telemetry.job import AGGREGATES, ANOMALIES, MESSAGES, Folders
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import Column, DataFrame, SparkSession
 
 

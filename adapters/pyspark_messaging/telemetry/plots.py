@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import matplotlib as mpl
 import numpy as np
@@ -14,10 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from pyspark_messaging.telemetry.job import TRIGGER, WATERMARK, WINDOW
 from pyspark_messaging.telemetry.model import METRICS
-from pyspark_messaging.telemetry.report import duration
-
-if TYPE_CHECKING:
-    from pyspark_messaging.telemetry.report import PipelineRun
+from pyspark_messaging.telemetry.report import PipelineRun, duration
 
 BLUE: Final = "#0072B2"
 SKY: Final = "#56B4E9"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,8 +16,6 @@ import pandas as pd
 from pyspark_messaging.telemetry.job import WATERMARK, WINDOW, Folders
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from pyspark.sql import SparkSession
 
     from pyspark_messaging.telemetry.batch import Tables

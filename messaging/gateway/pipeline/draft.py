@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from messaging.codecs.encodings import MAX_DECODED_SIZE, Encodings, decompress, parse_encodings
 from messaging.errors import CodecError, DecodeError, EncodeError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: the value of a draft that was not decoded
 _UNREAD: Final = object()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from messaging.errors import ConfigurationError, MessagingError
@@ -14,15 +15,13 @@ from messaging.gateway.pipeline.steps import (
     MAX_FAN_OUT,
     SPARKPLUG_NAMES,
     SparkplugStep,
+    Step,
     condition,
     transform,
 )
 from messaging.gateway.pipeline.thinning import LastSample, Thinning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from messaging.gateway.pipeline.steps import Step
     from messaging.gateway.recognition import Recognition
     from messaging.gateway.settings import RouteSettings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from messaging.errors import CodecError
@@ -11,8 +12,6 @@ from messaging.gateway.pipeline.paths import FieldPath
 from messaging.gateway.pipeline.steps import number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from messaging.gateway.pipeline.draft import Draft
     from messaging.gateway.settings import DeadbandSettings
 

@@ -7,14 +7,11 @@ import hmac
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from messaging.errors import ArgumentError, ConfigurationError
-from messaging.observability.web import address, is_loopback
-
-if TYPE_CHECKING:
-    from messaging.observability.web import HttpRequest
+from messaging.observability.web import HttpRequest, address, is_loopback
 
 #: environment variables with the token, and with the name of a file that holds it
 TOKEN_VARIABLE: Final = "MESSAGING_MONITOR_TOKEN"  # noqa: S105  # the name of a variable

@@ -6,14 +6,11 @@ import math
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.execution import clock
-from messaging.observability.monitor.snapshot import FORGET
+from messaging.observability.monitor.snapshot import FORGET, Report, Snapshot
 from messaging.observability.monitor.views import Path, Rates, numbers, view
-
-if TYPE_CHECKING:
-    from messaging.observability.monitor.snapshot import Report, Snapshot
 
 #: values of a line of a chart that are kept, and lines of all charts
 POINTS: Final = 120

@@ -12,22 +12,18 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from messaging.connection.properties import FEATURE_PROPERTY, NAME_PROPERTY
 from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, BoundReachedError
 from messaging.errors.text import visible
 from messaging.execution import clock
-from messaging.model import MessageContextBuilder, check_pattern
-from messaging.observability.monitor.plain import Bounds, Plain, clean
+from messaging.model import Message, MessageContext, MessageContextBuilder, check_pattern
+from messaging.observability.monitor.plain import Bounds, Masking, Plain, clean
 from messaging.observability.monitor.publisher import observing
 from messaging.receiving import MessageSubscription
 from messaging.services import LdapFilter, ServiceRegistry, escaped
-
-if TYPE_CHECKING:
-    from messaging.model import Message, MessageContext
-    from messaging.observability.monitor.plain import Masking
 
 #: bounds of one inspection: messages in the ring, seconds, bytes of all messages that are shown
 MAX_COUNT: Final = 200

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError
 from messaging.errors.checks import check_instance, check_optional
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Closeable, Flag, clock, seconds, start_thread
+from messaging.execution import Closeable, Flag, Promise, clock, seconds, start_thread
 from messaging.instance import Messaging
 from messaging.model import ANY_LEVEL, ANY_LEVELS, SEPARATOR, Features, MessageContextBuilder, check_name, check_pattern
 from messaging.observability.monitor.plain import Masking
@@ -21,9 +22,6 @@ from messaging.observability.monitor.snapshot import FORGET, MAX_BYTES, NAME, Sn
 from messaging.services import ServiceRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from messaging.execution import Promise
     from messaging.model import Message
 
 logger = SafeLog(__name__)

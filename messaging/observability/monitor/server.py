@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Generator, Iterable, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -31,7 +32,6 @@ from messaging.services import ServiceRegistry, default_registry
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Generator, Iterable, Mapping
 
 logger = SafeLog(__name__)
 

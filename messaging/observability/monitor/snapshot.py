@@ -32,11 +32,10 @@ from typing import TYPE_CHECKING, Any, Final
 from messaging.errors import DecodeError
 from messaging.errors.text import SafeLog
 from messaging.execution import clock
-from messaging.observability.monitor.plain import Bounds, Budget, Plain, clean
+from messaging.observability.monitor.plain import Bounds, Budget, Masking, Plain, clean
 from messaging.services.reporting import Reporter, reporters
 
 if TYPE_CHECKING:
-    from messaging.observability.monitor.plain import Masking
     from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)

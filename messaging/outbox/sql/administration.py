@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 
 from messaging.errors import ArgumentError
 from messaging.errors.checks import check_instance
 from messaging.execution import seconds
 from messaging.outbox.sql.connections import database_now, transactional
 from messaging.outbox.sql.tables import DEAD, DEFAULT_TABLES, PENDING, SENT, OutboxTables
-
-if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection
 
 
 @dataclass(frozen=True, slots=True)

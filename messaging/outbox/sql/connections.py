@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Dialect, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
 from messaging.errors import ArgumentError
 from messaging.execution import clock
-
-if TYPE_CHECKING:
-    from sqlalchemy import Dialect, Table
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

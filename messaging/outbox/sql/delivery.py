@@ -27,15 +27,13 @@ from messaging.errors import (
     UnsupportedFeatureError,
 )
 from messaging.errors.text import SafeLog, printable
-from messaging.execution import Backoff, clock
+from messaging.execution import Backoff, Promise, clock
 from messaging.model import Features, Message, MessageContext, restored_context
-from messaging.outbox.sql.claims import Refusal, Row
+from messaging.outbox.sql.claims import Claim, Claims, Refusal, RelayPolicy, Row
 from messaging.outbox.sql.tables import bucket_of
 
 if TYPE_CHECKING:
-    from messaging.execution import Promise
     from messaging.instance import Messaging
-    from messaging.outbox.sql.claims import Claim, Claims, RelayPolicy
     from messaging.outbox.sql.database import SqlDatabase
 
 logger = SafeLog(__name__)

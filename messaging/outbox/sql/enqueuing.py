@@ -20,14 +20,13 @@ from messaging.model import (
     check_text,
     stored_properties,
 )
-from messaging.outbox.sql.connections import in_transaction
+from messaging.outbox.sql.connections import AnyConnection, AwaitedConnection, SyncConnection, in_transaction
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables, bucket_of
 from messaging.publishing import MessagePublisher
 from messaging.publishing.publisher import as_bytes
 
 if TYPE_CHECKING:
     from messaging.model import Message, MessageContext, MessageContextProvider
-    from messaging.outbox.sql.connections import AnyConnection, AwaitedConnection, SyncConnection
 
 _PRINTABLE = ("content_type", "content_encoding")
 _TEXTS = ("channel_extension", "correlation_id")

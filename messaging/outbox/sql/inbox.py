@@ -14,7 +14,7 @@ from collections.abc import Awaitable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, overload
 
-from sqlalchemy import ColumnElement, delete, func, literal, select, tuple_
+from sqlalchemy import ColumnElement, Connection, delete, func, literal, select, tuple_
 
 from messaging.errors import ArgumentError
 from messaging.errors.checks import check_instance
@@ -25,8 +25,6 @@ from messaging.outbox.sql.connections import database_now, in_transaction, inser
 from messaging.outbox.sql.tables import DEFAULT_TABLES, OutboxTables, check_dialect
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from messaging.outbox.sql.connections import AnyConnection, AwaitedConnection, SyncConnection
 
 #: how long an id is remembered by default, seconds: a week

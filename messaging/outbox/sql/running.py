@@ -15,11 +15,10 @@ from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, clock, on_worker
 from messaging.instance import Messaging, connect
 from messaging.outbox.sql.administration import delete_sent
-from messaging.outbox.sql.database import describe
+from messaging.outbox.sql.database import SqlDatabase, describe
 from messaging.outbox.sql.delivery import ClaimHandling, RowDelivery, wait_until
 
 if TYPE_CHECKING:
-    from messaging.outbox.sql.database import SqlDatabase
     from messaging.outbox.sql.tables import OutboxTables
 
 logger = SafeLog(__name__)

@@ -21,11 +21,12 @@ from __future__ import annotations
 import re
 import zlib
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
     Column,
+    Connection,
     DateTime,
     Dialect,
     Index,
@@ -47,9 +48,6 @@ from messaging.errors import ArgumentError, ConfigurationError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import tolerant
 from messaging.outbox.sql.connections import insert_or_ignore, transactional
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
 
 #: version of the schema; a later version of this library says how to migrate from it
 SCHEMA_VERSION: Final = 1
