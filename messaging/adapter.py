@@ -28,11 +28,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, runtime_checkable
 
+from messaging.errors import MessagingError
 from messaging.errors import PlannedLossError as PlannedLossError
 from messaging.model import Addressing
 
 if TYPE_CHECKING:
-    from messaging.errors import MessagingError
     from messaging.model import BrokerUrl, Capabilities, Endpoint, Incoming, Outgoing, PublishPlan, SubscriptionSpec
     from messaging.model.credentials import Credentials
     from messaging.model.settings import Settings

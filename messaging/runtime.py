@@ -15,12 +15,12 @@ from messaging.connection import Connection, StateName
 from messaging.connection.properties import announced
 from messaging.model import Features
 from messaging.receiving import StreamCounters, Subscription
+from messaging.services import ServiceReference
 from messaging.services.reporting import counter, gauge, identity, info, label, part, state
 
 if TYPE_CHECKING:
     from messaging.publishing import Outbox
     from messaging.publishing.stored import DurableOutboxDTO
-    from messaging.services import ServiceReference
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

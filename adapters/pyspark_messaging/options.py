@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import messaging
+from messaging.adapter import Adapter
 from messaging.environment import URL_VARIABLE
 from messaging.errors import (
     AuthenticationError,
@@ -37,7 +38,6 @@ from pyspark_messaging.option_values import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from messaging import Messaging
-    from messaging.adapter import Adapter
 
 MQTT: Final = frozenset({"mqtt", "mqtts", "ws", "wss"})
 AMQP: Final = frozenset({"amqp", "amqps"})

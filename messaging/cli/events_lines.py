@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging.cli.formats import UnformattableError, compiled
 from messaging.cli.journal import read_records
+from messaging.dispatch import TopicGrammar
 from messaging.dispatch.eventdata import WireEvent, decode, time_of, write_json
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.errors.text import did_you_mean, visible
@@ -22,7 +23,6 @@ from messaging.journal import Journal, Record
 from messaging.model import Features, Message, MessageContext
 
 if TYPE_CHECKING:
-    from messaging.dispatch import TopicGrammar
     from messaging.dispatch.eventnetwork import ArrivedEvent
 
 logger = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.cli.events_lines import EventLine
+from messaging.cli.options import Grammar, NetworkOptions
 from messaging.cli.output import LOOK, ExitCode, dump, one_line, report, show_list, wait_while_read, write
 from messaging.codecs.cache import BoundedCache
 from messaging.dispatch import DISTRIBUTED_EVENTS, TYPED_EVENTS, TopicGrammar
@@ -37,6 +38,7 @@ from messaging.dispatch.eventnetwork import (
     TopicInterest,
     framework_uuid,
 )
+from messaging.dispatch.eventnetwork.other_members import OtherMember
 from messaging.distributedeventing.admin_network import RemoteSessions, topics_of
 from messaging.distributedeventing.qos import STANDARD, QosReader, supported_by
 from messaging.errors import (
@@ -49,13 +51,11 @@ from messaging.errors import (
     PayloadTooLargeError,
 )
 from messaging.errors.text import did_you_mean
+from messaging.instance import Messaging
 
 if TYPE_CHECKING:
     from messaging.cli.connecting import BrokerOptions
-    from messaging.cli.options import Grammar, NetworkOptions
     from messaging.dispatch.eventnetwork import MemberDTO, NodeDTO
-    from messaging.dispatch.eventnetwork.other_members import OtherMember
-    from messaging.instance import Messaging
 
 logger = logging.getLogger(__name__)
 

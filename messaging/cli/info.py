@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from messaging.adapter import ENTRY_POINT_GROUP
 from messaging.cli import options
-from messaging.cli.connecting import BrokerOptions  # noqa: TC001  # read at run time by options.command
+from messaging.cli.connecting import BrokerOptions  # read at run time by options.command
 from messaging.cli.options import flag
 from messaging.cli.output import LOOK, ExitCode, ReaderGoneError, dump, is_reader_gone, show, show_table, write
 from messaging.codecs import codec_for, content_types
+from messaging.connection import ConnectionState
 from messaging.environment import URL_VARIABLE
 from messaging.errors import ArgumentError, BrokerError, MessagingError
 from messaging.instance import Messaging, find_adapter
@@ -27,7 +28,6 @@ from messaging.model.settings import load_settings
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from messaging.connection import ConnectionState
 
 _PACKAGES: Final = (
     "rx-messaging",

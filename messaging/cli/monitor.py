@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from messaging.cli import options
-from messaging.cli.connecting import BrokerOptions  # noqa: TC001  # read at run time by options.command
+from messaging.cli.connecting import BrokerOptions  # read at run time by options.command
 from messaging.cli.options import option
 from messaging.cli.output import ExitCode, wait_while_read, write
 from messaging.errors import ArgumentError

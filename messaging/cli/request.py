@@ -12,7 +12,7 @@ from messaging.cli import options
 from messaging.cli.connecting import BrokerOptions, warn_of_memory
 from messaging.cli.options import flag, option
 from messaging.cli.output import ExitCode, payload_line, record_line, report, wait_while_read, write
-from messaging.cli.payload import MessageOptions  # noqa: TC001  # typer evaluates annotations
+from messaging.cli.payload import MessageOptions  # typer evaluates annotations
 from messaging.errors import ArgumentError, DeadlineError, UnroutableError
 
 if TYPE_CHECKING:

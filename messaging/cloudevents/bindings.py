@@ -32,12 +32,12 @@ from messaging.codecs import decode, encode
 from messaging.errors import ArgumentError, CodecError, DecodeError, InvalidEventError
 from messaging.errors.checks import check_instance, check_mapping
 from messaging.errors.text import SafeLog
+from messaging.execution import Promise
 from messaging.model import Features, Message, MessageContext, MessageContextBuilder
 
 if TYPE_CHECKING:
     from cloudevents.core.base import BaseCloudEvent
 
-    from messaging.execution import Promise
     from messaging.instance import Messaging
 
 logger = SafeLog(__name__)

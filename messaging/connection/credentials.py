@@ -27,7 +27,7 @@ import signal
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 from pydantic import SecretStr
 
@@ -35,9 +35,7 @@ from messaging.environment.signals import attempt
 from messaging.errors import ArgumentError, CredentialsError
 from messaging.execution import Engine, Flag, clock, handlers_loop, on_worker
 from messaging.model.credentials import Credentials, Provider
-
-if TYPE_CHECKING:
-    from messaging.model.settings import Settings
+from messaging.model.settings import Settings
 
 #: bytes of the largest password that a file or a command may hold
 _MAX_BYTES: Final = 65_536

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from messaging.adapter import Adapter, KeepsSession
+from messaging.connection.state import ConnectionStates, Epoch
+from messaging.connection.subscribed import Subscribed
 from messaging.errors import ConnectionLostError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Engine, clock
-
-if TYPE_CHECKING:
-    from messaging.connection.state import ConnectionStates, Epoch
-    from messaging.connection.subscribed import Subscribed
 
 logger = SafeLog(__name__)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.adapter import Adapter, Events, TakesEndpoint
 from messaging.connection.hosts import MAX_SERVERS, Hosts
 from messaging.connection.names import addresses_of, is_address
 from messaging.connection.proxies import parse_proxy
+from messaging.connection.renewal import CredentialRenewal
 from messaging.errors import (
     AuthenticationError,
     ConnectFailedError,
@@ -23,9 +24,6 @@ from messaging.errors.text import SafeLog
 from messaging.execution import Engine, clock, of_library
 from messaging.model import Endpoint, Host, parse_host
 from messaging.model.settings import NetworkSettings
-
-if TYPE_CHECKING:
-    from messaging.connection.renewal import CredentialRenewal
 
 logger = SafeLog(__name__)
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from messaging.adapter import Adapter, TakesLastWill
+from messaging.connection.state import Epoch
+from messaging.connection.subscribed import PublishQueue
 from messaging.environment.signals import on_failure
 from messaging.errors import ConnectionLostError, DeadlineError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Engine, clock, of_library
 from messaging.model import Features, Outgoing, PublishPlan
-
-if TYPE_CHECKING:
-    from messaging.connection.state import Epoch
-    from messaging.connection.subscribed import PublishQueue
 
 logger = SafeLog(__name__)
 

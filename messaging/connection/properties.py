@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from messaging.adapter import Adapter
 from messaging.model import GENERATE_REPLY_CHANNEL_ALIAS, REPLY_FEATURES, Features
 from messaging.services import Version
-
-if TYPE_CHECKING:
-    from messaging.adapter import Adapter
 
 NAME_PROPERTY: Final = "osgi.messaging.name"
 PROTOCOL_PROPERTY: Final = "osgi.messaging.protocol"

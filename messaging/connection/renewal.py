@@ -16,17 +16,15 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.adapter import Adapter, TakesCredentials
 from messaging.connection.credentials import source_of
 from messaging.errors import ConnectionLostError, CredentialsError, InvalidOptionError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, Engine, clock, jitter, of_library, on_worker
+from messaging.model.credentials import Credentials
 from messaging.model.settings import PASSWORD_SOURCES
-
-if TYPE_CHECKING:
-    from messaging.model.credentials import Credentials
 
 logger = SafeLog(__name__)
 

@@ -20,18 +20,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from reactivex import Observable
 from reactivex import abc as rx
 
 from messaging.environment.signals import attempt
+from messaging.errors import MessagingError
 from messaging.errors.checks import check_result
 from messaging.errors.text import SafeLog
 from messaging.execution import Engine, Serial, ValueObserver, callbacks_of, clock
-
-if TYPE_CHECKING:
-    from messaging.errors import MessagingError
 
 logger = SafeLog(__name__)
 

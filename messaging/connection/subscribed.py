@@ -6,17 +6,15 @@ import abc
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from messaging.adapter import Adapter, FlowControl, KeepsSession
+from messaging.connection.state import ConnectionStates
 from messaging.environment.signals import WakeUp
+from messaging.errors import MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Engine, Promise, of_library
-
-if TYPE_CHECKING:
-    from messaging.connection.state import ConnectionStates
-    from messaging.errors import MessagingError
-    from messaging.model import Incoming, SubscriptionSpec
+from messaging.model import Incoming, SubscriptionSpec
 
 logger = SafeLog(__name__)
 

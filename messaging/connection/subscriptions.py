@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from messaging.adapter import Adapter
 from messaging.connection.endings import Endings
+from messaging.connection.state import ConnectionStates, Epoch
+from messaging.connection.subscribed import ReadControl, Source, Subscribed
 from messaging.errors import ClosedError, ConnectionLostError, MessagingError, SubscriptionRefusedError
 from messaging.errors.text import SafeLog
 from messaging.execution import Engine, clock, shielded
-
-if TYPE_CHECKING:
-    from messaging.adapter import Adapter
-    from messaging.connection.state import ConnectionStates, Epoch
-    from messaging.connection.subscribed import ReadControl, Source, Subscribed
 
 logger = SafeLog(__name__)
 

@@ -17,11 +17,11 @@ from messaging.errors import ClosedError, DeadlineError
 from messaging.errors.checks import check_result
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, callbacks_of, clock
+from messaging.services import ServiceRegistration
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from messaging.services import ServiceRegistration
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

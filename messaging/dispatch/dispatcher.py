@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from messaging.codecs.cache import BoundedCache
+from messaging.dispatch.handler import DispatchHandler, Terms
 from messaging.dispatch.permission import Principal, TopicPermission, TopicPolicy, check_principal, denied
 from messaging.dispatch.topics import TYPED_EVENTS, AbstractTopicFilter, TopicGrammar, TopicIndex
 from messaging.environment.forks import LiveObjects
@@ -24,7 +25,6 @@ from messaging.execution import Lane, Promise
 from messaging.services import ServiceEvent, ServiceEventKind, as_filter, interface_name
 
 if TYPE_CHECKING:
-    from messaging.dispatch.handler import DispatchHandler, Terms
     from messaging.services import ServiceProperties, ServiceReference, ServiceRegistration, ServiceRegistry
 
 logger = SafeLog(__name__)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from messaging.dispatch.calling import run_elsewhere
+from messaging.dispatch.permission import Principal
 from messaging.dispatch.topics import TYPED_EVENTS, AbstractTopicFilter, TopicGrammar
 from messaging.environment.signals import is_interrupt
 from messaging.errors import ArgumentError
@@ -19,9 +20,6 @@ from messaging.errors.text import SafeLog
 from messaging.execution import Lane
 from messaging.services import LdapFilter, ServiceReference
 from messaging.services.reporting import counter, gauge, identity, label
-
-if TYPE_CHECKING:
-    from messaging.dispatch.permission import Principal
 
 logger = SafeLog(__name__)
 

@@ -47,11 +47,11 @@ from messaging.eventadmin.admin_handler import (
 from messaging.eventadmin.event import Event, EventHandler
 from messaging.eventadmin.event import EventConstants as Names
 from messaging.execution import Flag, Lane, Promise, clock, running_loop, workers
+from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
 from messaging.services.reporting import PartReporter, Reporter, gauge, part
 
 if TYPE_CHECKING:
     from messaging.eventadmin.admin_handler import PostedItem
-    from messaging.services import ServiceProperties, ServiceReference, ServiceRegistry
 
 logger = SafeLog(__name__)
 

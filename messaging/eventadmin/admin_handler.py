@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from messaging.dispatch import (
     EVENT_ADMIN,
@@ -38,9 +38,7 @@ from messaging.errors.text import SafeLog
 from messaging.eventadmin.event import LOG_TOPIC, Event
 from messaging.eventadmin.event import EventConstants as Names
 from messaging.execution import Flag, Lane, Pool, ThreadLane, clock, handlers_loop, running_loop
-
-if TYPE_CHECKING:
-    from messaging.services import LdapFilter, ServiceReference, ServiceRegistry
+from messaging.services import LdapFilter, ServiceReference, ServiceRegistry
 
 logger = SafeLog(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from messaging.dispatch import Principal, TopicFilter, check_principal, parse_filter
 from messaging.dispatch.eventdata import checked_copy, is_simple
@@ -20,10 +20,8 @@ from messaging.eventadmin.event import Event, EventConstants, EventHandler
 from messaging.execution import Closeable
 from messaging.services import ServiceRegistration, ServiceRegistry, escaped
 from messaging.typedevent import TypedEventBus, TypedEventConstants, UntypedEventHandler
+from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.receivers import EventRelay
-
-if TYPE_CHECKING:
-    from messaging.typedevent.event import PublishedEvent
 
 logger = SafeLog(__name__)
 

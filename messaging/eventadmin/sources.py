@@ -20,8 +20,9 @@ import contextvars
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from messaging.connection import ConnectionState
 from messaging.dispatch import Principal, check_principal
 from messaging.errors import ArgumentError, ClosedError, PermissionDeniedError
 from messaging.errors.checks import check_instance, check_optional
@@ -31,11 +32,8 @@ from messaging.eventadmin.admin_handler import is_quiet
 from messaging.eventadmin.event import LOG_TOPIC, Event
 from messaging.eventadmin.event import EventConstants as Names
 from messaging.execution import Closeable, clock
+from messaging.instance import Messaging
 from messaging.services import LdapFilter, ServiceEvent, ServiceReference, ServiceRegistry
-
-if TYPE_CHECKING:
-    from messaging.connection import ConnectionState
-    from messaging.instance import Messaging
 
 SERVICE_TOPIC: Final = "org/osgi/framework/ServiceEvent"
 CONFIGURATION_TOPIC: Final = "org/osgi/service/cm/ConfigurationEvent"

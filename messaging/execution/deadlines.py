@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.environment.signals import on_failure
 from messaging.execution.clock import clock
+from messaging.execution.loop import Engine
 
 if TYPE_CHECKING:
     import asyncio
 
-    from messaging.execution.loop import Engine
 
 #: bounds of the interval between two scans, seconds
 _SHORTEST_STEP: Final = 0.01

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import ArgumentError, ClosedError, JournalFullError, MessagingError
@@ -20,11 +20,9 @@ from messaging.errors.text import SafeLog
 from messaging.execution import Waiters, clock, engine
 from messaging.gateway.destinations import Destination
 from messaging.gateway.recognition import Recognition
+from messaging.gateway.settings import BufferSettings
 from messaging.gateway.stored import StoredMessage, without_members
 from messaging.journal import DurableQueue, Journal, Record
-
-if TYPE_CHECKING:
-    from messaging.gateway.settings import BufferSettings
 
 logger = SafeLog(__name__)
 

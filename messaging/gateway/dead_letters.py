@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from messaging.gateway.buffer import ROUTES_FOLDER
+from messaging.journal import DeadLetter, JournalView
 from messaging.services import LdapFilter
-
-if TYPE_CHECKING:
-    from messaging.journal import DeadLetter, JournalView
 
 SOURCE: Final = "source"
 TARGET: Final = "target"

@@ -17,13 +17,13 @@ from messaging.codecs.cache import BoundedCache
 from messaging.errors import InvalidHeaderError, MessagingError
 from messaging.gateway.extensions import of_target
 from messaging.gateway.patterns import ChannelPattern, ChannelTemplate, filled
+from messaging.gateway.settings import SourceSettings, TargetSettings
 from messaging.journal import RecordTemplate
 from messaging.model import Features, MessageContext, stored_properties
 from messaging.model import headers as headers_
 
 if TYPE_CHECKING:
     from messaging import Messaging
-    from messaging.gateway.settings import SourceSettings, TargetSettings
 
 #: the header with the names of the gateways that a message has passed, separated by commas
 PASSED_HEADER: Final = "messaging-gateways"

@@ -28,6 +28,7 @@ from messaging.gateway.destinations import Destinations, MessageTraits
 from messaging.gateway.extensions import of_source, with_prefetch
 from messaging.gateway.patterns import ChannelPattern, filled
 from messaging.gateway.reports import DeviceStateDTO
+from messaging.gateway.settings import DeviceStateSettings
 from messaging.gateway.subscriptions import Subscribing
 from messaging.model import Features, Message
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from messaging import HandlerRegistration, Messaging, Promise
-    from messaging.gateway.settings import DeviceStateSettings
 
 logger = SafeLog(__name__)
 

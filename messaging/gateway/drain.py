@@ -34,14 +34,14 @@ from messaging.errors import (
 )
 from messaging.errors.text import SafeLog, counted
 from messaging.execution import Backoff, Serial, clock, engine
+from messaging.gateway.buffer import Buffer
+from messaging.gateway.settings import RateSettings, RouteSettings
+from messaging.gateway.stored import StoredMessage
 from messaging.model import Features, Message
 from messaging.services.reporting import Histogram
 
 if TYPE_CHECKING:
     from messaging import Messaging, Promise
-    from messaging.gateway.buffer import Buffer
-    from messaging.gateway.settings import RateSettings, RouteSettings
-    from messaging.gateway.stored import StoredMessage
 
 logger = SafeLog(__name__)
 

@@ -7,12 +7,10 @@ the same functions: what is checked is what runs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from messaging.gateway.settings import RouteSettings, SourceSettings, TargetSettings
 from messaging.model import Capabilities, Features, publishing_only, subscribing_only
-
-if TYPE_CHECKING:
-    from messaging.gateway.settings import RouteSettings, SourceSettings, TargetSettings
 
 #: subscription option of MQTT 5: retained messages keep their flag
 RETAIN_AS_PUBLISHED: Final = "retainAsPublished"

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
+from messaging.connection import ConnectionState
 from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, ConfigurationError, MessagingError
 from messaging.errors.checks import check_instance
@@ -27,9 +28,6 @@ from messaging.gateway.settings import GatewaySettings
 from messaging.journal.folders import LocalFolder
 from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
 from messaging.services.reporting import register_reporter
-
-if TYPE_CHECKING:
-    from messaging.connection import ConnectionState
 
 logger = SafeLog(__name__)
 

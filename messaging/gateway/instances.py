@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pydantic import SecretStr
 
 import messaging
+from messaging.adapter import Adapter
+from messaging.connection import ConnectionState
 from messaging.connection.properties import announced
 from messaging.errors import ConfigurationError, InvalidOptionError, MessagingError
 from messaging.gateway.drain import Target
@@ -22,8 +24,6 @@ from messaging.model.settings import PARAMETERS, PASSWORD_SOURCES, Settings, is_
 
 if TYPE_CHECKING:
     from messaging import Messaging
-    from messaging.adapter import Adapter
-    from messaging.connection import ConnectionState
 
 #: how long closing an instance may take, seconds
 _CLOSE_TIMEOUT: Final = 3.0

@@ -25,8 +25,10 @@ from messaging.codecs.cache import BoundedCache
 from messaging.errors import ClosedError, JournalError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Serial, clock, engine
+from messaging.gateway.buffer import Buffer
 from messaging.gateway.destinations import Destination, Destinations, MessageTraits, passed_gateways
 from messaging.gateway.pipeline import Draft, Passed, Pipeline, is_redelivered
+from messaging.gateway.settings import RouteSettings
 from messaging.gateway.stored import Settleable, StoredMessage
 from messaging.gateway.subscriptions import PACKET_ID, SourceSubscription
 from messaging.journal import Record
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from messaging import Messaging
-    from messaging.gateway.buffer import Buffer
-    from messaging.gateway.settings import RouteSettings
 
 logger = SafeLog(__name__)
 

@@ -30,15 +30,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.errors import MessagingError
 from messaging.errors.text import SafeLog
 from messaging.gateway.stored import Settleable, StoredMessage, members_of
+from messaging.journal import Journal
 from messaging.journal.folders import journal_errors
-
-if TYPE_CHECKING:
-    from messaging.journal import Journal
 
 logger = SafeLog(__name__)
 

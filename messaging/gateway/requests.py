@@ -27,13 +27,13 @@ from messaging.gateway.destinations import Destinations, MessageTraits
 from messaging.gateway.extensions import of_source, with_prefetch
 from messaging.gateway.patterns import ChannelPattern
 from messaging.gateway.reports import RequestRouteDTO
+from messaging.gateway.settings import RequestSettings
 from messaging.gateway.subscriptions import Subscribing
 from messaging.model import Features, Message
+from messaging.replyto import ReplyRegistration
 
 if TYPE_CHECKING:
     from messaging import Messaging
-    from messaging.gateway.settings import RequestSettings
-    from messaging.replyto import ReplyRegistration
 
 logger = SafeLog(__name__)
 

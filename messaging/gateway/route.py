@@ -16,13 +16,13 @@ from messaging.gateway.drain import Drain, Target
 from messaging.gateway.intake import IntakeCounts, RouteIntake, Rules
 from messaging.gateway.pipeline import Pipeline
 from messaging.gateway.reports import BufferDTO, RouteDTO
+from messaging.gateway.settings import RouteSettings
 from messaging.gateway.stored import StoredMessage
 from messaging.journal import Record
 from messaging.model import Features, Message, MessageContext, restored_context
 
 if TYPE_CHECKING:
     from messaging import Messaging
-    from messaging.gateway.settings import RouteSettings
 
 logger = SafeLog(__name__)
 

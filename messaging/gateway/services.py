@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+from messaging.connection import ConnectionState
 from messaging.errors import ConfigurationError
 from messaging.gateway.devices import DeviceStates
+from messaging.gateway.instances import GatewayInstances
+from messaging.gateway.reports import GatewayDTO
 from messaging.gateway.requests import RequestForwarder
 from messaging.gateway.settings import DeviceStateSettings, GatewaySettings, RequestSettings, listening_address
 from messaging.gateway.status import Status
 from messaging.observability.monitor import SnapshotPublisher
+from messaging.services import ServiceRegistry
 
 if TYPE_CHECKING:
-    from messaging.connection import ConnectionState
-    from messaging.gateway.instances import GatewayInstances
-    from messaging.gateway.reports import GatewayDTO
     from messaging.observability.endpoint import MonitoringEndpoint
-    from messaging.services import ServiceRegistry
 
 
 class GatewayServices:

@@ -14,10 +14,13 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.connection import ConnectionState
 from messaging.errors import MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Serial, clock, engine
 from messaging.gateway.patterns import ChannelTemplate
+from messaging.gateway.reports import GatewayDTO
+from messaging.gateway.settings import StatusSettings
 from messaging.model import Features
 
 if TYPE_CHECKING:
@@ -26,9 +29,6 @@ if TYPE_CHECKING:
     from reactivex.abc import DisposableBase
 
     from messaging import Messaging, Promise
-    from messaging.connection import ConnectionState
-    from messaging.gateway.reports import GatewayDTO
-    from messaging.gateway.settings import StatusSettings
 
 logger = SafeLog(__name__)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
+from messaging.errors import MessagingError
+from messaging.gateway.destinations import Destination
 from messaging.journal import RecordTemplate
-
-if TYPE_CHECKING:
-    from messaging.errors import MessagingError
-    from messaging.gateway.destinations import Destination
 
 #: begins the stored properties of a batch: what recognises the messages in it. Contexts are restored without it
 _MEMBERS: Final = '{"members":['

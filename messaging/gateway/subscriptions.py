@@ -11,11 +11,11 @@ from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, clock, engine, workers
 from messaging.gateway.extensions import exclude_each_other, is_unacknowledged, of_route, with_prefetch
 from messaging.gateway.patterns import ChannelPattern
+from messaging.gateway.settings import RouteSettings
 from messaging.model import MessageContext
 
 if TYPE_CHECKING:
     from messaging import MessageStream, Messaging, Promise
-    from messaging.gateway.settings import RouteSettings
 
 logger = SafeLog(__name__)
 

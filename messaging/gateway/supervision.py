@@ -18,15 +18,13 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from messaging.errors import ConfigurationError, GatewaySettingsError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Waiters, clock, engine, workers
-
-if TYPE_CHECKING:
-    from messaging.gateway.gateway import Gateway
-    from messaging.gateway.settings import GatewaySettings
+from messaging.gateway.gateway import Gateway
+from messaging.gateway.settings import GatewaySettings
 
 logger = SafeLog(__name__)
 

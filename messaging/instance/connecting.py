@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.adapter import ENTRY_POINT_GROUP, Adapter
 from messaging.environment import URL_VARIABLE
 from messaging.errors import ArgumentError, ConfigurationError, MessagingError, UnknownSchemeError
 from messaging.errors.text import did_you_mean
 from messaging.execution import may_block
+from messaging.instance.contexts import Announced
 from messaging.instance.messaging import Messaging
+from messaging.interception import Interceptor
 from messaging.model import concealed, parse_url
 from messaging.services import ServiceRegistry, default_registry
-
-if TYPE_CHECKING:
-    from messaging.instance.contexts import Announced
-    from messaging.interception import Interceptor
 
 #: the distribution of this project
 _DISTRIBUTION: Final = "rx-messaging"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
+from messaging.adapter import Adapter
 from messaging.codecs import encode
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import ArgumentError, InvalidExtensionError, UnknownKeywordError
@@ -13,7 +14,9 @@ from messaging.model import (
     CHECKS,
     Features,
     Message,
+    MessageContext,
     MessageContextBuilder,
+    MessageContextProvider,
     PublishKeywords,
     ReplyKeywords,
     RequestKeywords,
@@ -23,11 +26,7 @@ from messaging.model import (
     publishing_only,
     subscribing_only,
 )
-
-if TYPE_CHECKING:
-    from messaging.adapter import Adapter
-    from messaging.model import MessageContext, MessageContextProvider
-    from messaging.receiving import Acknowledge, HandlerOnInvalid, OnInvalid
+from messaging.receiving import Acknowledge, HandlerOnInvalid, OnInvalid
 
 V = TypeVar("V")
 

@@ -29,12 +29,12 @@ from messaging.publishing import MessagePublisher, Outbox
 from messaging.receiving import MessageSubscription, in_observer
 from messaging.replyto import OpenRequests, Replies, ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard
 from messaging.runtime import MessageServiceRuntime
+from messaging.services import ServiceRegistration, ServiceRegistry
 from messaging.services.reporting import PartReporter, Reporter
 
 if TYPE_CHECKING:
     from messaging.journal import Journal
     from messaging.model import BrokerUrl
-    from messaging.services import ServiceRegistration, ServiceRegistry
 
 #: the open instances
 _open: Final = LiveObjects["Messaging"](is_late=True)  # listeners of the registry are application code

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from messaging.adapter import AdministersQueues
+from messaging.connection import Connection
 from messaging.errors import (
     ArgumentError,
     ClosedError,
@@ -16,11 +17,10 @@ from messaging.errors import (
 from messaging.execution import Promise, clock, of_library
 from messaging.instance.contexts import Contexts, checked
 from messaging.model import CHECKS, AcknowledgeType, Features, SubscribeKeywords, boolean, integer, maker
+from messaging.receiving import MessageSubscription
 
 if TYPE_CHECKING:
-    from messaging.connection import Connection
     from messaging.model import ReceivedMessage
-    from messaging.receiving import MessageSubscription
 
 T = TypeVar("T")
 

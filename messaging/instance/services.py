@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
+from messaging.adapter import Adapter
+from messaging.connection import Connection
 from messaging.connection.properties import builder_properties, instance_properties
 from messaging.environment.forks import hold_over_fork, in_child
 from messaging.errors import DuplicateNameError, MessagingError
@@ -16,8 +18,6 @@ from messaging.replyto import ReplyToManySubscriptionHandler, ReplyToSingleSubsc
 from messaging.services import ServiceEventKind
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter
-    from messaging.connection import Connection
     from messaging.services import ListenerRegistration, ServiceEvent, ServiceRegistration, ServiceRegistry
 
 #: the instances that have the names of each registry

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, overload
 
+from messaging.adapter import Adapter
 from messaging.connection.properties import NAME_PROPERTY, announced
 from messaging.errors import ArgumentError, DeadlineError
 from messaging.execution import Promise, may_block
@@ -18,6 +19,7 @@ from messaging.instance.contexts import (
     checked,
     extension_key,
 )
+from messaging.instance.services import InstanceServices
 from messaging.model import (
     MAX_PREFETCH,
     Features,
@@ -30,6 +32,8 @@ from messaging.model import (
     check_name,
     integer,
 )
+from messaging.model.settings import Settings
+from messaging.publishing import MessagePublisher
 from messaging.receiving import (
     Acknowledge,
     HandlerOnInvalid,
@@ -56,10 +60,6 @@ from messaging.replyto import (
 from messaging.services import SERVICE_RANKING, escaped
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter
-    from messaging.instance.services import InstanceServices
-    from messaging.model.settings import Settings
-    from messaging.publishing import MessagePublisher
     from messaging.replyto import ReplyToManyPublisher, ReplyToPublisher, ReplyToWhiteboard, Request
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -11,10 +11,10 @@ from messaging.errors.text import SafeLog
 from messaging.interception.interceptor import InboundOperation, InstanceInfo, Interceptor
 from messaging.interception.processing import ProcessChain
 from messaging.interception.publishing import PublishChain
+from messaging.services import ServiceRegistry
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)
 

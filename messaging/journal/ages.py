@@ -9,13 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.execution import clock
 from messaging.journal.reader import time_of
-
-if TYPE_CHECKING:
-    from messaging.journal.segments import RecordWriter
+from messaging.journal.segments import RecordWriter
 
 #: notes of times that are kept, and shortest time between two of them, seconds
 _MOST: Final = 1024

@@ -19,17 +19,15 @@ import math
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from messaging.errors import ClosedError, JournalError, JournalFullError, MessagingError, WouldBlockError
 from messaging.execution import Flag, Promise, Waiters, clock, may_block, seconds, start_thread
-
-if TYPE_CHECKING:
-    from messaging.journal.ages import RecordAges
-    from messaging.journal.cursors import Cursors
-    from messaging.journal.options import Full, JournalOptions
-    from messaging.journal.retention import FullDisk, Retention
-    from messaging.journal.segments import RecordWriter
+from messaging.journal.ages import RecordAges
+from messaging.journal.cursors import Cursors
+from messaging.journal.options import Full, JournalOptions
+from messaging.journal.retention import FullDisk, Retention
+from messaging.journal.segments import RecordWriter
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, JournalError, JournalRangeError
@@ -22,10 +22,8 @@ from messaging.execution import clock, doubled
 from messaging.journal.folders import journal_errors
 from messaging.journal.reader import RecordReader
 from messaging.journal.records import Record, check_offset
+from messaging.journal.segments import RecordLog
 from messaging.journal.state import DROPPED, State
-
-if TYPE_CHECKING:
-    from messaging.journal.segments import RecordLog
 
 logger = logging.getLogger(__name__)
 

@@ -12,15 +12,13 @@ import json
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from messaging.errors import JournalUnreadableError
 from messaging.execution import clock
+from messaging.journal.folders import Folder, LocalFolder
 from messaging.journal.frames import HEADER_BYTES, header, rewound, seed_in
 from messaging.journal.log import META, segment_paths
-
-if TYPE_CHECKING:
-    from messaging.journal.folders import Folder, LocalFolder
 
 FORMAT: Final = 1
 #: of journals of messages; those of Spark queries name no kind

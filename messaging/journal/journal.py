@@ -18,7 +18,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from messaging.environment.forks import LiveObjects
 from messaging.environment.signals import on_failure
@@ -46,10 +46,8 @@ from messaging.journal.retention import FullDisk, Retention
 from messaging.journal.segments import RecordLog, RecordWriter
 from messaging.journal.state import State
 from messaging.journal.views import CursorDTO, JournalDTO, JournalView
+from messaging.model import Message
 from messaging.services.reporting import PartReporter
-
-if TYPE_CHECKING:
-    from messaging.model import Message
 
 logger = logging.getLogger(__name__)
 

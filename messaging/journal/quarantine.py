@@ -10,11 +10,10 @@ import logging
 import re
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from messaging.journal.folders import LocalFolder
-    from messaging.journal.frames import Damage
+from messaging.journal.folders import LocalFolder
+from messaging.journal.frames import Damage
 
 logger = logging.getLogger(__name__)
 

@@ -24,16 +24,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from messaging.errors import ClosedError, MessagingError
 from messaging.errors.text import SafeLog, counted
 from messaging.execution import clock, engine, workers
-
-if TYPE_CHECKING:
-    from messaging.journal.cursors import Cursor
-    from messaging.journal.journal import Journal
-    from messaging.journal.records import Record
+from messaging.journal.cursors import Cursor
+from messaging.journal.journal import Journal
+from messaging.journal.records import Record
 
 logger = SafeLog(__name__)
 

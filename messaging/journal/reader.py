@@ -6,14 +6,12 @@ from bisect import bisect_right
 from collections import deque
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.execution import clock
 from messaging.journal.frames import HEADER_BYTES, Damage, Frame, header, next_intact, scan
 from messaging.journal.records import Record, decode_records
-
-if TYPE_CHECKING:
-    from messaging.journal.segments import RecordLog, Segment
+from messaging.journal.segments import RecordLog, Segment
 
 #: bytes that are read at a time
 _CHUNK: Final = 2**18

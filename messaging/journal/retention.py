@@ -19,18 +19,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.errors import JournalError, JournalFullError
 from messaging.errors.checks import check_procedure
 from messaging.execution import clock
+from messaging.journal.cursors import Cursors
+from messaging.journal.folders import Folder
+from messaging.journal.options import JournalOptions
 from messaging.journal.reader import time_at, time_of
-
-if TYPE_CHECKING:
-    from messaging.journal.cursors import Cursors
-    from messaging.journal.folders import Folder
-    from messaging.journal.options import JournalOptions
-    from messaging.journal.segments import RecordWriter
+from messaging.journal.segments import RecordWriter
 
 logger = logging.getLogger(__name__)
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.errors import JournalUnreadableError
+from messaging.journal.folders import Appender, Folder
 from messaging.journal.frames import HEADER_BYTES, Damage, Frame, header, walk
 from messaging.journal.log import Log, LogWriter, Tail
 from messaging.journal.records import FORMAT, LEAST_RECORD
-
-if TYPE_CHECKING:
-    from messaging.journal.folders import Appender, Folder
 
 #: a journal that fills its disk has at least so many segments, which are not smaller than this, bytes
 _SHARE: Final = 8

@@ -16,16 +16,14 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, JournalCorruptError, JournalError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Closeable, Promise, refuse_in_loop, result_of
 from messaging.journal.journal import Journal
-
-if TYPE_CHECKING:
-    from messaging.journal.options import Fsync
+from messaging.journal.options import Fsync
 
 logger = SafeLog(__name__)
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from messaging.errors import ArgumentError, ClosedError, JournalRangeError, JournalUnreadableError
 from messaging.execution import Closeable
 from messaging.journal.folders import LocalFolder, journal_errors
+from messaging.journal.quarantine import DamagedRange, Quarantine
 from messaging.journal.reader import RecordReader
+from messaging.journal.records import Record
+from messaging.journal.segments import RecordLog
 from messaging.journal.state import DROPPED, DeadLetter, State
 from messaging.services.reporting import counter, gauge, info, label, part
-
-if TYPE_CHECKING:
-    from messaging.journal.quarantine import DamagedRange, Quarantine
-    from messaging.journal.records import Record
-    from messaging.journal.segments import RecordLog
 
 
 class Info(NamedTuple):

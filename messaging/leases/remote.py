@@ -41,7 +41,7 @@ from messaging.errors.text import SafeLog, brief, printable
 from messaging.execution import Promise, clock, converted, refuse_in_loop, seconds
 from messaging.leases.landlord import Landlord, LeaseInfo
 from messaging.leases.lease import Lease, check_leases, check_requests, lease_time
-from messaging.model import Message  # noqa: TC001  # the annotation of `_answer` is evaluated
+from messaging.model import Message  # the annotation of `_answer` is evaluated
 
 if TYPE_CHECKING:
     from messaging.instance import Messaging

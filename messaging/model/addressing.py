@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from messaging.model import channels
-
-if TYPE_CHECKING:
-    from messaging.model.plan import SubscriptionSpec
+from messaging.model.plan import SubscriptionSpec
 
 #: first level of the reply channels that are made for requests
 REPLY_CHANNELS: Final = "reply"

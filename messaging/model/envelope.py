@@ -23,16 +23,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
 from messaging.execution import clock
 from messaging.model.features import Features
 from messaging.model.headers import as_text, is_repeated_text
-
-if TYPE_CHECKING:
-    from messaging.model.plan import Outgoing
+from messaging.model.plan import Outgoing
 
 MAGIC: Final = b"\x89RXM\r\n\x1a\n"
 VERSION: Final = 1

@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from messaging.errors import (
     ArgumentError,
@@ -23,10 +23,9 @@ from messaging.errors import (
 )
 from messaging.errors.text import did_you_mean
 from messaging.model import channels, headers
+from messaging.model.capabilities import Capabilities
+from messaging.model.context import MessageContext
 from messaging.model.features import Features
-
-if TYPE_CHECKING:
-    from messaging.model.context import MessageContext
 
 Overflow = Literal["block", "drop_oldest", "drop_latest", "fail"]
 
@@ -47,10 +46,6 @@ MAX_MESSAGE_ID: Final = 255
 
 def _empty() -> Mapping[str, Any]:
     return EMPTY
-
-
-if TYPE_CHECKING:
-    from messaging.model.capabilities import Capabilities
 
 
 @dataclass(frozen=True, slots=True)

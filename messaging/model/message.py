@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from messaging.errors.text import tolerant
+from messaging.model.acknowledge import AcknowledgeMessageContext
 from messaging.model.context import NO_EXTENSIONS, MessageContext
-
-if TYPE_CHECKING:
-    from messaging.model.acknowledge import AcknowledgeMessageContext
 
 T = TypeVar("T")
 if TYPE_CHECKING:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
-if TYPE_CHECKING:
-    from messaging.errors import MessagingError
-    from messaging.model.extensions import PublishOptions, SubscribeOptions
-
+from messaging.errors import MessagingError
+from messaging.model.extensions import PublishOptions, SubscribeOptions
 
 #: what a copy of a plan does not take over
 _OWN: Final = frozenset({"is_special", "record", "request", "slot"})

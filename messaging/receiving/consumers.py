@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from reactivex import abc as rx
 
+from messaging.connection import Connection
 from messaging.environment.signals import attempt, on_failure
 from messaging.errors import CodecError, DeadlineError, DecodeError, MessagingError, StreamConsumedError
 from messaging.errors.checks import check_result
@@ -29,12 +30,9 @@ from messaging.execution import (
     workers,
 )
 from messaging.interception import InboundMessage, ProcessChain, PulledScope, Scope
+from messaging.model import Message, ReceivedMessage
 from messaging.receiving.calling import in_observer, observing
-
-if TYPE_CHECKING:
-    from messaging.connection import Connection
-    from messaging.model import Message, ReceivedMessage
-    from messaging.receiving.subscription import Subscription
+from messaging.receiving.subscription import Subscription
 
 logger = SafeLog(__name__)
 

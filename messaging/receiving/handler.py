@@ -15,21 +15,19 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
+from typing import Any, Final, Generic, Literal, TypeVar, get_args
 
+from messaging.connection import Connection
 from messaging.errors import ClosedError
 from messaging.errors.text import SafeLog, printable, tolerant
 from messaging.execution import Promise
+from messaging.interception import ProcessChain
 from messaging.model import Message, context_of
+from messaging.receiving.buffer import StreamCounters
 from messaging.receiving.calling import HandlingVerdict, InvalidPayloadError, MessageHandler, Work
 from messaging.receiving.consumers import Block, remove
 from messaging.receiving.runners import LoopRunner, runner_of
-
-if TYPE_CHECKING:
-    from messaging.connection import Connection
-    from messaging.interception import ProcessChain
-    from messaging.receiving.buffer import StreamCounters
-    from messaging.receiving.subscription import Subscription
+from messaging.receiving.subscription import Subscription
 
 logger = SafeLog(__name__)
 

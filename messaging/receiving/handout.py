@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.environment.signals import on_failure, taking
 from messaging.errors import CodecError
@@ -15,10 +15,8 @@ from messaging.model import (
     ReceivedMessage,
     context_of,
 )
+from messaging.receiving.buffer import MessageBuffer, OnInvalid, ReadThrottle, ReceivingSubscription
 from messaging.receiving.settlement import DirectAcknowledger, Settlement, withdraw
-
-if TYPE_CHECKING:
-    from messaging.receiving.buffer import MessageBuffer, OnInvalid, ReadThrottle, ReceivingSubscription
 
 logger = SafeLog(__name__)
 

@@ -12,17 +12,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from messaging.adapter import Adapter
 from messaging.codecs.cache import BoundedCache
 from messaging.connection import Connection, Subscribed
 from messaging.errors import ClosedError, ConnectionLostError, MessagingError, SubscriptionRefusedError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, clock, of_library
 from messaging.model import AcknowledgeType, Incoming, SubscriptionSpec, channels
-
-if TYPE_CHECKING:
-    from messaging.adapter import Adapter
 
 logger = SafeLog(__name__)
 

@@ -23,15 +23,12 @@ removed while it is on its way. Without (QoS 0) it arrives at most once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
+from messaging.connection import Connection
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Promise
 from messaging.model import AcknowledgeType, Incoming, SubscriptionSpec, state_lock
 from messaging.receiving.joined_channels import JoinedChannels, JointCallbacks, JointChange, Take
-
-if TYPE_CHECKING:
-    from messaging.connection import Connection
 
 logger = SafeLog(__name__)
 

@@ -10,16 +10,14 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from messaging.errors import ArgumentError, ClosedError, MessagingError, UnroutableError, UnsupportedFeatureError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, clock
 from messaging.model import Capabilities, Features, Incoming, Message, MessageContext, carried_headers
-
-if TYPE_CHECKING:
-    from messaging.receiving.buffer import MessageBuffer, ReceivingSubscription
-    from messaging.receiving.deduplication import Deduplicator
+from messaging.receiving.buffer import MessageBuffer, ReceivingSubscription
+from messaging.receiving.deduplication import Deduplicator
 
 logger = SafeLog(__name__)
 

@@ -17,7 +17,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.environment.signals import attempt
 from messaging.execution import (
@@ -31,17 +31,16 @@ from messaging.execution import (
     mailbox,
     workers,
 )
+from messaging.interception import ProcessChain
 from messaging.receiving.calling import (
     HandlerExhaustedError,
     HandlingVerdict,
     InterceptedHandler,
     ResultForm,
+    RunnableHandler,
+    Work,
     is_awaitable,
 )
-
-if TYPE_CHECKING:
-    from messaging.interception import ProcessChain
-    from messaging.receiving.calling import RunnableHandler, Work
 
 #: interval at which the event loop of a handler with unfinished tasks is checked, seconds
 _LOOK: Final = 0.25

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from messaging.codecs import check_model
+from messaging.connection import Connection
 from messaging.environment.signals import on_failure
 from messaging.errors import (
     ArgumentError,
@@ -14,6 +15,7 @@ from messaging.errors import (
     InvalidChannelError,
     InvalidExtensionError,
 )
+from messaging.interception import ProcessChain
 from messaging.model import (
     DirectAcknowledgement,
     Features,
@@ -27,20 +29,16 @@ from messaging.model import (
     subscribe_options,
 )
 from messaging.receiving.buffer import OnInvalid
+from messaging.receiving.calling import MessageHandler
 from messaging.receiving.consumers import observed_here
 from messaging.receiving.deduplication import SettledIdStores
 from messaging.receiving.handler import ON_INVALID, HandlerOnInvalid, HandlerRegistration, MessageConsumer
+from messaging.receiving.joined_channels import Take
 from messaging.receiving.joint import JointSubscription
+from messaging.receiving.redelivery import Publish
 from messaging.receiving.stream import MessageStream
 from messaging.receiving.subscription import Consumption, Subscription
-
-if TYPE_CHECKING:
-    from messaging.connection import Connection
-    from messaging.interception import ProcessChain
-    from messaging.receiving.calling import MessageHandler
-    from messaging.receiving.joined_channels import Take
-    from messaging.receiving.redelivery import Publish
-    from messaging.services import ServiceRegistry
+from messaging.services import ServiceRegistry
 
 #: how the messages of a stream are acknowledged
 Acknowledge = Literal["automatic", "manual"]

@@ -29,15 +29,15 @@ from messaging.model import (
     context_of,
     state_lock,
 )
+from messaging.receiving.buffer import MessageBuffer, OnInvalid, ReceivingSubscription
+from messaging.receiving.deduplication import Deduplicator
 from messaging.receiving.redelivery import INVALID, REJECTED, Redelivery
+from messaging.services import ServiceRegistry
 
 if TYPE_CHECKING:
     import asyncio
 
     from messaging.model import DirectAcknowledgement, Incoming
-    from messaging.receiving.buffer import MessageBuffer, OnInvalid, ReceivingSubscription
-    from messaging.receiving.deduplication import Deduplicator
-    from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)
 

@@ -26,24 +26,22 @@ import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from reactivex import Observable
 from reactivex import abc as rx
 from reactivex.scheduler import CurrentThreadScheduler
 
+from messaging.connection import Connection
 from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, DeadlineError
 from messaging.errors.text import tolerant
 from messaging.execution import Promise, callbacks_of, clock, may_block, refuse_in_loop
+from messaging.interception import ProcessChain
 from messaging.model import ReceivedMessage, V
+from messaging.receiving.buffer import StreamCounters
 from messaging.receiving.consumers import Block, Pull, Push, StreamEndedError, ignore, remove
-
-if TYPE_CHECKING:
-    from messaging.connection import Connection
-    from messaging.interception import ProcessChain
-    from messaging.receiving.buffer import StreamCounters
-    from messaging.receiving.subscription import Subscription
+from messaging.receiving.subscription import Subscription
 
 #: how long the subscribing thread may take to assemble the rest of a chain of operators
 _ASSEMBLY_SECONDS: Final = 0.1

@@ -24,21 +24,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from messaging.connection import Connection
 from messaging.errors import ClosedError, MessagingError
 from messaging.errors.text import SafeLog
+from messaging.execution import Promise
 from messaging.model import DirectAcknowledgement, Incoming, Message, SubscriptionSpec, context_of, maker
 from messaging.receiving.buffer import MessageBuffer, OnInvalid, ReadThrottle, ReceivingSubscription
 from messaging.receiving.deduplication import Deduplicator, SettledIdStores
 from messaging.receiving.handout import HandOut
 from messaging.receiving.redelivery import Publish, Redelivery
 from messaging.receiving.settlement import Credit, DirectAcknowledger, Settlement, withdraw
-
-if TYPE_CHECKING:
-    from messaging.connection import Connection
-    from messaging.execution import Promise
-    from messaging.services import ServiceRegistry
+from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)
 

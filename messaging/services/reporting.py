@@ -36,14 +36,12 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from messaging.errors import ArgumentError
 from messaging.errors.checks import check_instance, check_procedure, check_result
 from messaging.errors.text import tolerant
-
-if TYPE_CHECKING:
-    from messaging.services import ServiceRegistration, ServiceRegistry
+from messaging.services import ServiceRegistration, ServiceRegistry
 
 Role = Literal["counter", "gauge", "histogram", "state", "label", "identity", "info", "part"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from messaging.errors import DecodeError
-from messaging.sparkplug.datatypes import DataType  # noqa: TC001  # type hints of dataclasses are resolved
+from messaging.sparkplug.datatypes import DataType  # type hints of dataclasses are resolved
 
 #: characters of the name of a metric that is kept
 MAX_NAME: Final = 1000

@@ -38,6 +38,7 @@ from messaging.dispatch.eventnetwork import EventNetwork
 from messaging.errors import ArgumentError, NullEventError
 from messaging.errors.checks import check_optional
 from messaging.execution import Lane, LoopLane, clock, running_loop
+from messaging.instance import Messaging
 from messaging.journal import JournalReporter
 from messaging.services import ServiceRegistration, ServiceRegistry, Version
 from messaging.services.reporting import PartReporter, Reporter, counter, gauge, part
@@ -57,7 +58,6 @@ from messaging.typedevent.topic_publisher import TypedEventPublisher
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from messaging.instance import Messaging
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -45,9 +45,11 @@ from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Closeable, Lane, Promise, clock, engine, may_block, seconds, workers
+from messaging.instance import Messaging
 from messaging.services.reporting import PartReporter, counter, gauge, register_reporter
 from messaging.typedevent.connection_terms import PAST_LIMIT, ConnectionTerms, filters_of
 from messaging.typedevent.event import PublishedEvent
+from messaging.typedevent.monitor import MonitorEvent, TypedEventMonitor
 from messaging.typedevent.outbound import OutboundQueue
 from messaging.typedevent.past import (
     PAST_TIMEOUT,
@@ -59,14 +61,12 @@ from messaging.typedevent.past import (
     past_request,
     read_past,
 )
+from messaging.typedevent.receivers import BusRoute
 
 if TYPE_CHECKING:
     from reactivex import Observable
 
     from messaging.dispatch.eventnetwork import Announcement, ArrivedEvent
-    from messaging.instance import Messaging
-    from messaging.typedevent.monitor import MonitorEvent, TypedEventMonitor
-    from messaging.typedevent.receivers import BusRoute
 
 logger = SafeLog(__name__)
 

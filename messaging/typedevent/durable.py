@@ -19,16 +19,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.dispatch import check_count, parse_filter
 from messaging.errors import ArgumentError, JournalError, JournalUnreadableError
 from messaging.errors.text import SafeLog
+from messaging.journal import JournalView, Record
 from messaging.journal.folders import LocalFolder, journal_errors
 from messaging.services.reporting import counter, gauge
-
-if TYPE_CHECKING:
-    from messaging.journal import JournalView, Record
 
 logger = SafeLog(__name__)
 

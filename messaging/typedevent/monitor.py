@@ -28,6 +28,7 @@ from messaging.errors import ArgumentError, InvalidEventError, NullEventError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog
 from messaging.execution import LIMIT, Pool, Promise, ThreadLane, workers
+from messaging.typedevent.event import PublishedEvent
 from messaging.typedevent.history import UNLIMITED, EventHistory, RangePolicy, newest
 from messaging.typedevent.store import NEAR, EventStore, is_since, replayed
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from reactivex import abc as rx
 
     from messaging.dispatch import Dispatcher, Principal, TopicFilter
-    from messaging.typedevent.event import PublishedEvent
 
 logger = SafeLog(__name__)
 

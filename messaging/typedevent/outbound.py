@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.errors import ClosedError, InvalidEventError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Serial, Waiters, clock, workers
-
-if TYPE_CHECKING:
-    from messaging.typedevent.connection_terms import RelayOverflow
-    from messaging.typedevent.event import PublishedEvent
+from messaging.typedevent.connection_terms import RelayOverflow
+from messaging.typedevent.event import PublishedEvent
 
 logger = SafeLog(__name__)
 

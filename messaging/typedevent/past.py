@@ -49,6 +49,7 @@ from messaging.dispatch.eventnetwork import (
     key_of,
     last_hop,
 )
+from messaging.dispatch.eventnetwork.asking import Done
 from messaging.errors import (
     ClosedError,
     DeadlineError,
@@ -60,6 +61,8 @@ from messaging.errors import (
 from messaging.errors.text import SafeLog
 from messaging.execution import Lane, Promise, Serial, clock, engine
 from messaging.typedevent.connection_terms import ConnectionTerms, read_history
+from messaging.typedevent.event import PublishedEvent
+from messaging.typedevent.history import EventHistory
 from messaging.typedevent.monitor import MonitorEvent
 from messaging.typedevent.receivers import UNHANDLED, BusRoute, EventReceiver
 from messaging.typedevent.store import EventStore, replayed
@@ -70,9 +73,6 @@ if TYPE_CHECKING:
 
     from messaging.dispatch import Dispatcher, TopicPolicy
     from messaging.dispatch.eventnetwork import Announcement, EventNode
-    from messaging.dispatch.eventnetwork.asking import Done
-    from messaging.typedevent.event import PublishedEvent
-    from messaging.typedevent.history import EventHistory
 
 logger = SafeLog(__name__)
 

@@ -42,12 +42,12 @@ from messaging.typedevent.handlers import (
     reified_type,
 )
 from messaging.typedevent.history import EventHistory, RangePolicy, newest
+from messaging.typedevent.monitor import Tap
+from messaging.typedevent.store import EventStore
 
 if TYPE_CHECKING:
     import asyncio
 
-    from messaging.typedevent.monitor import Tap
-    from messaging.typedevent.store import EventStore
 
 logger = SafeLog(__name__)
 

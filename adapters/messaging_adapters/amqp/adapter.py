@@ -31,6 +31,8 @@ from messaging.errors import (
     MissingExtraError,
 )
 from messaging.model import QUEUE_BROKER_FEATURES, Capabilities, Features, Outgoing, SubscriptionSpec, channels, headers
+from messaging.model.credentials import Credentials
+from messaging.model.settings import Settings
 from messaging_adapters.amqp import extensions, names, properties
 from messaging_adapters.amqp.addressing import AmqpAddressing
 from messaging_adapters.amqp.deliveries import QueueSubscription, StreamPosition
@@ -38,8 +40,6 @@ from messaging_adapters.amqp.target import AmqpSettings, make_target
 
 if TYPE_CHECKING:
     from messaging.model import BrokerUrl, Endpoint, Incoming, PublishPlan
-    from messaging.model.credentials import Credentials
-    from messaging.model.settings import Settings
     from messaging_adapters.amqp.consumer import QueueConsumer
 
 #: largest message that RabbitMQ takes by default, bytes

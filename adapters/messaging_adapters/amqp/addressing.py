@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.model import Addressing, ReplyAddress, ReplyRoute, SubscriptionSpec, channels
 from messaging_adapters.amqp import declarations, frames, names
 from messaging_adapters.amqp.declarations import DEFAULT_EXCHANGE, QueueSource
-
-if TYPE_CHECKING:
-    from messaging_adapters.amqp.target import AmqpSettings
+from messaging_adapters.amqp.target import AmqpSettings
 
 #: each reply that names its channel is checked against the subscriptions of request handlers
 _SOURCES: Final = 1024

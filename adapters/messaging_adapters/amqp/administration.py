@@ -7,17 +7,15 @@ stream. Functions raise ``aiormq.AMQPChannelError`` for a refusal, and ``Connect
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from aiormq import spec
 
+from messaging.model import Incoming
 from messaging_adapters.amqp import frames, names, topology
+from messaging_adapters.amqp.connection import AmqpWire
+from messaging_adapters.amqp.declarations import QueueSource
 from messaging_adapters.amqp.deliveries import DeliveryLane
-
-if TYPE_CHECKING:
-    from messaging.model import Incoming
-    from messaging_adapters.amqp.connection import AmqpWire
-    from messaging_adapters.amqp.declarations import QueueSource
 
 #: messages that are asked for at once, and bytes of payloads after which no more are
 _AT_ONCE: Final = 16

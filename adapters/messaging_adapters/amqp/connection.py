@@ -31,12 +31,12 @@ from messaging.errors.text import without_frames
 from messaging.execution import clock
 from messaging_adapters.amqp import frames, internals
 from messaging_adapters.amqp.protocol import FrameLane, FrameProtocol, cut
+from messaging_adapters.amqp.target import AmqpTarget
 
 if TYPE_CHECKING:
     from pamqp.base import Frame
     from yarl import URL
 
-    from messaging_adapters.amqp.target import AmqpTarget
 
 logger = logging.getLogger(__name__)
 

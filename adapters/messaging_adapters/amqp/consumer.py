@@ -23,6 +23,7 @@ from aiormq import spec as methods
 from messaging.environment.signals import on_failure
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.execution import shielded
+from messaging.model import Incoming
 from messaging.receiving import redelivery
 from messaging_adapters.amqp import frames, topology
 from messaging_adapters.amqp.addressing import ArrivalChannels
@@ -34,7 +35,6 @@ from messaging_adapters.amqp.extensions import STREAM_OFFSET
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel
 
-    from messaging.model import Incoming
 
 logger = logging.getLogger(__name__)
 

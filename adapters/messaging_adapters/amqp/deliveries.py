@@ -7,19 +7,17 @@ import asyncio
 from collections import deque
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from messaging.adapter import Sink
+from messaging.errors import MessagingError
 from messaging.execution import clock
 from messaging.model import Features, Incoming, SubscriptionSpec, envelope
+from messaging.model.envelope import Unwrapped
 from messaging_adapters.amqp import frames, names, properties
+from messaging_adapters.amqp.declarations import QueueSource
 from messaging_adapters.amqp.extensions import ENVELOPE, seconds_of
-
-if TYPE_CHECKING:
-    from messaging.adapter import Sink
-    from messaging.errors import MessagingError
-    from messaging.model.envelope import Unwrapped
-    from messaging_adapters.amqp.declarations import QueueSource
-    from messaging_adapters.amqp.properties import AmqpProperties
+from messaging_adapters.amqp.properties import AmqpProperties
 
 #: beginning of a payload with an envelope
 _ENVELOPE: Final = envelope.START

@@ -25,19 +25,19 @@ from messaging.errors import (
     SubscriptionRefusedError,
 )
 from messaging.execution import clock, on_worker
+from messaging.model.credentials import Credentials
 from messaging_adapters.amqp import topology
 from messaging_adapters.amqp.connection import CLOSE_GRACE, UNCONFIRMED_GRACE, AmqpWire, connect, refusal
 from messaging_adapters.amqp.consumer import QueueConsumer
 from messaging_adapters.amqp.declarations import QueueSpec, RefusingQueues
 from messaging_adapters.amqp.delays import Delays
+from messaging_adapters.amqp.deliveries import QueueSubscription
 from messaging_adapters.amqp.publisher import AmqpPublisher
 from messaging_adapters.amqp.target import AmqpSettings, AmqpTarget, log_in
 
 if TYPE_CHECKING:
     import ssl
 
-    from messaging.model.credentials import Credentials
-    from messaging_adapters.amqp.deliveries import QueueSubscription
 
 logger = logging.getLogger(__name__)
 

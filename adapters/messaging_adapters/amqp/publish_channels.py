@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, cast
 
 import aiormq
 
+from messaging.adapter import Sink
 from messaging.errors import MessagingError, PublishRefusedError, SubscriptionRefusedError, UnroutableError
+from messaging.model import Outgoing
 from messaging_adapters.amqp import frames, names, properties, topology
 from messaging_adapters.amqp.connection import AmqpWire, refusal
 from messaging_adapters.amqp.deliveries import DirectReplies
+from messaging_adapters.amqp.properties import PublishForm
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel
 
-    from messaging.adapter import Sink
-    from messaging.model import Outgoing
-    from messaging_adapters.amqp.properties import PublishForm
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ import math
 import operator
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import aiormq
 
@@ -48,14 +48,12 @@ from messaging.errors import (
     PublishRefusedError,
 )
 from messaging.execution import Backoff, clock
+from messaging.model import Outgoing
 from messaging_adapters.amqp.connection import AmqpWire, refusal
 from messaging_adapters.amqp.declarations import RefusingQueues, refuses
 from messaging_adapters.amqp.extensions import QUEUE_OVERFLOW
 from messaging_adapters.amqp.properties import PublishForm
 from messaging_adapters.amqp.publish_channels import PublishChannel, PublishChannels
-
-if TYPE_CHECKING:
-    from messaging.model import Outgoing
 
 logger = logging.getLogger(__name__)
 

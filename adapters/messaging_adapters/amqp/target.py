@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from pydantic import Field, SecretStr
 
@@ -13,11 +13,9 @@ from messaging.connection.proxies import Proxy, parse_proxy
 from messaging.connection.tls import ClientTls, check_tls
 from messaging.errors import InvalidChannelError, InvalidOptionError, InvalidUrlError
 from messaging.model import BrokerUrl, Endpoint, Host, check_hosts
+from messaging.model.credentials import Credentials
 from messaging.model.settings import Seconds, TlsSettings
 from messaging_adapters.amqp import names
-
-if TYPE_CHECKING:
-    from messaging.model.credentials import Credentials
 
 DEFAULT_PORT: Final = 5672
 DEFAULT_TLS_PORT: Final = 5671

@@ -21,11 +21,11 @@ from aiormq import spec
 
 from messaging.execution import Backoff, clock
 from messaging_adapters.amqp.connection import AmqpWire, reply
+from messaging_adapters.amqp.declarations import ExchangeSpec, QueueSpec
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel, AbstractQueue
 
-    from messaging_adapters.amqp.declarations import ExchangeSpec, QueueSpec
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from messaging.adapter import Adapter, Events, Sink
 from messaging.errors import (
@@ -14,15 +14,13 @@ from messaging.errors import (
 )
 from messaging.execution import clock
 from messaging.model import BrokerUrl, Endpoint, Features, Outgoing, PublishPlan, SubscriptionSpec, channels
+from messaging.model.credentials import Credentials
+from messaging.model.settings import Settings
 from messaging_adapters.mqtt import capabilities, mapping
 from messaging_adapters.mqtt import settings as options
 from messaging_adapters.mqtt.capabilities import NO_LOCAL, WILL_DELAY
 from messaging_adapters.mqtt.settings import MqttSettings
 from messaging_adapters.mqtt.streams import CopyToken, JointOutlet, Stream, filter_of, shown
-
-if TYPE_CHECKING:
-    from messaging.model.credentials import Credentials
-    from messaging.model.settings import Settings
 
 
 class MqttAdapter(Adapter):

@@ -35,10 +35,10 @@ from typing import TYPE_CHECKING, Final
 
 from messaging.execution import clock
 from messaging_adapters.mqtt import packets
+from messaging_adapters.mqtt.packets import Publish
 from messaging_adapters.mqtt.streams import CopyToken, Receipt
 
 if TYPE_CHECKING:
-    from messaging_adapters.mqtt.packets import Publish
     from messaging_adapters.mqtt.transport import Transport
 
 #: seconds between answers that no verdict prompts

@@ -20,10 +20,10 @@ from messaging.model import (
     seconds,
 )
 from messaging_adapters.mqtt import mapping, packets
+from messaging_adapters.mqtt.settings import MqttSettings
 
 if TYPE_CHECKING:
     from messaging_adapters.mqtt.handshake import Connack
-    from messaging_adapters.mqtt.settings import MqttSettings
 
 #: bytes of a PUBLISH packet beside its payload, at least: type, length, topic of one character
 _LEAST_HEADER: Final = 5

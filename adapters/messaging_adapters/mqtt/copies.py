@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    from messaging_adapters.mqtt.packets import Publish
-    from messaging_adapters.mqtt.streams import FilterRoute, Stream
+from messaging_adapters.mqtt.packets import Publish
+from messaging_adapters.mqtt.streams import FilterRoute, Stream
 
 _MAX_PACKET_ID: Final = 65_535
 #: mosquitto finds a level itself first, then these, and the filter that ends there last

@@ -30,14 +30,14 @@ from messaging.errors import (
     TakenOverError,
 )
 from messaging.model import BrokerUrl, Endpoint, Host
+from messaging.model.credentials import Credentials
 from messaging_adapters.mqtt import packets
 from messaging_adapters.mqtt import settings as options
+from messaging_adapters.mqtt.settings import MqttSettings
 
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
-    from messaging.model.credentials import Credentials
-    from messaging_adapters.mqtt.settings import MqttSettings
 
 logger = logging.getLogger(__name__)
 

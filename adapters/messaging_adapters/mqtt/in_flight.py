@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from messaging.errors import ConnectionLostError
 from messaging.execution import shielded
+from messaging.model import Outgoing
 from messaging_adapters.mqtt import handshake, packets
+from messaging_adapters.mqtt.handshake import Connack, ConnectTarget
 from messaging_adapters.mqtt.packets import ProtocolError
 
 if TYPE_CHECKING:
-    from messaging.model import Outgoing
-    from messaging_adapters.mqtt.handshake import Connack, ConnectTarget
     from messaging_adapters.mqtt.transport import Transport
 
 logger = logging.getLogger(__name__)

@@ -21,11 +21,11 @@ from messaging_adapters.mqtt.copies import COVERED
 from messaging_adapters.mqtt.leftovers import Leftovers
 from messaging_adapters.mqtt.mapping import PACKET_ID, Decoded, PublishCodec
 from messaging_adapters.mqtt.packets import ProtocolError, Publish
+from messaging_adapters.mqtt.settings import MqttSettings
 from messaging_adapters.mqtt.streams import CopyToken, JointOutlet, Receipt, Stream, StreamOutlet
 
 if TYPE_CHECKING:
     from messaging_adapters.mqtt.router import Router
-    from messaging_adapters.mqtt.settings import MqttSettings
     from messaging_adapters.mqtt.transport import Transport
 
 logger = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from messaging.execution import clock
+from messaging_adapters.mqtt.packets import Publish
 from messaging_adapters.mqtt.streams import CopyToken, Receipt, Stream
 
 if TYPE_CHECKING:
     from messaging_adapters.mqtt.answers import Answers
-    from messaging_adapters.mqtt.packets import Publish
     from messaging_adapters.mqtt.router import Router
 
 logger = logging.getLogger(__name__)

@@ -23,19 +23,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from messaging.adapter import Sink
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import SubscriptionRefusedError
 from messaging.model import SubscriptionSpec, channels
 from messaging_adapters.mqtt.capabilities import NO_LOCAL, RETAIN_AS_PUBLISHED
 from messaging_adapters.mqtt.copies import MessageCopies, alike
 from messaging_adapters.mqtt.mapping import PACKET_ID
+from messaging_adapters.mqtt.packets import Publish
 from messaging_adapters.mqtt.streams import FilterRoute, JointOutlet, Stream, StreamOutlet, filter_of
-
-if TYPE_CHECKING:
-    from messaging.adapter import Sink
-    from messaging_adapters.mqtt.packets import Publish
 
 _MAX_IDENTIFIER: Final = 268_435_455
 #: identifiers kept for each route: the broker may still hold messages with the identifiers of earlier SUBSCRIBEs

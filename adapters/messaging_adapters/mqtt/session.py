@@ -35,7 +35,7 @@ import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.adapter import Adapter, Events, PlannedLossError
 from messaging.errors import (
@@ -49,6 +49,7 @@ from messaging.errors import (
     UnroutableError,
 )
 from messaging.execution import clock
+from messaging.model import Outgoing
 from messaging_adapters.mqtt import capabilities, packets
 from messaging_adapters.mqtt.connection import NetworkConnection, NetworkEvents
 from messaging_adapters.mqtt.handshake import Connack, ConnectTarget, Grants, Will, reason_name
@@ -56,12 +57,9 @@ from messaging_adapters.mqtt.in_flight import InFlightWindow, PublishHandshake
 from messaging_adapters.mqtt.inbound import Inbound
 from messaging_adapters.mqtt.mapping import Mqtt5Codec, PublishCodec
 from messaging_adapters.mqtt.router import Router
+from messaging_adapters.mqtt.settings import MqttSettings
 from messaging_adapters.mqtt.subscriptions import BrokerSubscriptions
-
-if TYPE_CHECKING:
-    from messaging.model import Outgoing
-    from messaging_adapters.mqtt.settings import MqttSettings
-    from messaging_adapters.mqtt.transport import Transport
+from messaging_adapters.mqtt.transport import Transport
 
 #: bytes that may wait for room in the socket's buffer before publishing pauses
 HIGH_WATER: Final = 256 * 1024

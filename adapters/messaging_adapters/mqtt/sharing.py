@@ -17,16 +17,14 @@ import asyncio
 import dataclasses
 import logging
 import secrets
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.errors import ConnectFailedError, ConnectionLostError, SubscriptionRefusedError
 from messaging.execution import clock
 from messaging_adapters.mqtt import packets
 from messaging_adapters.mqtt.capabilities import NO_SHARING
 from messaging_adapters.mqtt.connection import NetworkConnection, NetworkEvents
-
-if TYPE_CHECKING:
-    from messaging_adapters.mqtt.handshake import ConnectTarget
+from messaging_adapters.mqtt.handshake import ConnectTarget
 
 logger = logging.getLogger(__name__)
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
+from messaging.adapter import Sink
 from messaging.codecs.cache import BoundedCache
 from messaging.model import Incoming, SubscriptionSpec, channels
-
-if TYPE_CHECKING:
-    from messaging.adapter import Sink
-    from messaging_adapters.mqtt.packets import Publish
+from messaging_adapters.mqtt.packets import Publish
 
 #: channels of messages whose stream is cached
 _CACHED: Final = 4096

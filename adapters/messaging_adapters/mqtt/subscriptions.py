@@ -8,23 +8,23 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from messaging.adapter import Adapter, Sink
 from messaging.environment.signals import on_failure
 from messaging.errors import ConnectionLostError, SubscriptionRefusedError
 from messaging.execution import clock
 from messaging.model import Features, SubscriptionSpec
 from messaging_adapters.mqtt import handshake, packets
 from messaging_adapters.mqtt.capabilities import RETAIN_HANDLING
+from messaging_adapters.mqtt.connection import NetworkConnection
+from messaging_adapters.mqtt.handshake import Connack, ConnectTarget, Grants
+from messaging_adapters.mqtt.in_flight import Answer, InFlightWindow
+from messaging_adapters.mqtt.settings import MqttSettings
 from messaging_adapters.mqtt.sharing import Sharing
 from messaging_adapters.mqtt.streams import FilterRoute, JointOutlet, Stream, filter_of, shown
 
 if TYPE_CHECKING:
-    from messaging.adapter import Adapter, Sink
-    from messaging_adapters.mqtt.connection import NetworkConnection
-    from messaging_adapters.mqtt.handshake import Connack, ConnectTarget, Grants
-    from messaging_adapters.mqtt.in_flight import Answer, InFlightWindow
     from messaging_adapters.mqtt.inbound import Inbound
     from messaging_adapters.mqtt.router import Router
-    from messaging_adapters.mqtt.settings import MqttSettings
 
 logger = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from websockets.uri import WebSocketURI
 from messaging.connection import tls
 from messaging.errors import ConnectFailedError
 from messaging_adapters.mqtt.packets import MAX_PACKET, ProtocolError
+from messaging_adapters.mqtt.settings import WebHeaders
 
 if TYPE_CHECKING:
     from messaging_adapters.mqtt.handshake import ConnectTarget
-    from messaging_adapters.mqtt.settings import WebHeaders
 
 #: name of MQTT in the handshake (6.0.0-3)
 _SUBPROTOCOL: Final = Subprotocol("mqtt")

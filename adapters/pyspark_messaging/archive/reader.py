@@ -29,6 +29,7 @@ import pyarrow.dataset as ds
 from pyarrow import fs, ipc
 
 from messaging.dispatch.eventdata import filters_of, microseconds, time_of
+from messaging.dispatch.topics import TopicFilter
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from pyspark_messaging.errors import first_line, redacted
 from pyspark_messaging.recorder.recorded_event import RecordedEvent, load_data
@@ -36,7 +37,6 @@ from pyspark_messaging.recorder.recorded_event import RecordedEvent, load_data
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from messaging.dispatch.topics import TopicFilter
 
 logger = logging.getLogger(__name__)
 

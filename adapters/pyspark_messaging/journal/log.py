@@ -10,18 +10,16 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from messaging.errors import MessagingError
 from messaging.journal.folders import Folder, journal_errors
 from messaging.journal.frames import scan
 from messaging.journal.log import META, Log, LogWriter
 from pyspark_messaging.columns import JOURNAL
 from pyspark_messaging.errors import OPTION, DataLossError, JournalCorruptError, JournalError, JournalUnreadableError
-
-if TYPE_CHECKING:
-    from messaging.errors import MessagingError
 
 #: bytes from which on a local segment is closed
 SEGMENT_BYTES: Final = 64 * 2**20

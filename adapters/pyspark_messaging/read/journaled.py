@@ -41,6 +41,7 @@ from pyspark_messaging.journal import JournalSource, RowJournal, leave_mark
 from pyspark_messaging.journal.folders import open_folder
 from pyspark_messaging.journal.log import RowLog, Span, read
 from pyspark_messaging.option_values import EARLIEST, LATEST
+from pyspark_messaging.options import ReadOptions
 from pyspark_messaging.read.group import broker_sessions, check_sessions, join_group
 from pyspark_messaging.read.group_lock import lock_group
 from pyspark_messaging.read.receiver import Receiver, segment_share, write_bytes
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pyspark_messaging.options import ReadOptions
 
 logger = logging.getLogger(__name__)
 

@@ -28,20 +28,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import messaging
 from messaging import Message, MessageStream, Messaging, MessagingError
+from messaging.connection import ConnectionState
 from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, SubscriptionRefusedError, TakenOverError
 from messaging.execution import Flag, Waiters, start_thread
 from pyspark_messaging.columns import Identity, batch_of, identities, identity_of
 from pyspark_messaging.errors import JournalFullError, invalid_option
 from pyspark_messaging.journal.log import SEGMENT_BYTES, RowLogWriter
+from pyspark_messaging.options import Broker, ReadOptions
 from pyspark_messaging.read.group import connection_settings, subscriptions
 from pyspark_messaging.read.group_lock import QueueLock, TakeoverWatch, taken_over
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from messaging.connection import ConnectionState
-    from pyspark_messaging.options import Broker, ReadOptions
 
 logger = logging.getLogger(__name__)
 

@@ -7,15 +7,13 @@ import logging
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.errors import ArgumentError, DeadlineError, MessagingError, OutcomeUnknownError
 from messaging.execution import Promise, Waiters, start_thread
+from messaging.instance import Messaging
 from messaging.model import Features
 from pyspark_messaging.recorder.recorded_event import RecordedEvent, dump_event
-
-if TYPE_CHECKING:
-    from messaging.instance import Messaging
 
 logger = logging.getLogger(__name__)
 

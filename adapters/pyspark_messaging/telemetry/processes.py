@@ -15,13 +15,11 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.errors import ConfigurationError, MessagingError
 from messaging.testing.brokers import BrokerError, Mosquitto
-
-if TYPE_CHECKING:
-    from pyspark_messaging.telemetry import FleetPlan
+from pyspark_messaging.telemetry import FleetPlan
 
 #: how long any process may take to end, in seconds
 _END: Final = 5.0

@@ -28,13 +28,13 @@ from messaging.cli.output import one_line, show
 from messaging.errors import ArgumentError, MessagingError
 from messaging.execution import Flag, start_thread
 from pyspark_messaging.errors import first_line
+from pyspark_messaging.telemetry import FleetPlan
 from pyspark_messaging.telemetry.bridge import SEVERE, AlertBridge
 from pyspark_messaging.telemetry.fleet import START
 from pyspark_messaging.telemetry.processes import Fleet, check_mosquitto, mosquitto
 from pyspark_messaging.telemetry.session import LocalSpark, SparkFailedError, check_installed
 
 if TYPE_CHECKING:
-    from pyspark_messaging.telemetry import FleetPlan
     from pyspark_messaging.telemetry.job import TelemetryJob
     from pyspark_messaging.telemetry.report import PipelineRun
 

@@ -7,14 +7,12 @@ import hashlib
 import math
 from collections import OrderedDict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.codecs.encodings import compress, parse_encodings
 from messaging.errors import CodecError
 from messaging.gateway.pipeline.draft import Draft, write_json
-
-if TYPE_CHECKING:
-    from messaging.gateway.settings import BatchSettings
+from messaging.gateway.settings import BatchSettings
 
 #: batches that are open at a time: one for each target channel; then the oldest is closed early
 OPEN_BATCHES: Final = 1000

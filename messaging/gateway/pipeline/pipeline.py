@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from messaging.errors import ConfigurationError, MessagingError
 from messaging.gateway.patterns import GIVEN_NAMES, ChannelPattern, ChannelTemplate, filled, template_names
@@ -20,10 +20,8 @@ from messaging.gateway.pipeline.steps import (
     transform,
 )
 from messaging.gateway.pipeline.thinning import LastSample, Thinning
-
-if TYPE_CHECKING:
-    from messaging.gateway.recognition import Recognition
-    from messaging.gateway.settings import RouteSettings
+from messaging.gateway.recognition import Recognition
+from messaging.gateway.settings import RouteSettings
 
 T = TypeVar("T")
 

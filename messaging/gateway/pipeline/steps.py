@@ -18,10 +18,10 @@ from messaging.gateway.patterns import filled
 from messaging.gateway.pipeline.draft import Draft
 from messaging.gateway.pipeline.paths import MISSING, FieldPath, remove_all
 from messaging.gateway.pipeline.units import converter
+from messaging.gateway.settings import TransformSettings, UnitSettings
 from messaging.services import LdapFilter
 
 if TYPE_CHECKING:
-    from messaging.gateway.settings import TransformSettings, UnitSettings
     from messaging.sparkplug import Reading
 
 #: a step: returns what a draft becomes, which may be no draft or several

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from messaging.errors import CodecError
+from messaging.gateway.pipeline.draft import Draft
 from messaging.gateway.pipeline.paths import FieldPath
 from messaging.gateway.pipeline.steps import number_of
-
-if TYPE_CHECKING:
-    from messaging.gateway.pipeline.draft import Draft
-    from messaging.gateway.settings import DeadbandSettings
+from messaging.gateway.settings import DeadbandSettings
 
 #: keys whose state is kept
 KEYS: Final = 100_000

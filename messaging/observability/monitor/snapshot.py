@@ -27,16 +27,14 @@ import os
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.errors import DecodeError
 from messaging.errors.text import SafeLog
 from messaging.execution import clock
 from messaging.observability.monitor.plain import Bounds, Budget, Masking, Plain, clean
+from messaging.services import ServiceRegistry
 from messaging.services.reporting import Reporter, reporters
-
-if TYPE_CHECKING:
-    from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)
 

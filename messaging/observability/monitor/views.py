@@ -19,10 +19,9 @@ field         meaning
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-if TYPE_CHECKING:
-    from messaging.observability.monitor.snapshot import Report
+from messaging.observability.monitor.snapshot import Report
 
 #: names of the fields and keys of the items that lead to a value
 Path: TypeAlias = tuple[str, ...]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.codecs.cache import BoundedCache
 from messaging.environment.signals import on_failure
@@ -28,13 +28,11 @@ from messaging.errors import (
 )
 from messaging.errors.text import SafeLog, printable
 from messaging.execution import Backoff, Promise, clock
+from messaging.instance import Messaging
 from messaging.model import Features, Message, MessageContext, restored_context
 from messaging.outbox.sql.claims import Claim, Claims, Refusal, RelayPolicy, Row
+from messaging.outbox.sql.database import SqlDatabase
 from messaging.outbox.sql.tables import bucket_of
-
-if TYPE_CHECKING:
-    from messaging.instance import Messaging
-    from messaging.outbox.sql.database import SqlDatabase
 
 logger = SafeLog(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -17,9 +17,7 @@ from messaging.instance import Messaging, connect
 from messaging.outbox.sql.administration import delete_sent
 from messaging.outbox.sql.database import SqlDatabase, describe
 from messaging.outbox.sql.delivery import ClaimHandling, RowDelivery, wait_until
-
-if TYPE_CHECKING:
-    from messaging.outbox.sql.tables import OutboxTables
+from messaging.outbox.sql.tables import OutboxTables
 
 logger = SafeLog(__name__)
 
