@@ -16,7 +16,7 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.errors.checks import check_instance, check_optional
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Closeable, Lane, Pool, Promise, clock, may_block, seconds, workers
+from messaging.execution import AsyncCloseable, Lane, Pool, Promise, clock, may_block, seconds, workers
 from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
 
 logger = SafeLog(__name__)
@@ -31,7 +31,7 @@ _CHECK_INTERVAL: Final = 0.001
 _open: Final = LiveObjects["EventService"]()
 
 
-class EventService(Closeable):
+class EventService(AsyncCloseable):
     """The part of an event service that all of them share: handlers, threads, flushing and closing. Thread safe.
 
     It accepts events until it is closed, and delivers what it accepted.
@@ -235,13 +235,6 @@ class EventService(Closeable):
     def __enter__(self) -> Self:
         self.refuse_closed()
         return self
-
-    async def __aenter__(self) -> Self:
-        self.refuse_closed()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
 
 @atexit.register

@@ -9,6 +9,7 @@ from messaging.execution.backoff import Backoff as Backoff
 from messaging.execution.backoff import doubled as doubled
 from messaging.execution.backoff import jitter as jitter
 from messaging.execution.clock import clock as clock
+from messaging.execution.closing import AsyncCloseable as AsyncCloseable
 from messaging.execution.closing import Closeable as Closeable
 from messaging.execution.closing import Startable as Startable
 from messaging.execution.deadlines import Deadlines as Deadlines

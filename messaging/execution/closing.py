@@ -22,6 +22,22 @@ class Closeable(ABC):
         self.close()
 
 
+class AsyncCloseable(Closeable):
+    """An object with an ``aclose`` as well, which the end of an ``async with`` statement awaits."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close the object; idempotent."""
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
 class Startable(Closeable):
     """An object with a ``start`` as well, which the beginning of a ``with`` statement calls."""
 

@@ -17,7 +17,7 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, InvalidUrlError
 from messaging.errors.checks import check_mapping
 from messaging.errors.text import tolerant
-from messaging.execution import Closeable, Promise, engine, may_block, seconds, warn_in_loop, workers
+from messaging.execution import AsyncCloseable, Promise, engine, may_block, seconds, warn_in_loop, workers
 from messaging.instance.contexts import Announced, Contexts
 from messaging.instance.queues import Queues
 from messaging.instance.services import InstanceServices
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _open: Final = LiveObjects["Messaging"](is_late=True)  # listeners of the registry are application code
 
 
-class Messaging(Shortcuts, Closeable):
+class Messaging(Shortcuts, AsyncCloseable):
     """A messaging instance: the services of one connection setup (RFC 5.2). Thread safe.
 
     A context manager, sync and async. Closing it sends the accepted messages, ends its streams, and settles every
@@ -301,9 +301,6 @@ class Messaging(Shortcuts, Closeable):
     async def __aenter__(self) -> Self:
         self._refuse_closed()
         return self if self.starts_offline else await self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     @tolerant
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from messaging.codecs.cache import BoundedCache
@@ -44,7 +44,7 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Closeable, Lane, Promise, clock, engine, may_block, seconds, workers
+from messaging.execution import AsyncCloseable, Lane, Promise, clock, engine, may_block, seconds, workers
 from messaging.instance import Messaging
 from messaging.services.reporting import PartReporter, counter, gauge, register_reporter
 from messaging.typedevent.connection_terms import PAST_LIMIT, ConnectionTerms, filters_of
@@ -93,7 +93,7 @@ class BusConnectionDTO:
     node: NodeDTO
 
 
-class BusConnection(Closeable):
+class BusConnection(AsyncCloseable):
     """The connection of a typed event bus to an event network; ``TypedEventBus.connect`` makes it. Thread safe.
 
     A context manager, sync and async, that closes it. It closes with its bus.
@@ -291,12 +291,6 @@ class BusConnection(Closeable):
                 workers().submit(finish)
                 self._closing = closing
             return self._closing
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     @tolerant
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import tolerant
-from messaging.execution import Closeable, Promise, may_block, seconds, workers
+from messaging.execution import AsyncCloseable, Promise, may_block, seconds, workers
 from messaging.instance import Messaging
 from messaging.model import check_name
 from messaging.typedevent import MonitorEvent, TypedEventMonitor
@@ -50,7 +50,7 @@ CLOSE_TIMEOUT: Final = 10.0
 _MAX_NAME: Final = 100
 
 
-class EventRecorder(Closeable):
+class EventRecorder(AsyncCloseable):
     """Publishes the events of a bus to a broker, until it is closed. Thread safe; a context manager, also async.
 
     Start the archive first: until it has run once, the broker keeps no events for it. The instance may be used for
@@ -212,20 +212,10 @@ class EventRecorder(Closeable):
         finally:
             closing.resolve(None)
 
-    def _refuse_closed(self) -> None:
+    def __enter__(self) -> Self:
         if self._closing is not None:
             raise ClosedError(f"the recorder {self.recorder} is closed")
-
-    def __enter__(self) -> Self:
-        self._refuse_closed()
         return self
-
-    async def __aenter__(self) -> Self:
-        self._refuse_closed()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     @tolerant
     def __repr__(self) -> str:
