@@ -314,7 +314,7 @@ class AdminHandler(FunctionHandler[Event]):
     @property
     def dropped(self) -> int:
         """Number of events that found no room, or waited when it was blocked."""
-        return self.dropped_before + (0 if self.lane is self._queue else self.lane.dropped)
+        return self.dropped_before + (0 if self.lane is self._queue else self.lane.room.dropped)
 
     @property
     def lanes(self) -> list[Lane]:

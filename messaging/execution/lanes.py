@@ -71,7 +71,7 @@ class _Barrier:
             logger.error("the callback after an event raised", exc_info=error)
 
 
-class _Room(Waiters):
+class Room(Waiters):
     """The bound of a lane: publishers wait for room, or their items are dropped, counted and logged. Thread safe."""
 
     __slots__ = ("_is_overflowing", "_lane", "_lock", "dropped", "is_awaited", "limit")
@@ -81,6 +81,7 @@ class _Room(Waiters):
         self._lane = lane
         self.limit = limit
         self._lock = threading.RLock()  # guards the following
+        #: items that were dropped because the lane was full, or replaced by newer ones
         self.dropped = 0
         #: a publisher found the lane full, and it is not half empty since
         self.is_awaited = False
@@ -106,7 +107,7 @@ class _Room(Waiters):
         return False
 
     def count_dropped(self, count: int = 1) -> None:
-        """Count items that were dropped."""
+        """Count items that were dropped, such as the number that ``Lane.close`` returned."""
         with self._lock:
             self.dropped += count
 
@@ -163,7 +164,7 @@ class Lane(abc.ABC):
         self.is_closed = False
         self._is_held = is_held
         self._pool = pool
-        self._room = _Room(self, limit)
+        self.room = Room(self, limit)
         #: once closed, a queue that keeps nothing
         self._items: deque[Any] = deque()
         #: barriers of a closed lane: reached when its receiver has returned
@@ -174,18 +175,13 @@ class Lane(abc.ABC):
         """Return the number of queued items."""
         return len(self._items)
 
-    @property
-    def dropped(self) -> int:
-        """Items that were dropped because the lane was full, or replaced by newer ones."""
-        return self._room.dropped
-
     def items(self) -> list[Any]:
         """Return the queued items, and the barriers among them; a snapshot."""
         return [*self._items.copy()]
 
     def has_room(self) -> bool:
         """Return whether an item may be put; waits for room where the calling thread may wait."""
-        return len(self._items) < self._room.limit or self._room.wait()
+        return len(self._items) < self.room.limit or self.room.wait()
 
     def put(self, item: Any) -> None:
         """Enqueue ``item`` for the receiver, in FIFO order. Takes no lock unless the lane was idle.
@@ -205,12 +201,12 @@ class Lane(abc.ABC):
     def put_newest(self, item: Any) -> None:
         """Enqueue an item without waiting; a full lane drops its oldest item. Not from several threads at once."""
         items = self._items
-        if len(items) >= self._room.limit:
+        if len(items) >= self.room.limit:
             barriers: list[_Barrier] = []
             with contextlib.suppress(IndexError):  # the receiver took all of them just now
                 while type(oldest := items.popleft()) is _Barrier:
                     barriers.append(oldest)
-                self._room.count_dropped()
+                self.room.count_dropped()
             # the receiver may still be processing the items before them
             items.extendleft(reversed(barriers))
             if self.is_closed:
@@ -227,7 +223,7 @@ class Lane(abc.ABC):
         if not self._is_held:
             raise RuntimeError(f"{self.name} is not held")
         self._is_held = False
-        self._room.limit += len(first)
+        self.room.limit += len(first)
         self._items.extendleft(reversed(first))  # in one step, too
         self.unschedule()
 
@@ -243,10 +239,6 @@ class Lane(abc.ABC):
             self._left.append(barrier)
             self.settle()
 
-    def count_dropped(self, count: int) -> None:
-        """Add items to :attr:`dropped`, such as the number that :meth:`close` returned."""
-        self._room.count_dropped(count)
-
     def close(self) -> int:
         """Drop the queued items, and every item that is put from now on.
 
@@ -258,7 +250,7 @@ class Lane(abc.ABC):
         lost = self._drop_all(items)
         self._withdraw()
         self.settle()
-        self._room.wake()
+        self.room.wake()
         return lost
 
     # --- for subclasses and the pool
@@ -313,9 +305,9 @@ class Lane(abc.ABC):
         """See ``Forkable``: drop the parent's items. Their finalizers may put others."""
         self._items.clear()
         self._left.clear()
-        dropped = self._room.dropped
-        self._room = _Room(self, self._room.limit)
-        self._room.dropped = dropped
+        dropped = self.room.dropped
+        self.room = Room(self, self.room.limit)
+        self.room.dropped = dropped
         self.is_stalled = False
         self.is_scheduled = self._is_held
 
@@ -343,7 +335,7 @@ class ThreadLane(Lane):
         """Pass on up to a batch of items, on a delivery thread."""
         take, receive = self._items.popleft, self._receive
         first = thread.begun + 1
-        room = self._room
+        room = self.room
         # it grows after each item, and before the thread reads whether it was abandoned: see ``pool._Supervisor``
         for thread.begun in range(first, first + _BATCH):
             if thread.is_abandoned:  # perhaps
@@ -499,7 +491,7 @@ class LaneTask:
 
     async def _run(self) -> None:
         items = taking(self._lane._items)
-        receive, progress, room = self._receive, self.progress, self._lane._room
+        receive, progress, room = self._receive, self.progress, self._lane.room
         count = 0
         while True:
             if self._taken is _NO_ITEM:

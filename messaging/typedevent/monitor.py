@@ -148,7 +148,7 @@ class Tap:
     def put(self, event: PublishedEvent) -> None:
         """Enqueue a published event that it may see. Called with the lock of the bus."""
         self.lane.put_newest(event)
-        if self.lane.dropped and not self._is_lagging:
+        if self.lane.room.dropped and not self._is_lagging:
             self._is_lagging = True
             workers().submit(self._log_lag)  # not here: log handlers may take any lock
 
@@ -372,7 +372,7 @@ class TypedEventMonitor:
             self.dispatcher.refuse_closed()
             self._replaying[tap] = None
             live_from = self._history.sequence + 1
-        tap.begin_with(replayed(store, since, tap.may_see, join, tap.lane.count_dropped, live_from))
+        tap.begin_with(replayed(store, since, tap.may_see, join, tap.lane.room.count_dropped, live_from))
 
     def _add(self, tap: Tap) -> None:
         """Have a subscription receive all events from now on. Called with the lock."""
@@ -385,7 +385,7 @@ class TypedEventMonitor:
         with self.dispatcher.lock:
             is_live = tap in self.taps
             if is_live or tap in self._replaying:
-                self._missed_before += tap.lane.dropped
+                self._missed_before += tap.lane.room.dropped
                 self._replaying.pop(tap, None)
             if is_live:
                 self.taps = tuple(each for each in self.taps if each is not tap)
@@ -403,7 +403,7 @@ class TypedEventMonitor:
     def missed(self) -> int:
         """The number of events that observers missed because they were too slow."""
         with self.dispatcher.lock:
-            return self._missed_before + sum(each.lane.dropped for each in (*self.taps, *self._replaying))
+            return self._missed_before + sum(each.lane.room.dropped for each in (*self.taps, *self._replaying))
 
     def flush(self) -> Promise[None]:
         """Return a promise that resolves when observers have processed the events published before this call."""

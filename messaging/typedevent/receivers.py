@@ -229,7 +229,7 @@ class EventReceiver(FunctionHandler[PublishedEvent]):
     @property
     def dropped(self) -> int:
         """Number of events that found no room, or waited when it was blocked."""
-        return self._dropped_before + self.lane.dropped
+        return self._dropped_before + self.lane.room.dropped
 
     # --- its lane
 
@@ -246,7 +246,7 @@ class EventReceiver(FunctionHandler[PublishedEvent]):
 
     def unblock(self) -> None:
         """Accept the events published from now on, in a new lane."""
-        self._dropped_before += self.lane.dropped
+        self._dropped_before += self.lane.room.dropped
         if self._loop is not None and self._loop.is_closed():
             self._loop = running_loop() or handlers_loop()
         self.lane = self.new_lane()
@@ -256,7 +256,7 @@ class EventReceiver(FunctionHandler[PublishedEvent]):
     def discard_waiting(self, lane: Lane) -> int:
         """Drop the events that wait in ``lane``; return how many."""
         lost = lane.close()
-        lane.count_dropped(lost)
+        lane.room.count_dropped(lost)
         return lost
 
     def _stalled(self, lane: Lane) -> None:

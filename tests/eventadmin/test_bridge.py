@@ -467,7 +467,7 @@ def test_a_bus_that_is_behind_slows_down_senders(sides: Sides) -> None:
     sides.there.registration.unregister()
     gate = BusGate().untyped(sides.hub.services, "*")
     (lane,) = sides.bus.lanes()
-    lane._room.limit = 5
+    lane.room.limit = 5
     sent: waiting.Recorder[int] = waiting.Recorder()
 
     def send() -> None:
@@ -479,7 +479,7 @@ def test_a_bus_that_is_behind_slows_down_senders(sides: Sides) -> None:
         join = in_background(send)
         gate.wait()
         sent.wait_for(5)
-        eventually(lambda: lane._room.is_awaited, "it waits for room")
+        eventually(lambda: lane.room.is_awaited, "it waits for room")
         assert len(sent) <= 7
         gate.opened.set()
         join()

@@ -165,7 +165,7 @@ def test_posting_an_event_whose_handler_closes_the_admin_is_not_refused(hub: Hub
 
 def test_a_publisher_that_waits_for_room_is_refused_by_closing(hub: Hub) -> None:
     """Scenarios 36 and 42."""
-    hub.admin._queue._room.limit = 2
+    hub.admin._queue.room.limit = 2
     gate = hub.gate(1)
     hub.post(2, 3)
 
@@ -174,7 +174,7 @@ def test_a_publisher_that_waits_for_room_is_refused_by_closing(hub: Hub) -> None
             hub.post(4)
 
     join = in_background(wait_for_room)
-    eventually(lambda: hub.admin._queue._room.is_awaited, "it waits for room")
+    eventually(lambda: hub.admin._queue.room.is_awaited, "it waits for room")
     hub.admin.close(MOMENT)
     join()
     gate.leave()

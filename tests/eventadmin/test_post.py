@@ -434,7 +434,7 @@ def test_handlers_may_do_anything(hub: Hub) -> None:
 
 def test_publishers_wait_when_handlers_are_behind(hub: Hub) -> None:
     """Scenario 42; RFC 97 8.1.2: an implementation MAY limit the rate. Nothing is lost, and all is in order."""
-    hub.admin._queue._room.limit = 10
+    hub.admin._queue.room.limit = 10
     gate = hub.gate(0)
     posted: waiting.Recorder[int] = waiting.Recorder()
 
@@ -445,7 +445,7 @@ def test_publishers_wait_when_handlers_are_behind(hub: Hub) -> None:
 
     join = in_background(flood)
     posted.wait_for(9)
-    eventually(lambda: hub.admin._queue._room.is_awaited, "it waits for room")
+    eventually(lambda: hub.admin._queue.room.is_awaited, "it waits for room")
     assert len(posted) <= 12
     gate.opened.set()
     join()
@@ -460,7 +460,7 @@ def test_events_without_room_are_counted_and_logged(hub: Hub, delivery: str, mon
     monkeypatch.setattr(lanes, "_PATIENCE", 0.01)
     gate = hub.gate(delivery=delivery)
     lane = hub.admin.lanes()[-1]  # of the handler, or the only one
-    lane._room.limit = 10
+    lane.room.limit = 10
     hub.post(0)
     gate.wait()
     hub.post(*range(1, 20))

@@ -463,7 +463,7 @@ def test_a_handler_of_log_events_may_be_blocked_for_its_failures(hubs: Hubs, log
 
 def test_no_lock_of_logging_is_held_while_log_events_are_posted(hub: Hub, log: logging.Logger) -> None:
     """Scenario 41: posting may have to wait for handlers, which may log."""
-    hub.admin._queue._room.limit = 1
+    hub.admin._queue.room.limit = 1
     gate = hub.gate(topics=LOG)
     with LogEvents(hub.admin, log):
         joins = [in_background(functools.partial(log.error, "%d", number)) for number in range(4)]

@@ -155,12 +155,12 @@ class Subject:
         total += len(self.first)
         found = len(self.seen) + self.lost
         if self.newest:
-            found += self.lane.dropped
+            found += self.lane.room.dropped
         if self.is_closed:
             assert found <= total
         else:
             assert found == total, (found, total)
-            assert self.newest or self.lane.dropped == sum(map(len, self.dropped.values()))
+            assert self.newest or self.lane.room.dropped == sum(map(len, self.dropped.values()))
 
 
 class Stress:

@@ -916,7 +916,7 @@ def test_a_publisher_waits_until_half_of_a_full_lane_is_gone(pool: Pool) -> None
         lane.put(number)
     through = threading.Event()
     join = in_background(lambda: lane.has_room() and through.set())
-    eventually(lambda: lane._room.is_awaited, "it waits")
+    eventually(lambda: lane.room.is_awaited, "it waits")
     for count in range(2, 6):
         gate.let()
         gate.entered(count)
@@ -928,7 +928,7 @@ def test_a_publisher_waits_until_half_of_a_full_lane_is_gone(pool: Pool) -> None
     join()
     gate.let(10)
     flushed(lane)
-    assert lane.dropped == 0
+    assert lane.room.dropped == 0
 
 
 def test_no_publisher_is_forgotten_where_there_is_little_room(pool: Pool, loop: Loop) -> None:
@@ -946,7 +946,7 @@ def test_no_publisher_is_forgotten_where_there_is_little_room(pool: Pool, loop: 
         together(*[publish] * 8)
         flushed(lane)
         assert sorted(seen) == sorted([*range(150)] * 8)
-        assert lane.dropped == 0
+        assert lane.room.dropped == 0
 
 
 def test_who_must_not_wait_goes_on_up_to_ten_times_the_limit(
@@ -954,14 +954,14 @@ def test_who_must_not_wait_goes_on_up_to_ten_times_the_limit(
 ) -> None:
     gate, lane = full(pool, 4, *range(1000), name="Miss Marple")
     assert loop.call(publish, lane, 100) == 40
-    assert lane.dropped == 60
+    assert lane.room.dropped == 60
     results: list[int] = []
     for each in (pool, Pool()):
         inside = on_threads(each, lambda _: results.append(publish(lane, 10)))
         inside.put(1)
         flushed(inside)
     assert results == [0, 0]
-    assert lane.dropped == 80
+    assert lane.room.dropped == 80
     (record,) = caplog.records
     assert record.getMessage() == "Miss Marple is 40 events behind: dropping new events until it has caught up"
     gate.let()
@@ -977,7 +977,7 @@ def test_an_overflow_is_logged_once_until_it_is_over(pool: Pool, loop: Loop, cap
         gate.let()
         gate.entered(count)
         assert loop.call(publish, lane, 100) == 1
-    assert lane.dropped == 60 + 18 * 99
+    assert lane.room.dropped == 60 + 18 * 99
     assert len(caplog.records) == 1
     gate.let(40 - 2)
     gate.entered(19 + 38)
@@ -998,7 +998,7 @@ def test_who_waits_in_vain_drops_and_all_that_is_dropped_is_counted(
     found: list[bool] = []
     together(*[lambda: found.extend(lane.has_room() for _ in range(5))] * 8)
     assert found == [False] * 40
-    assert lane.dropped == 40
+    assert lane.room.dropped == 40
     assert len(caplog.records) == 1
     caplog.clear()
     lane.release([])
@@ -1010,13 +1010,13 @@ def test_nobody_waits_for_room_in_a_lane_that_is_closed(pool: Pool) -> None:
     lane.put_all([*range(4)])
 
     def close() -> None:
-        eventually(lambda: lane._room.is_awaited, "somebody waits")
+        eventually(lambda: lane.room.is_awaited, "somebody waits")
         assert lane.close() == 4
 
     began = time.monotonic()
     together(close, *[lambda: lane.has_room()] * 4)
     assert time.monotonic() - began < PATIENCE
-    assert lane.dropped == 0
+    assert lane.room.dropped == 0
 
 
 def test_what_is_newest_takes_the_place_of_what_is_oldest(pool: Pool) -> None:
@@ -1024,7 +1024,7 @@ def test_what_is_newest_takes_the_place_of_what_is_oldest(pool: Pool) -> None:
     for number in range(20):
         lane.put_newest(number)
         assert len(lane) <= 5
-    assert lane.dropped == 15
+    assert lane.room.dropped == 15
     gate.let()
     flushed(lane)
     assert gate.seen == ["first", *range(15, 20)]
@@ -1048,7 +1048,7 @@ def test_the_newest_item_takes_no_place_of_somebody_who_waits_for_the_others(poo
     assert len(reached) == 3
     assert gate.seen[0] == "first"
     assert gate.seen[-1] == 19
-    assert len(gate.seen) - 1 + lane.dropped == 20
+    assert len(gate.seen) - 1 + lane.room.dropped == 20
 
 
 # --- done, closed
@@ -1488,7 +1488,7 @@ def hold(lock):
         held.release()
         over.wait(20)
 
-for lock in (each._room._lock, pool._lock):
+for lock in (each.room._lock, pool._lock):
     threading.Thread(target=hold, args=(lock,), daemon=True).start()
     assert held.acquire(timeout=10)
 

@@ -169,7 +169,7 @@ def test_a_publisher_that_waits_for_room_when_the_bus_is_closed_does_not_hang(bu
         publisher.deliver_untyped({})
     join = in_background(lambda: publisher.deliver_untyped({}))
     (lane,) = bus.lanes()
-    eventually(lambda: lane._room.is_awaited, "it waits for room")
+    eventually(lambda: lane.room.is_awaited, "it waits for room")
     bus.close(SOON)
     join()
     gate.opened.set()
