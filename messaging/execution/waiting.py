@@ -16,6 +16,7 @@ import warnings
 from asyncio import _get_running_loop
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from messaging.errors import ArgumentError, WouldBlockError
 from messaging.execution.clock import clock
@@ -140,10 +141,9 @@ class Waiters:
             flag.set()
 
 
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs on the calling thread, or ``None``."""
-    # asyncio's public function raises without a loop, and an exception costs as much as a publish
-    return _get_running_loop()
+#: returns the event loop that runs on the calling thread, or ``None``. asyncio's public function raises without a loop,
+#: and an exception costs as much as a publish
+running_loop: Final[Callable[[], asyncio.AbstractEventLoop | None]] = _get_running_loop
 
 
 def may_block() -> bool:

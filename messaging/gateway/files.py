@@ -371,9 +371,7 @@ def _meaning(table: Mapping[Any, Any], key: str | int) -> str:
     return f": {text}" if text else ""
 
 
-@cache
-def _schema() -> dict[str, Any]:
-    return GatewaySettings.model_json_schema()
+_schema: Final = cache(GatewaySettings.model_json_schema)
 
 
 def _table_at(path: KeyPath) -> Mapping[Any, Any]:

@@ -43,8 +43,7 @@ class ReplayClock(Protocol):
 
 
 class _Monotonic:
-    def now(self) -> float:
-        return time.monotonic()
+    now = staticmethod(time.monotonic)
 
     def wait(self, stop: threading.Event, seconds: float) -> None:
         # not stop.wait(): an interrupt of the main thread could leave the lock of the event taken
