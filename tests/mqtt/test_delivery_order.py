@@ -2,7 +2,7 @@
 
 mosquitto 2.0 counts its window from the position of the message that is answered. An answer to one beyond the window
 leaves a slot which the next message published takes, ahead of all that wait in its queue: on the wire, packet ids 177,
-178, 179, 224, 225, 180. So such answers must not be given; see ``messaging_adapters.mqtt.inbound``.
+178, 179, 224, 225, 180. So such answers must not be given; see ``messaging_adapters.mqtt.answers``.
 """
 
 from __future__ import annotations
@@ -161,6 +161,40 @@ async def test_streams_that_settle_at_different_speeds_stay_in_order_with_mosqui
                 assert sink.payloads == [b"%d" % number for number in range(total)]
 
 
+@table("qos", ["1", "2"])
+async def test_streams_of_3_1_1_stay_in_order_with_the_window_that_mosquitto_has(qos: str) -> None:
+    """One stream settles all that it has while mosquitto has sent twice its window, and keeps a queue."""
+    with Mosquitto() as broker:
+        url = broker.url
+        async with connected(url, version="3.1.1") as core, connected(url) as other:
+            sinks = [(await core.subscribe(channel, qos=qos))[0] for channel in ("slow", "fast")]
+            slow, fast = sinks
+
+            async def publish(number: int) -> None:
+                for channel in ("slow", "fast"):
+                    await other.publish(channel, b"%d" % number, qos=qos)
+
+            for number in range(60):
+                await publish(number)
+            await fast.count(10)
+            core.acknowledge(slow.arrived[0])
+            await fast.count(19)
+            core.acknowledge(*fast.arrived[:9:-1])  # beyond the window
+            await core.publish("after", qos="1")  # so mosquitto has read what was answered
+            done = [1, 0]
+            await publish(60)
+
+            def is_complete() -> bool:
+                for which, sink in enumerate(sinks):
+                    core.acknowledge(*sink.arrived[done[which] :])
+                    done[which] = len(sink.arrived)
+                return min(done) == 61
+
+            await eventually_async(is_complete)
+            for sink in sinks:
+                assert sink.payloads == [b"%d" % number for number in range(61)]
+
+
 def deliver_v3(
     connection: Connection, packet_ids: Iterable[int], qos: int = 1, flags: int = 0, topic: str = "t"
 ) -> None:
@@ -179,21 +213,21 @@ async def next_answer(connection: Connection) -> tuple[int, int]:
 
 
 @asynccontextmanager
-async def resumed_with_lost_answers(count: int) -> AsyncIterator[tuple[Core, Sink, Connection]]:
-    """The answers to messages 1 and 2 were lost, the others are settled, and all are sent again."""
+async def resumed_with_lost_answers(lost: int, count: int) -> AsyncIterator[tuple[Core, Sink, Connection]]:
+    """The answers to the first ``lost`` messages were lost, the others are settled, and all are sent again."""
     async with session(**V3) as (core, peer, connection):
         sink, _ = await subscribed(core, connection, qos="2")
         deliver_v3(connection, range(1, count + 1))
         messages = [*await sink.count(count)]
-        core.acknowledge(*messages[:2])
-        assert await answered(connection, 2) == [1, 2]
+        core.acknowledge(*messages[:lost])
+        assert await answered(connection, lost) == [*range(1, lost + 1)]
         connection.abort()
         await core.lost(1)
-        core.acknowledge(*messages[2:])
+        core.acknowledge(*messages[lost:])
         connection, _ = await accept(core, peer, present=True)
         deliver_v3(connection, range(1, count + 1), flags=8)
-        await sink.count(count + 2)
-        assert sink.payloads[count:] == [b"1", b"2"]
+        await sink.count(count + lost)
+        assert sink.payloads[count:] == [b"%d" % number for number in range(1, lost + 1)]
         yield core, sink, connection
 
 
@@ -201,17 +235,81 @@ async def answered(connection: Connection, count: int) -> list[int]:
     return [int.from_bytes(await connection.expect(packets.PUBACK), "big") for _ in range(count)]
 
 
-async def test_resent_messages_of_a_3_1_1_session_are_answered_in_their_order() -> None:
-    """Whatever is settled first: mosquitto lets new messages overtake its queue where it is not."""
-    async with resumed_with_lost_answers(30) as (core, sink, connection):
-        core.acknowledge(sink.arrived[31])
+async def test_answers_of_3_1_1_keep_to_mosquittos_window_also_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Streams settle at different speeds while mosquitto has sent more than its window: the fast one waits its turn."""
+    monkeypatch.setattr(answers, "ORDER_TIMEOUT", PATIENCE)
+    async with slow_and_fast(30, 10) as (core, slow, fast, connection):
+        core.acknowledge(*await fast.count(10))
         assert await connection.is_silent()
-        core.acknowledge(sink.arrived[30])
-        assert await answered(connection, 30) == [*range(1, 31)]
+        core.acknowledge(*slow.arrived[9::-1])
+        assert await answered(connection, 10) == [*range(10, 0, -1)]
+        assert await connection.is_silent()
+        core.acknowledge(slow.arrived[10])
+        assert await answered(connection, 11) == [11, *range(31, 41)]
+
+
+async def test_a_window_of_unsettled_messages_holds_up_the_answers_to_others_for_a_limited_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another broker's window may be larger, and one stream must not stop the others."""
+    monkeypatch.setattr(answers, "ORDER_TIMEOUT", 0.05)
+    async with slow_and_fast(30, 5) as (core, slow, fast, connection):
+        core.acknowledge(*await fast.count(5))
+        assert await answered(connection, 5) == [*range(31, 36)]
+        monkeypatch.setattr(answers, "ORDER_TIMEOUT", PATIENCE)
+        deliver_v3(connection, range(36, 41), topic="fast")
+        core.acknowledge(*(await fast.count(10))[5:])
+        assert await answered(connection, 5) == [*range(36, 41)]  # at once
+        core.acknowledge(slow.arrived[0])  # one moves up: from now on the others wait again
+        assert await answered(connection, 1) == [1]
+        deliver_v3(connection, range(41, 46), topic="fast")
+        core.acknowledge(*(await fast.count(15))[10:])
+        assert await connection.is_silent()
+        core.acknowledge(*slow.arrived[1:])
+        assert {*await answered(connection, 34)} == {*range(2, 31), *range(41, 46)}
+
+
+async def test_messages_that_move_up_have_that_time_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "ORDER_TIMEOUT", 0.2)
+    async with slow_and_fast(40, 1) as (core, slow, fast, connection):
+        core.acknowledge(*await fast.count(1))
+        for number in range(20):
+            await asyncio.sleep(0.05)  # sleeps: a stream that is slow, and not stuck
+            core.acknowledge(slow.arrived[number])
+            assert await answered(connection, 1) == [number + 1]
+        core.acknowledge(slow.arrived[20])
+        assert await answered(connection, 2) == [21, 41]
+
+
+@asynccontextmanager
+async def slow_and_fast(slow: int, fast: int) -> AsyncIterator[tuple[Core, Sink, Sink, Connection]]:
+    """Two streams of one instance, and so many messages that the broker has sent for each."""
+    async with session(**V3) as (core, _, connection):
+        sinks = [(await subscribed(core, connection, each, qos="1"))[0] for each in ("slow", "fast")]
+        deliver_v3(connection, range(1, slow + 1), topic="slow")
+        deliver_v3(connection, range(slow + 1, slow + fast + 1), topic="fast")
+        await sinks[0].count(slow)
+        yield core, sinks[0], sinks[1], connection
+
+
+async def test_resent_messages_of_a_3_1_1_session_are_answered_within_the_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Mosquitto lets new messages overtake its queue where it is not so."""
+    monkeypatch.setattr(answers, "ORDER_TIMEOUT", PATIENCE)
+    async with resumed_with_lost_answers(25, 40) as (core, sink, connection):
+        assert await connection.is_silent()
+        core.acknowledge(*sink.arrived[:39:-1])
+        held = [*range(1, 41)]
+        for packet_id in await answered(connection, 40):
+            assert held.index(packet_id) < 20
+            held.remove(packet_id)
 
 
 async def test_a_resent_message_without_a_stream_holds_up_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session of a process that was killed: one of its subscriptions is not made again."""
+    """A session of a process that was killed: one of its subscriptions is not made again at once."""
     monkeypatch.setattr(answers, "ORDER_TIMEOUT", PATIENCE)
     async with Peer() as peer:
         core = Core(peer.url, **V3)
@@ -226,19 +324,6 @@ async def test_a_resent_message_without_a_stream_holds_up_no_answer(monkeypatch:
         core.acknowledge(*await late.count(10))
         assert await answered(connection, 10) == [*range(1, 11)]
         await farewell(core, connection)
-
-
-async def test_an_unsettled_message_holds_up_the_answers_to_others_for_a_limited_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(answers, "ORDER_TIMEOUT", 0.05)
-
-    async with resumed_with_lost_answers(30) as (core, sink, connection):
-        assert await answered(connection, 28) == [*range(3, 31)]
-        core.acknowledge(sink.arrived[31])
-        assert await answered(connection, 1) == [2]
-        core.acknowledge(sink.arrived[30])
-        assert await answered(connection, 1) == [1]
 
 
 @table("qos", ["1", "2"])

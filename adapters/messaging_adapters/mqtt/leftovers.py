@@ -99,7 +99,6 @@ class Leftovers:
                 return False
             self._unclaimed.pop(receipt.id, None)  # the broker gave the id to another message
             self._unclaimed[receipt.id] = receipt
-            self._answers.pass_over(receipt)
             return True
         receipt.copies = 0
         self.keep_for(receipt, streams)

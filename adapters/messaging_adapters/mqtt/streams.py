@@ -24,7 +24,7 @@ _CACHED: Final = 4096
 class Receipt:
     """A message of QoS 1 or 2 that the broker has no answer to, or (``recorded``) only the first of two."""
 
-    __slots__ = ("copies", "id", "number", "publish", "qos", "recorded", "session", "waits")
+    __slots__ = ("copies", "id", "number", "publish", "qos", "recorded", "session")
 
     def __init__(self, publish: Publish, session: int, number: int) -> None:
         self.id = publish.id
@@ -37,8 +37,6 @@ class Receipt:
         self.recorded = False
         #: position among the messages of all connections, new or sent again
         self.number = number
-        #: its answer follows those to the messages that were sent again before it
-        self.waits = False
 
     @property
     def is_due(self) -> bool:
