@@ -4,7 +4,7 @@
 class and JSON format extend those of the package ``cloudevents``. Importing this package registers a codec for
 ``application/cloudevents+json``. See ``docs/cloudevents.md``.
 
-Needs the extra ``cloudevents``. May import: ``model``, ``codecs``, ``errors``; for types ``execution``.
+Needs the extra ``cloudevents``.
 """
 
 from messaging.errors import MissingExtraError as _MissingExtraError

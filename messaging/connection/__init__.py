@@ -1,6 +1,6 @@
 """The connection of an instance to its broker: connecting, reconnecting, state, subscriptions.
 
-May import: ``adapter`` (the contract), ``model``, ``execution``. Adapters use ``connection.tls`` by its own name.
+Adapters use ``connection.tls`` by its own name.
 """
 
 from messaging.connection.connection import Connection as Connection

@@ -3,8 +3,6 @@
 This module has the only fork handler of the project. In the child it releases the held locks, increments
 :data:`generation`, and calls the resets in the order in which they were added. The late resets follow: they may run
 code of the application.
-
-May import: ``environment.signals``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Execution: the engine's event loop, clock, promises, lanes, worker threads, and interruptible waiting.
-
-May import: ``errors``, ``environment``.
-"""
+"""Execution: the engine's event loop, clock, promises, lanes, worker threads, and interruptible waiting."""
 
 from messaging.errors.checks import ValueObserver as ValueObserver
 from messaging.errors.checks import callbacks_of as callbacks_of

@@ -30,8 +30,6 @@
     requests       requests that are passed on to responders
     devices        states of bridged devices
     status         the state of the gateway at a broker
-
-May import all of ``messaging`` but ``cli`` and ``testing``.
 """
 
 from messaging.gateway.checks import check

@@ -118,7 +118,7 @@ class Buffer:
             raise
 
     def _note_outcome(self, stored: StoredMessage, error: MessagingError | None) -> None:
-        """Accept a message; or drop it, leave it to its source, or try again. On the thread of the journal."""
+        """Accept a message; or drop it, leave it to its source, or try again. On the journal's thread, or the loop."""
         if error is None:
             stored.timestamp = clock.wall()
             self.problem = None

@@ -184,7 +184,7 @@ class Gateway(Startable):
     def _new_route(self, name: str, settings: GatewaySettings) -> Route:
         return Route(
             name, settings.routes[name], self.name, settings.data / ROUTES_FOLDER / name, settings.max_hops,
-            self._instances.connected, self._instances.targets,
+            self._instances.by_name, self._instances.targets,
         )  # fmt: skip
 
     def _close(self, limit: float) -> None:
@@ -291,7 +291,7 @@ class Gateway(Startable):
         for name in gone:
             self._instances.close(name)
         for name, each in settings.instances.items():
-            if name not in self._instances.connected:
+            if name not in self._instances.by_name:
                 self._instances.connect(name, each, settings.status)
         failure: MessagingError | None = None
         for name, each_route in settings.routes.items():

@@ -201,7 +201,7 @@ class GatewayInstances:
         changed: called with the name and the state of an instance when that changes. On a worker thread.
 
     Attributes:
-        connected: the instances.
+        by_name: the instances.
         targets: one for each instance.
     """
 
@@ -211,7 +211,7 @@ class GatewayInstances:
         self._gateway = gateway
         self._arguments = arguments
         self._changed = changed
-        self.connected: dict[str, Messaging] = {}
+        self.by_name: dict[str, Messaging] = {}
         self.targets: dict[str, Target] = {}
 
     def connect(self, name: str, settings: InstanceSettings, status: StatusSettings | None) -> None:
@@ -234,21 +234,21 @@ class GatewayInstances:
             will = last_will(status, self._gateway, announced(unconnected(settings.url, given)))
             arguments = {"will": will} | arguments
         instance = messaging.connect(settings.url, **arguments)
-        self.connected[name] = instance
+        self.by_name[name] = instance
         self.targets[name] = Target(instance, 1)
         instance.connection_state.subscribe(lambda state: self._changed(name, state))
 
     def close(self, name: str) -> None:
         """Close an instance, and forget it."""
         self.targets.pop(name)
-        self.connected.pop(name).close(_CLOSE_TIMEOUT)
+        self.by_name.pop(name).close(_CLOSE_TIMEOUT)
 
     def close_all(self) -> None:
         """Close all instances, which are known after that: their reports are asked for."""
-        for instance in self.connected.values():
+        for instance in self.by_name.values():
             instance.close(_CLOSE_TIMEOUT)
 
     def disconnected(self) -> list[str]:
         """Return the instances that are not connected, each with the cause. From any thread."""
-        states = [(name, each.connection_state.value) for name, each in [*self.connected.items()]]
+        states = [(name, each.connection_state.value) for name, each in [*self.by_name.items()]]
         return [f"instance '{name}': {state}" for name, state in states if not state.is_up]

@@ -32,7 +32,7 @@ from messaging.gateway.settings import RouteSettings
 from messaging.gateway.stored import Settleable, StoredMessage
 from messaging.gateway.subscriptions import PACKET_ID, SourceSubscription
 from messaging.journal import Record
-from messaging.model import Features, MessageContext, stored_properties
+from messaging.model import AcknowledgeMessageContext, Features, MessageContext, ReceivedMessage, stored_properties
 
 if TYPE_CHECKING:
     import asyncio
@@ -79,9 +79,7 @@ class IntakeCounts:
 class Rules:
     """How the messages of a route are handled: what a changed configuration replaces. For one thread at a time."""
 
-    def __init__(
-        self, name: str, settings: RouteSettings, pipeline: Pipeline, destinations: Destinations
-    ) -> None:  # fmt: skip
+    def __init__(self, name: str, settings: RouteSettings, pipeline: Pipeline, destinations: Destinations) -> None:
         self.name = name
         self.settings = settings
         self.pipeline = pipeline
@@ -249,43 +247,43 @@ class RouteIntake:
 
     # --- messages
 
-    def _handle(self, message: Any) -> None:
+    def _handle(self, message: ReceivedMessage) -> None:
         """Handle a message. On a worker thread, one at a time."""
         if self._is_stopped:
             return
         if self._replacement is not None:
             self._adopt()
-        incoming = message.context
+        context = message.context
         self.counts.received += 1
         rules = self.rules
-        extensions = incoming.extensions
+        extensions = context.extensions
         try:
             passed = passed_gateways(extensions)
             if passed and rules.destinations.is_loop(passed):
-                self._refuse_looped(incoming, passed)
+                self._refuse_looped(context, passed)
                 return
-            if self._ring is not None and self._ring.note(incoming.channel, message.payload, clock.monotonic()):
+            if self._ring is not None and self._ring.note(context.channel, message.payload, clock.monotonic()):
                 logger.warning(
                     "route '%s': %d equal messages of %r within %g s: if they come from a ring of gateways, they go "
                     "round for ever, because '%s' carries no headers; set version=5, or envelope=true on all sides",
-                    rules.name, MANY, incoming.channel, WITHIN, self._source.name,
+                    rules.name, MANY, context.channel, WITHIN, self._source.name,
                 )  # fmt: skip
             message_id = extensions.get(Features.EXTENSION_MESSAGE_ID) or self._identify(message, extensions)
             if rules.pipeline.is_plain:
-                destination = rules.direct(incoming, extensions)
+                destination = rules.direct(context, extensions)
                 key = self._recognition.key(message_id, destination.channel, message.payload)
-                if key and is_redelivered(message) and self._is_repeated(key, (incoming,)):
+                if key and is_redelivered(message) and self._is_repeated(key, (context,)):
                     return
-                self._store(StoredMessage(message.payload, destination, message_id, (incoming,), key))
+                self._store(StoredMessage(message.payload, destination, message_id, (context,), key))
             else:
-                draft = rules.draft(message.payload, incoming, message_id, message)
+                draft = rules.draft(message.payload, context, message_id, message)
                 self._finish(rules, rules.pipeline.process(draft, clock.monotonic()))
         except ClosedError:
             return
         except MessagingError as error:
             self._fail(message, error)
         except Exception as error:  # a defect: the message must not be lost, and the route must go on
-            logger.exception("route '%s': a message of %r failed", rules.name, incoming.channel)
+            logger.exception("route '%s': a message of %r failed", rules.name, context.channel)
             self._fail(message, MessagingError(f"{type(error).__name__}: {error}"))
 
     def _finish(self, rules: Rules, passed: Passed) -> None:
@@ -325,7 +323,7 @@ class RouteIntake:
             self._room.wait_for(lambda: buffer.storing < _STORING or self._is_stopped, _HOLD)
         buffer.store(stored)
 
-    def _identify(self, message: Any, extensions: Mapping[str, Any]) -> str:
+    def _identify(self, message: ReceivedMessage, extensions: Mapping[str, Any]) -> str:
         """Return an id for a message that has none: the same as before, if its source delivers it again."""
         packet = extensions.get(PACKET_ID)
         if packet is None:
@@ -335,16 +333,16 @@ class RouteIntake:
             connection=self._source.connection_state.value,
         )  # fmt: skip
 
-    def _refuse_looped(self, incoming: Any, passed: Sequence[str]) -> None:
+    def _refuse_looped(self, context: AcknowledgeMessageContext, passed: Sequence[str]) -> None:
         if not self.counts.looped:
             logger.warning(
                 "route '%s': dropped a message of %r that has passed the gateways %s: there is a loop of routes",
-                self.rules.name, incoming.channel, ", ".join(passed),
+                self.rules.name, context.channel, ", ".join(passed),
             )  # fmt: skip
         self.counts.looped += 1
-        incoming.settle(True)
+        context.settle(True)
 
-    def _fail(self, message: Any, error: MessagingError) -> None:
+    def _fail(self, message: ReceivedMessage, error: MessagingError) -> None:
         """Make a message of the source a dead letter, and acknowledge it. Waits for the disk."""
         self.counts.failed += 1
         context = message.context
@@ -365,7 +363,7 @@ class RouteIntake:
 
     # --- batches and held samples
 
-    def _enqueue(self, message: Any) -> None:
+    def _enqueue(self, message: ReceivedMessage) -> None:
         self._inbox.append(message)
         if len(self._inbox) >= _STORING:
             self._room.wait_for(lambda: len(self._inbox) < _STORING or self._is_stopped, _HOLD)
@@ -405,7 +403,7 @@ class RouteIntake:
             self._timer = clock.call_later(engine().loop, pause, self._wake)
 
 
-def source_record(message: Any) -> Record:
+def source_record(message: ReceivedMessage) -> Record:
     """Return a message of the source as the record of a dead letter: its offset is -1, it was not in the buffer."""
     context = message.context
     extensions = {key: value for key, value in context.extensions.items() if key != Features.EXTENSION_QOS}

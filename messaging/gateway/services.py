@@ -48,7 +48,7 @@ class GatewayServices:
 
     def start(self, settings: GatewaySettings) -> None:
         """Start the requests, states of devices, the status and the snapshots of ``settings`` that are not running."""
-        instances = self._instances.connected
+        instances = self._instances.by_name
         for name, request in settings.requests.items():
             if request.enabled and name not in self.requests:
                 self.requests[name] = RequestForwarder(name, request, self._name, settings.max_hops, instances)

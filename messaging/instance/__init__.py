@@ -1,7 +1,4 @@
-"""``connect(url)``, and the messaging instance that it returns, with its services (RFC 5.2).
-
-May import every room below: an instance puts them together.
-"""
+"""``connect(url)``, and the messaging instance that it returns, with its services (RFC 5.2)."""
 
 from messaging.connection.properties import FEATURE_PROPERTY as FEATURE_PROPERTY  # names that are imported from here
 from messaging.connection.properties import NAME_PROPERTY as NAME_PROPERTY

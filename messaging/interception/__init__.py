@@ -11,7 +11,7 @@ manager is entered first and exited last.
 interceptors calls these themselves, so interceptors cost it nothing for each message. An interceptor that overrides one
 method costs nothing on the other side.
 
-May import: ``adapter`` (the contract), ``model``, ``execution``, ``services``, ``errors``. The rooms above use
+The rooms above use
 ``PublishChain`` and ``ProcessChain``.
 """
 

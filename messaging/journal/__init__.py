@@ -27,8 +27,6 @@
     folders      files, and the lock of the writer
 
 The last four also serve other kinds of journals, such as those of Spark queries; so do ``verify`` and ``repair``.
-
-May import: ``model``, ``services``, ``execution``, ``errors``, ``environment``.
 """
 
 from messaging.journal.commit import Append

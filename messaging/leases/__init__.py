@@ -6,8 +6,6 @@
 ``renewal``         LeaseRenewalManager: keeps leases alive; ``renewed``: when each of them is due
 ``remote``          leases of and for other processes, and finding them at a broker
 ==================  =================================================================================================
-
-May import: ``dispatch``, ``execution``, ``errors``, ``environment``, ``model``.
 """
 
 from messaging.leases.landlord import GrantedLease, Landlord, LeaseEnd, LeaseInfo

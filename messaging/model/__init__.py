@@ -3,9 +3,8 @@
 Messages and their contexts, builders, acknowledgement states, channels, URLs, settings, features and extensions (RFC
 5.6, 5.8, 6.3).
 
-May import: ``errors``, ``environment``, ``codecs``, ``services``, and for the event loop of a provider
-``execution``. ``model.settings``, ``model.credentials`` and ``model.envelope`` are imported by their own names, because
-they load pydantic.
+``model.settings``, ``model.credentials`` and ``model.envelope`` are imported by their own names, because they load
+pydantic.
 """
 
 from messaging.model.acknowledge import AcknowledgeHandler, AcknowledgeMessageContext, AcknowledgeType

@@ -1,6 +1,4 @@
 """Transactional outboxes: messages that are published if, and only if, a transaction of a database commits.
 
 One package for each kind of database: :mod:`messaging.outbox.sql`.
-
-May import: every room below, :mod:`messaging.instance` among them.
 """

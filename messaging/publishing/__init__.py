@@ -1,7 +1,6 @@
 """Publishing: the publisher service (RFC 5.5) and the outbox, which holds messages until they are settled.
 
-May import: ``connection``, ``adapter`` (the contract), ``journal``, ``model``, ``execution``. Independent of
-``receiving``. ``publishing.durable`` is imported by its own name, because it loads the journal.
+``publishing.durable`` is imported by its own name, because it loads the journal.
 """
 
 from messaging.publishing.outbox import Outbox as Outbox

@@ -1,8 +1,4 @@
-"""Receiving: subscriptions and their buffers, streams, message handlers, redelivery (RFC 5.4, 5.8).
-
-May import: ``connection``, ``adapter`` (the contract), ``model``, ``execution``, ``services``. Independent of
-``publishing``.
-"""
+"""Receiving: subscriptions and their buffers, streams, message handlers, redelivery (RFC 5.4, 5.8)."""
 
 from messaging.receiving.buffer import OnInvalid as OnInvalid
 from messaging.receiving.buffer import StreamCounters as StreamCounters

@@ -1,8 +1,7 @@
-"""OpenRequests and replies (RFC 5.7): publishers of requests, the whiteboard, and the interfaces of request handlers.
+"""Requests and replies (RFC 5.7): publishers of requests, the whiteboard, and the interfaces of request handlers.
 
-``handlers`` has the interfaces and property names of handlers, for applications. May import: ``publishing``,
-``receiving``, ``connection``, ``services``, ``codecs``, ``adapter`` (the contract), ``model``, ``execution``. Only the
-handlers are public; the other names are for the rooms above.
+``handlers`` has the interfaces and property names of handlers, for applications. Only these are
+public; the other names are for the rooms above.
 """
 
 from messaging.replyto.handlers import (

@@ -1,6 +1,6 @@
 """The service registry and LDAP filters: parts of a program find each other by interface and properties.
 
-May import: ``errors``, ``environment``. Import from the room, not from its modules, but for :mod:`reporting
+Import from the room, not from its modules, but for :mod:`reporting
 <messaging.services.reporting>`.
 
 ==============  ==================================================================================================

@@ -13,7 +13,7 @@ aliases, checks sequence numbers, asks for rebirths, and marks metrics stale. Se
     readings      metrics with their origin and quality
     decoder       the state of edge nodes
 
-Needs the extra ``sparkplug``. May import: ``codecs``, ``execution``, ``errors``.
+Needs the extra ``sparkplug``.
 """
 
 from messaging.errors import MissingExtraError as _MissingExtraError

@@ -132,7 +132,7 @@ class Stream:
         self.ends: list[str] = []
         self.blocks: list[str | None] = []
         if settled:
-            self.protocol.settle(131_072, self.blocks.append, lambda reason, _: self.ends.append(reason))
+            self.protocol.end_handshake(131_072, self.blocks.append, lambda reason, _: self.ends.append(reason))
 
     async def rest(self, pieces: list[bytes]) -> bytes:
         """What is left for aiormq of ``pieces``."""

@@ -144,7 +144,7 @@ class AmqpWire:
         #: waits for the broker to accept a new secret
         self._updating: asyncio.Event | None = None
         protocol.expires_at = target.expires_at
-        protocol.settle(tune.frame_max - frames.OVERHEAD, self._block, self._end)
+        protocol.end_handshake(tune.frame_max - frames.OVERHEAD, self._block, self._end)
         connection.amqp.closing.add_done_callback(self._closed)
         if target.heartbeat:
             self._check_silence()

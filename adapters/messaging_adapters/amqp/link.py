@@ -260,7 +260,7 @@ class AmqpLink:
             self._end(PlannedLossError(f"connection to {self._target} ended {purpose}"))
 
     async def _close_wires(self) -> None:
-        grace = UNCONFIRMED_GRACE if self.publisher.wrote_unconfirmed() else CLOSE_GRACE
+        grace = UNCONFIRMED_GRACE if self.publisher.wrote_unanswered() else CLOSE_GRACE
         await asyncio.gather(*[wire.close(grace) for wire in self.wires])
 
     async def _consuming_wire(self) -> AmqpWire:

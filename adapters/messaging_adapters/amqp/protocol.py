@@ -72,7 +72,7 @@ class FrameLane(Protocol):
 
 
 class FrameProtocol(asyncio.StreamReaderProtocol):
-    """See the module. Until ``settle`` is called all frames go to aiormq, for the handshake."""
+    """See the module. Until ``end_handshake`` is called all frames go to aiormq, for the handshake."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.reader = internals.StreamEnd(loop=loop) if internals.ENABLED else asyncio.StreamReader(loop=loop)
@@ -96,15 +96,15 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         self._blocked: Callable[[str | None], object] = _nothing
         self._ended: Callable[[str, BaseException | None], object] = _nothing
         self._frame_max = _HANDSHAKE_FRAME_MAX
-        #: settled after the handshake; deaf once the end was reported; at its end once the stream is closed
-        self._is_settled = self._is_deaf = self._is_at_end = False
+        #: the handshake has ended; deaf once the end was reported; at its end once the stream is closed
+        self._is_open = self._is_deaf = self._is_at_end = False
         self._time = clock.clock_of(loop)
         #: the beginning of a frame, and the number of bytes it takes to go on with it
         self._rest: bytes | bytearray = b""
         self._wanted = 0
         self._own_transport: asyncio.Transport | None = None
 
-    def settle(
+    def end_handshake(
         self,
         frame_max: int,
         blocked: Callable[[str | None], object],
@@ -118,7 +118,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
             ended: called once, with reason and cause, when the connection has ended.
         """
         self._frame_max, self._blocked, self._ended = frame_max, blocked, ended
-        self._is_settled = True
+        self._is_open = True
         self.end_quietly()
 
     def end_quietly(self) -> None:
@@ -128,7 +128,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
 
     def feed_heartbeat(self) -> None:
         """Let aiormq read a heartbeat: it does not see the messages that show that the broker is alive."""
-        if self._is_settled and not self._is_deaf and not self._is_at_end:
+        if self._is_open and not self._is_deaf and not self._is_at_end:
             self.reader.feed_data(frames.HEARTBEAT_FRAME)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -149,7 +149,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         super().connection_lost(exc)
 
     def _end(self, reason: str, cause: BaseException | None) -> None:
-        if self._is_settled and not self._is_deaf:
+        if self._is_open and not self._is_deaf:
             self._is_deaf = True
             self._ended(reason, cause)
 
@@ -209,7 +209,7 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
 
     def _not_a_frame(self, data: bytes, at: int, length: int, passed: list[bytes]) -> int:
         """Handle bytes that are not a frame, and return the position at which to go on."""
-        if self._is_settled:
+        if self._is_open:
             what = f"a frame of {length} bytes" if data[at] in _KINDS and length > self._frame_max else "no frame"
             self._break(f"{what}; at most {self._frame_max} bytes were agreed")
         else:
@@ -226,13 +226,13 @@ class FrameProtocol(asyncio.StreamReaderProtocol):
         if method == frames.CONNECTION_CLOSE:
             self.close_reason = code, text = self._read_close(frame, start, stop)
             self.culprit = int.from_bytes(frame[stop - 4 : stop], "big")
-            if self._is_settled:
+            if self._is_open:
                 if self._own_transport is not None and not self._own_transport.is_closing():
                     self._own_transport.write(frames.CLOSE_OK)
                 self._end(f"{code} {text}", None)
                 return None
             return pamqp.frame.marshal(spec.Connection.Close(code, text, *struct.unpack(">HH", frame[-5:-1])), channel)
-        if not self._is_settled:
+        if not self._is_open:
             return frames.limited(frame) if method == frames.CONNECTION_TUNE else frame
         if kind == frames.HEARTBEAT:
             return frame

@@ -36,7 +36,7 @@ _MAX_RETIRED: Final = 4
 
 
 class Confirmable(Protocol):
-    """A message that is published: an ``adapter.Outgoing``, or a delayed message."""
+    """A message that is published: a ``model.Outgoing``, or a delayed message."""
 
     def confirm(self) -> None:
         """Report that the broker has taken the message."""

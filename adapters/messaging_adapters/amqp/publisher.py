@@ -106,7 +106,7 @@ class AmqpPublisher:
         self._refusing = refusing or RefusingQueues()
         self._retries = Retries(self, wire.label)
         #: when a message without confirm was last written, in the loop's time
-        self._unconfirmed_at = -math.inf
+        self._unanswered_at = -math.inf
 
     async def publish(self, batch: Sequence[Outgoing]) -> None:
         """Write the messages of ``batch``, in order; see ``Adapter.publish``."""
@@ -146,9 +146,9 @@ class AmqpPublisher:
         except TimeoutError:
             pass
 
-    def wrote_unconfirmed(self) -> bool:
+    def wrote_unanswered(self) -> bool:
         """Return whether messages were written a short time ago that the broker does not confirm."""
-        return clock.time_of(asyncio.get_running_loop()) - self._unconfirmed_at < _MAY_BE_UNREAD
+        return clock.time_of(asyncio.get_running_loop()) - self._unanswered_at < _MAY_BE_UNREAD
 
     # --- waiting
 
@@ -219,8 +219,8 @@ class AmqpPublisher:
         """
         parts: list[bytes] = []
         size = 0
-        confirmed: list[Outgoing] = []
-        unconfirmed: list[Outgoing] = []
+        awaiting: list[Outgoing] = []
+        unanswered: list[Outgoing] = []
         now = int(clock.wall())
         held = None if again else self._retries.held
         form_of, frame_max = self._form_of, self._wire.frame_max
@@ -247,20 +247,20 @@ class AmqpPublisher:
                         tag = channel.expect(message)
                         if form.mandatory:
                             channel.mandatory[message.message_id] = tag
-                        confirmed.append(message)
+                        awaiting.append(message)
                     else:
-                        unconfirmed.append(message)
+                        unanswered.append(message)
             position += 1
         if parts and not self._wire.write(b"".join(parts)):
             # the loss was found by the write: ``end`` has failed the messages that await a confirm
-            for message in unconfirmed:
+            for message in unanswered:
                 message.fail(ConnectionLostError(_NOT_SENT))
             return position
-        for message in confirmed:
+        for message in awaiting:
             message.sent()
-        if unconfirmed:
-            self._unconfirmed_at = clock.time_of(asyncio.get_running_loop())
-            for message in unconfirmed:
+        if unanswered:
+            self._unanswered_at = clock.time_of(asyncio.get_running_loop())
+            for message in unanswered:
                 message.confirm()
         return position
 

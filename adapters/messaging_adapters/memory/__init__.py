@@ -1,6 +1,6 @@
 """The adapter of ``memory://name``: a broker inside the process, which all instances with that name share.
 
-May import: the public rooms of ``messaging``. Exports the adapter and its settings.
+Exports the adapter and its settings.
 """
 
 from messaging_adapters.memory.adapter import MemoryAdapter

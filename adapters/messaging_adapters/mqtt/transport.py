@@ -68,7 +68,7 @@ class Transport:
         self._framed = bytearray()
         self._in_frames = 0
         #: the buffer that goes to the socket next
-        self._outgoing = self._out
+        self._to_socket = self._out
         self.sent = 0
         self.received_at = self.sent_at = clock.monotonic()
         self._flush_due = False
@@ -84,7 +84,7 @@ class Transport:
     def open(self, sock: socket.socket, web: WebSocket | None) -> None:
         """Use a connected socket from now on, with the framing of ``web``."""
         self._sock, self._web = sock, web
-        self._outgoing = self._out if web is None else self._framed
+        self._to_socket = self._out if web is None else self._framed
         self.received_at = self.sent_at = clock.monotonic()
 
     def close(self) -> None:
@@ -202,15 +202,15 @@ class Transport:
             self._in_frames += len(self._out)
             self._framed += self._web.encode(self._out)
             self._out.clear()
-        before = len(self._outgoing)
+        before = len(self._to_socket)
         try:
-            while self._outgoing:
-                del self._outgoing[: sock.send(self._outgoing)]
+            while self._to_socket:
+                del self._to_socket[: sock.send(self._to_socket)]
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except OSError as error:
             raise error.with_traceback(None) from None  # the frames of a TLS socket hold the bytes
-        written = before - len(self._outgoing)
+        written = before - len(self._to_socket)
         if written:
             self.sent_at = clock.monotonic()
         if self._web is None:
