@@ -111,6 +111,8 @@ class ServedRequest(Work):
     _stopper: Callable[[], object] | None = None
     #: why this side has stopped the handler
     _reason: str | None = None
+    #: why one of many replies was not taken
+    _failure: MessagingError | None = None
 
     def __init__(self, replies: Replies, request: Message, origin: HandlerConsumer[Any]) -> None:
         self.request = request
@@ -192,11 +194,8 @@ class ServedRequest(Work):
 
     def log(self, error: BaseException) -> None:
         """Log the exception of the handler."""
-        connection = self.replies.connection
-        if isinstance(error, ClosedError) and (connection.endings.is_closing or connection.state == "closed"):
-            logger.info(
-                "%s: a reply on %r came too late: the instance is closed", self.replies.adapter.name, self.reply_to
-            )
+        if isinstance(error, ClosedError) and self._is_closing:
+            self._log_too_late()
         elif isinstance(error, self.expected):
             logger.info(
                 "%s: the handler of %r answered with an expected error: %s: %s",
@@ -206,6 +205,17 @@ class ServedRequest(Work):
             logger.warning("the handler of %r failed: it passed on %s", self.request.context.channel, error)
         else:
             logger.error("the handler of %r failed", self.request.context.channel, exc_info=error)
+
+    @property
+    def _is_closing(self) -> bool:
+        connection = self.replies.connection
+        return connection.endings.is_closing or connection.state == "closed"
+
+    def _log_too_late(self) -> None:
+        logger.info("%s: a reply on %r came too late: the instance is closed", self.replies.adapter.name, self.reply_to)
+
+    def _log_not_taken(self, error: MessagingError) -> None:
+        logger.warning("%s: a reply on %r was not taken: %s", self.replies.adapter.name, self.reply_to, error)
 
     def requeue(self) -> None:
         """Report to the requester that its request is not handled, or not to its end. On a thread."""
@@ -291,9 +301,23 @@ class ServedRequest(Work):
         """Report that the reply was not ready when the instance closed. On a thread."""
         self._report(ClosedError("the responder was closed before the reply was ready"))
 
+    def not_taken(self, error: MessagingError) -> None:
+        """Log that one of many replies failed with ``error``; the sender calls :meth:`conclude`, which reports it."""
+        self._failure = error
+        if self._is_closing:
+            self._log_too_late()
+        else:
+            self._log_not_taken(error)
+
     def conclude(self) -> None:
-        """Finish the request after its handler was stopped."""
-        if self._reason is not None:
+        """Finish the request after its handler was stopped, or a reply was not taken; call it again if that failed.
+
+        Raises:
+            OutboxFullError: the outbox has no room now for the report of the reason.
+        """
+        if self._failure is not None:
+            self.fault(self._failure)
+        elif self._reason is not None:
             self.fault(ClosedError(self._reason))
         else:
             self.done()
@@ -399,7 +423,7 @@ class ServedRequest(Work):
         elif isinstance(error, _AT_FAULT):
             self._finish(HandlingVerdict.REFUSE)
         else:
-            logger.warning("%s: a reply on %r was not taken: %s", self.replies.adapter.name, self.reply_to, error)
+            self._log_not_taken(error)
             if marker is None or marker.kind != markers.FAULT:
                 self._send_again(*_fault_of(error, self._count), routes, at)
             else:

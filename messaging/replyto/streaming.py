@@ -66,7 +66,7 @@ def send_all(request: ServedRequest, found: Any) -> None:
             if publication is None:
                 break
             window.append(publication)
-            if not _goes_on(window):
+            if not _goes_on(request, window):
                 break
         else:
             request.end()
@@ -78,18 +78,17 @@ def send_all(request: ServedRequest, found: Any) -> None:
     request.conclude()
 
 
-def _goes_on(window: deque[Publication]) -> bool:
-    """Retrieve the outcomes of replies, waiting for the first if too many are open; return whether more are wanted.
+def _goes_on(request: ServedRequest, window: deque[Publication]) -> bool:
+    """Retrieve the outcomes of replies, waiting for the first if too many are open; return whether to send more.
 
-    Raises:
-        MessagingError: a reply failed for another reason than that the requester is gone.
+    After ``False`` the sender calls ``request.conclude``. A reply that was not taken is no exception of the handler.
     """
     while window and (len(window) >= _AHEAD or window[0].done()):
         error = window.popleft().exception()
-        if isinstance(error, UnroutableError):
-            return False
         if error is not None:
-            raise error
+            if not isinstance(error, UnroutableError):  # otherwise the requester is gone
+                request.not_taken(error)
+            return False
     return True
 
 
@@ -163,7 +162,7 @@ async def _send_each(request: ServedRequest, found: Any) -> None:
             if len(window) >= _AHEAD:
                 with contextlib.suppress(MessagingError):
                     await window[0]
-            if not _goes_on(window):
+            if not _goes_on(request, window):
                 break
     finally:
         close = getattr(iterator, "aclose", None) or getattr(iterator, "close", None)
@@ -272,11 +271,12 @@ class _Forwarder:
                 self._request.failed(error)
 
     def _send(self, message: Any) -> bool:
-        publication = self._request.item(checked(message))
+        request, window = self._request, self._window
+        publication = request.item(checked(message))
         if publication is None:
             return False
-        self._window.append(publication)
-        return _goes_on(self._window)
+        window.append(publication)
+        return _goes_on(request, window)
 
     def _finish(self) -> None:
         with self._lock:

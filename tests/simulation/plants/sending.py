@@ -126,6 +126,20 @@ REQUESTS = (
         "tests/replyto/test_handlers.py::test_a_redelivered_request_that_waits_is_handled_once",
     ),
     Planted(
+        "one of many replies that is not confirmed is logged as a failure of its handler",
+        "Log replies of a stream that are not taken as such",
+        "requests",
+        (
+            Edit(
+                "messaging/replyto/streaming.py",
+                "                request.not_taken(error)\n",
+                "                raise error\n",
+            ),
+        ),
+        "tests/replyto/test_stream_outcomes.py"
+        "::test_replies_that_are_unconfirmed_when_the_instance_closes_are_no_failure_of_their_handler",
+    ),
+    Planted(
         "requests that wait when a queue is made are left to the queue, which has none of them",
         "Requests, handlers, and the whiteboard between them (RFC 5.7)",
         "requests",
