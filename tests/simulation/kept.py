@@ -11,6 +11,7 @@ KEPT: Final = {
     "sharing/memory/100072": "messages that the broker redelivers were dead letters: a loss was not told yet",
     "requests/mqtt311/1082": "messages that a session resumed twice held for no stream filled the window for ever",
     "requests/mqtt311/900130/steps=20,27/faults=": "unanswered requests kept from a handler the replies it waited for",
+    "requests/amqp/2800081": "a reply whose channel the broker closed, and closed again, was a failure",
     "requests/amqp/2800086": "replies that were unconfirmed when their instance closed were failures of their handler",
     "streams/mqtt5/700017/steps=/faults=2,3": "a session kept a subscription whose UNSUBSCRIBE a lost connection took",
     "streams/mqtt5/1700025/steps=20,21,35,38,39,40/faults=1": "a restored copy for a filter with noLocal was its alone",

@@ -85,6 +85,7 @@ class Ask:
         state: ``""`` while it waits, :data:`ANSWERED`, :data:`KILLED`, :data:`CLOSED`, or the name of an error.
         reason: kind of the ``ReplyError``.
         handled: how many times a handler has begun to work on it.
+        handlers: names of the roles whose handlers have.
         items: of many replies, their numbers.
         is_cancelled: the requester has cancelled it.
         is_probe: it was made when all faults were over: nothing excuses its failure.
@@ -108,6 +109,7 @@ class Ask:
     state: str = ""
     reason: str = ""
     handled: int = 0
+    handlers: set[str] = field(default_factory=set)
     items: list[int] = field(default_factory=list)
     is_cancelled: bool = False
     is_probe: bool = False

@@ -144,6 +144,7 @@ class Responder(Role):
         if served.ended is not None and now > served.ended + SLACK:
             simulation.broken(f"a handler of {served.channel} began with {ask.name} long after it was unregistered")
         ask.handled += 1
+        ask.handlers.add(self.name)
         self.note(f"{ask.name} begins" + (f" for the {ask.handled}. time" if ask.handled > 1 else ""))
         served.active += 1
         if served.active > served.limit:
