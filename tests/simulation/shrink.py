@@ -26,11 +26,14 @@ def shrink(case: Case, stems: Stems, told: Callable[[str], object]) -> Case:
     """Return a case with as few steps and faults as can be left out one after the other.
 
     Args:
-        case: a case that fails.
+        case: a case that fails; one that passes is returned as it is.
         stems: run the cases.
         told: called with each smaller case.
     """
-    wanted = kind_of(stems.run(case).failures[0])
+    failures = stems.run(case).failures
+    if not failures:
+        return case
+    wanted = kind_of(failures[0])
 
     def fails(tried: Case) -> Case | None:
         for world in (case.world, *range(1, _WORLDS)):
