@@ -5,7 +5,8 @@ records are out of date, all entries are appended again, and the records before 
 leaves records that say the same.
 
 **Failures.** A change whose record is not stored holds in memory, also if too many records wait. Its record is appended
-again with the next change of the table, and when the table is closed, so that the disk does not stay behind.
+again with the next change of the table, and when the table is closed, so that the disk does not stay behind. If that
+fails, too, closing raises the error: also of a change that its caller did not wait for.
 
 **Threads.** Any thread may use a table. One lock guards the entries, and the records have the order of the changes. A
 record that cannot be written is told of on the thread that appends another one, under the lock: it is reentrant.
@@ -59,8 +60,8 @@ class JournalTable(Closeable):
         self._records = 0
         #: of each key whose last record is not on the disk yet, the promise that it is
         self._coming: dict[str, Promise[int]] = {}
-        #: keys whose last records were not stored
-        self._failed: dict[str, None] = {}
+        #: of each key whose last record was not stored, the reason
+        self._failed: dict[str, MessagingError] = {}
         with on_failure(self._journal.close):
             self._cursor = self._journal.cursor(_CURSOR)
             while records := self._cursor.read(_READ, most_bytes=2**22):
@@ -165,8 +166,8 @@ class JournalTable(Closeable):
         """
         try:
             promise = self._journal.submit(key, data)
-        except JournalError:  # too many records wait
-            self._failed[key] = None
+        except JournalError as error:  # too many records wait
+            self._failed[key] = error
             self._change(key, data)
             raise
         self._change(key, data)
@@ -187,8 +188,8 @@ class JournalTable(Closeable):
         for key in failed:
             try:
                 promise = self._journal.submit(key, self._entries.get(key, b""))
-            except MessagingError:  # too many records wait
-                self._failed[key] = None
+            except MessagingError as error:  # too many records wait
+                self._failed[key] = error
                 continue
             promise.was_retrieved = True  # the caller of the change was told
             self._coming[key] = promise
@@ -204,7 +205,7 @@ class JournalTable(Closeable):
                 if self._coming.get(key) is promise:
                     del self._coming[key]
                     if error is not None:
-                        self._failed[key] = None
+                        self._failed[key] = error
 
         promise.listen(settled)
         return promise
@@ -237,10 +238,23 @@ class JournalTable(Closeable):
     # --- closing
 
     def close(self) -> None:
-        """Close the journal. Idempotent. Raises ``JournalError``."""
+        """Append the records again that were not stored, and close the journal. Idempotent.
+
+        Raises:
+            JournalError: a change is not stored; when the table is opened again, its entry is as before. Or as
+                :meth:`Journal.close`. The table is closed.
+        """
         with self._lock:
             self._append_failed()
-        self._journal.close()
+        try:
+            self._journal.close()  # each record has an outcome then
+        finally:
+            with self._lock:
+                failed, self._failed = self._failed, {}
+        if failed:
+            cause = next(iter(failed.values()))
+            kind = type(cause) if isinstance(cause, JournalError) else JournalError
+            raise kind(self._journal.path, f"the last changes ({len(failed)}) are not stored: {cause.args[-1]}")
 
 
 def _check_key(key: object) -> None:

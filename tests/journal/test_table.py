@@ -119,6 +119,45 @@ def test_changes_that_failed_are_stored_when_the_table_is_closed(
     assert reopened(tmp_path) == ({"a": 2} if change == "put" else {})
 
 
+@pytest.mark.parametrize("has_failed", [False, True], ids=["under way", "failed before"])
+@pytest.mark.parametrize("change", ["put", "remove"])
+@pytest.mark.parametrize(("code", "error"), [(errno.EIO, JournalError), (errno.ENOSPC, JournalFullError)])
+def test_closing_fails_if_a_change_is_not_stored_that_was_not_waited_for(
+    tmp_path: Path,
+    table: JournalTable,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    error: type[JournalError],
+    change: str,
+    has_failed: bool,
+) -> None:
+    """Otherwise the party that made the change, of a lease that was renewed, takes it for stored."""
+    table.put("a", 1)
+    go_on, real = threading.Event(), Journal.close
+
+    def wait_and_fail(*_: object) -> int:
+        assert go_on.wait(PATIENCE)
+        raise OSError(code, os.strerror(code))
+
+    def close(journal: Journal) -> None:
+        go_on.set()
+        real(journal)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwritev", wait_and_fail)
+        patched.setattr(Journal, "close", close)
+        changed = table.put_soon("a", 2) if change == "put" else table.remove_soon("a")
+        assert changed is not None
+        changed.was_retrieved = True
+        if has_failed and error is JournalError:  # a full disk holds the record back until the table is closed
+            go_on.set()
+            assert changed.exception(PATIENCE) is not None
+        with pytest.raises(error, match=os.strerror(code)):
+            table.close()
+        table.close()  # idempotent
+    assert reopened(tmp_path) == {"a": 1}
+
+
 def test_a_change_that_failed_beside_a_compaction_is_stored_with_the_next_change(
     tmp_path: Path, table: JournalTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,36 @@ def test_a_renewal_that_could_not_be_stored_is_kept_by_a_party_that_closes(
         assert mailbox.registration(box.id).lease.remaining > 800.0
 
 
+def test_a_party_that_cannot_store_a_renewal_when_it_closes_says_so(
+    tmp_path: Path, target: Recorder, virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listeners = {"l": target}
+    generator = EventGenerator("source", events=[1], path=tmp_path / "generator", listeners=listeners)
+    mailbox = EventMailbox(tmp_path / "mailbox")
+    agent = StoreAndForwardAgent(tmp_path / "agent", listeners=listeners)
+    leases = [
+        generator.register(1, None, target, 10.0).lease,
+        mailbox.register(10.0).lease,
+        agent.register("source", 1, None, target, 10.0).lease,
+    ]
+    with failing(monkeypatch, "state"):
+        for lease, party in zip(leases, (generator, mailbox, agent), strict=True):
+            assert lease.renew(1000.0).result(PATIENCE) == 1000.0
+            with pytest.raises(JournalError, match="not stored"):
+                party.close()
+            party.close()
+    virtual_clock.advance(5.0)
+    with (
+        EventGenerator("source", path=tmp_path / "generator", listeners=listeners) as generator,
+        EventMailbox(tmp_path / "mailbox") as mailbox,
+        StoreAndForwardAgent(tmp_path / "agent", listeners=listeners) as agent,
+    ):
+        for lease, party in zip(leases, (generator, mailbox, agent), strict=True):
+            found = party.landlord.lease(lease.id)
+            assert found is not None
+            assert found.remaining == pytest.approx(5.0, abs=0.1), "the state before"
+
+
 def test_a_commit_whose_events_cannot_be_stored_is_not_confirmed(
     tmp_path: Path, target: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
