@@ -77,7 +77,7 @@ class GrantedLease(Lease):
         self.end: LeaseEnd | None = None
         self._callbacks: tuple[Callable[[LeaseEnd], object], ...] = ()
         #: called with the lease when it was renewed, on the renewing thread. It must be quick
-        self.on_renewed: Callable[[Lease], object] | None = None
+        self.on_renewed: Callable[[GrantedLease], object] | None = None
         #: time of its valid entry in the heap of the landlord; infinite without one. Guarded by the same lock
         self.watched_at = math.inf
 
@@ -331,7 +331,7 @@ class Landlord(Closeable):
         on_end: Callable[[LeaseEnd], object] | None = None,
         *,
         about: str = "",
-        on_renewed: Callable[[Lease], object] | None = None,
+        on_renewed: Callable[[GrantedLease], object] | None = None,
     ) -> GrantedLease:
         """Continue a lease of an earlier run.
 
@@ -382,7 +382,7 @@ class Landlord(Closeable):
         granted: float,
         on_end: Callable[[LeaseEnd], object] | None,
         about: str,
-        on_renewed: Callable[[Lease], object] | None = None,
+        on_renewed: Callable[[GrantedLease], object] | None = None,
     ) -> GrantedLease:
         lease = GrantedLease(lease_id, self, asked, granted, about)
         lease.on_renewed = on_renewed

@@ -292,9 +292,6 @@ class StoreAndForwardAgent(BatchListener, Party):
         self._renewals.close()
         self._manager.close()
         wait_for_all([each.close() for each in self._deliveries()])
-        for each in self._all_forwardings():
-            if each.lease.is_over:
-                self._forget(each)  # its callback would come too late
         self._folder.leases.close()
 
     @tolerant

@@ -325,9 +325,6 @@ class EventGenerator(Party):
         interests = [each for kind in kinds for each in kind.interests]
         stopped = [each.delivery.close() for each in interests]
         self._transacted.close()
-        for each in interests:
-            if each.lease.is_over:
-                self._storage.forget(each)  # its callback would come too late
         self._storage.stop(stopped)
 
     @tolerant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ from messaging.errors.checks import check_optional, check_path
 from messaging.errors.text import SafeLog
 from messaging.execution import Closeable, may_block
 from messaging.journal import JournalTable
-from messaging.leases import Landlord, LeaseEnd, StoredTime, seconds_of, value_of
+from messaging.leases import Landlord, LeaseEnd, StoredTime, lease_time, seconds_of, value_of
 from messaging.remoteevent.delivery import POSITION, Interest
 from messaging.remoteevent.event import check_kind
 from messaging.remoteevent.event_journal import EventJournal, JournalQueue, channel_of
@@ -23,8 +24,9 @@ from messaging.remoteevent.remote import ListenerReference, RemoteListener
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from messaging.execution import Promise
     from messaging.instance import Messaging
-    from messaging.leases import GrantedLease, Lease
+    from messaging.leases import GrantedLease
 
 logger = SafeLog(__name__)
 
@@ -53,8 +55,8 @@ class KeptLeases:
         self._table = table
         self._landlord = landlord
         self._lock = threading.Lock()  # guards the following, and the order of changes of one registration
-        #: of the leases
-        self._ids: set[str] = set()
+        #: the leases by their ids, each with the end that was stored last, in seconds of the lease clock
+        self._kept: dict[str, tuple[GrantedLease, float]] = {}
 
     def keep(self, lease: GrantedLease, values: dict[str, Any]) -> None:
         """Store a registration, or its changed values, unless its lease has expired or was cancelled.
@@ -69,8 +71,9 @@ class KeptLeases:
             if lease.is_ended:  # it was forgotten already, or will be
                 return
             lease.on_renewed = self._note_renewed
-            promise = self._table.put_soon(REGISTRATION + lease.id, {**values, _LEASE: _value(lease)})
-            self._ids.add(lease.id)
+            end = lease.expires  # first: a renewal may follow
+            promise = self._put(lease, values)
+            self._kept[lease.id] = lease, end
         promise.result()
 
     def forget(self, lease_id: str) -> None:
@@ -84,7 +87,7 @@ class KeptLeases:
         key = REGISTRATION + lease_id
         try:
             with self._lock:
-                self._ids.discard(lease_id)
+                self._kept.pop(lease_id, None)
                 promise = self._table.remove_soon(key)
             if promise is not None and may_block():
                 promise.result()
@@ -92,24 +95,46 @@ class KeptLeases:
             logger.warning("%r has ended, and its record is not removed: %s", key, error)
 
     def close(self) -> None:
-        """Store no further renewals, and end the leases with ``LeaseEnd.CLOSED``. Idempotent.
+        """End the leases with ``LeaseEnd.CLOSED``, and store what has become of them until then. Idempotent.
 
         A later object with the same table continues the leases. Until then their holders get ``ClosedError``.
         """
         with self._lock:
-            lease_ids, self._ids = self._ids, set()
-        self._landlord.suspend(lease_ids)
+            kept, self._kept = self._kept, {}
+        self._landlord.suspend(kept)  # renews and cancels none of them any more
+        for lease, stored_end in kept.values():  # the callbacks of the last changes come too late
+            try:
+                with self._lock:
+                    if lease.is_over:
+                        self._table.forget(REGISTRATION + lease.id)
+                    elif lease.expires != stored_end:
+                        self._put_end(lease)
+            except (JournalError, ClosedError) as error:
+                logger.warning("lease %s has changed, and is not stored: %s", lease.id, error)
 
-    def _note_renewed(self, lease: Lease) -> None:
+    def _note_renewed(self, lease: GrantedLease) -> None:
         """Store a renewed lease. For the landlord."""
-        key = REGISTRATION + lease.id
         try:
             with self._lock:
-                values = self._table.get(key) if lease.id in self._ids and not lease.is_ended else None
-                if values is not None:
-                    self._table.put_soon(key, {**values, _LEASE: _value(lease)})
+                if lease.id in self._kept and not lease.is_ended:
+                    end = lease.expires  # as above
+                    self._put_end(lease)
+                    self._kept[lease.id] = lease, end
         except (JournalError, ClosedError) as error:
             logger.warning("lease %s was renewed, and is not stored: %s", lease.id, error)
+
+    def _put_end(self, lease: GrantedLease) -> None:
+        """Change the end of a lease in the record of its registration, if there is one. With the lock."""
+        values = self._table.get(REGISTRATION + lease.id)
+        if values is not None:
+            self._put(lease, values)
+
+    def _put(self, lease: GrantedLease, values: dict[str, Any]) -> Promise[int]:
+        """Store a registration; return the promise that it is on the disk. With the lock."""
+        end = StoredTime.after(max(0.0, lease.expires - lease_time()))  # also of a lease that was ended to go on later
+        return self._table.put_soon(
+            REGISTRATION + lease.id, {**values, _LEASE: [lease.id, value_of(lease.duration), end.to_value()]}
+        )
 
     def kept(self) -> Iterator[tuple[str, Grant, dict[str, Any]]]:
         """Yield the registrations of earlier runs: key, a function that continues the lease, and values.
@@ -120,6 +145,7 @@ class KeptLeases:
         for key, values in self._table.items():
             if not key.startswith(REGISTRATION):
                 continue
+            live = None
             try:
                 lease_id, duration, end = values[_LEASE]
                 remaining = StoredTime.from_value(end).remaining()
@@ -141,19 +167,17 @@ class KeptLeases:
                 remaining: float = remaining,
                 granted: float = granted,
                 key: str = key,
+                is_stored: bool = live is None,
             ) -> GrantedLease:
                 self._landlord.suspend([lease_id])
                 with self._lock:
-                    self._ids.add(lease_id)
-                return self._landlord.restore(
-                    lease_id, remaining, granted, on_end, about=key, on_renewed=self._note_renewed
-                )
+                    lease = self._landlord.restore(
+                        lease_id, remaining, granted, on_end, about=key, on_renewed=self._note_renewed
+                    )
+                    self._kept[lease_id] = lease, lease.expires if is_stored else -math.inf
+                return lease
 
             yield key, grant, values
-
-
-def _value(lease: Lease) -> list[Any]:
-    return [lease.id, value_of(lease.duration), StoredTime.after(lease.remaining).to_value()]
 
 
 class Party(Closeable):

@@ -159,6 +159,50 @@ def test_closing_ends_the_leases_and_a_later_party_continues_them(folder: Path, 
         kept.close()
 
 
+@pytest.mark.parametrize("change", ["renew", "cancel"])
+def test_a_change_of_a_lease_whose_callback_comes_after_the_end_of_its_party_is_stored(
+    folder: Path, landlord: Landlord, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """The holder was told that the lease is renewed, or cancelled."""
+    call = landlord.callbacks.call
+    with JournalTable(folder) as table:
+        kept = KeptLeases(table, landlord)
+        lease = landlord.grant(10.0, lambda _end: None)
+        kept.keep(lease, {"target": 1})
+        ended: Recorder[None] = Recorder()
+
+        def call_late(callback: Any, argument: Any) -> None:
+            kept.close()
+            call(callback, argument)
+            ended.append(None)
+
+        monkeypatch.setattr(landlord.callbacks, "call", call_late)
+        lease.renew(1000.0) if change == "renew" else lease.cancel()
+        ended.wait_for(1)
+    with JournalTable(folder) as table:
+        found = [
+            (values["target"], grant(lambda _end: None)) for _, grant, values in KeptLeases(table, landlord).kept()
+        ]
+        assert [target for target, _ in found] == ([1] if change == "renew" else [])
+        assert all(again.id == lease.id and again.remaining > 900.0 for _, again in found)
+
+
+def test_a_lease_that_its_party_left_at_the_landlord_is_stored_when_the_next_party_closes(
+    folder: Path, landlord: Landlord
+) -> None:
+    with JournalTable(folder) as table:
+        KeptLeases(table, landlord).keep(lease := landlord.grant(10.0), {})
+    lease.renew(1000.0)  # it cannot be stored any more
+    with JournalTable(folder) as table:
+        kept = KeptLeases(table, landlord)
+        [(_, grant, _)] = kept.kept()
+        grant(lambda _end: None)
+        kept.close()
+    with JournalTable(folder) as table, Landlord() as other:
+        [(_, grant, _)] = KeptLeases(table, other).kept()
+        assert grant(lambda _end: None).remaining > 900.0
+
+
 def test_a_lease_that_its_party_left_at_the_landlord_is_continued(folder: Path, landlord: Landlord) -> None:
     ends: Recorder[LeaseEnd] = Recorder()
     with JournalTable(folder) as table:

@@ -462,9 +462,6 @@ class EventMailbox(Party):
         error = ClosedError(f"mailbox '{self.name}': closed")
         stopped = [*self._notices.close(), *(each.end(error) for each in kept)]
         wait_for_all([each for each in stopped if each is not None])
-        for each in kept:
-            if each.lease.is_over:
-                self._forget(each)  # its callback came too late
         self._leases.close()
         with self._lock:
             ending, self._ending = [*self._ending], set()

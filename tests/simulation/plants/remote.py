@@ -355,17 +355,36 @@ REMOTE = (
         "remote events",
         (
             Edit(
-                "messaging/remoteevent/mailbox/mailbox.py",
+                "messaging/remoteevent/party.py",
                 """\
-        for each in kept:
-            if each.lease.is_over:
-                self._forget(each)  # its callback came too late
+                    if lease.is_over:
+                        self._table.forget(REGISTRATION + lease.id)
+                    elif lease.expires != stored_end:
 """,
-                "",
+                """\
+                    if lease.expires != stored_end:
+""",
             ),
         ),
         "tests/remoteevent/test_mailbox_restart.py"
         "::test_a_registration_that_was_cancelled_before_the_mailbox_closed_is_not_there_again",
+    ),
+    Planted(
+        "a registration that was renewed just before its party closed has the older end in the next run",
+        "Store changes of leases whose callbacks come after the close",
+        "remote events",
+        (
+            Edit(
+                "messaging/remoteevent/party.py",
+                """\
+                    elif lease.expires != stored_end:
+                        self._put_end(lease)
+""",
+                "",
+            ),
+        ),
+        "tests/remoteevent/test_kept_leases.py"
+        "::test_a_change_of_a_lease_whose_callback_comes_after_the_end_of_its_party_is_stored",
     ),
     Planted(
         "a notice is stored by a mailbox that cannot be opened",
@@ -381,6 +400,19 @@ REMOTE = (
         "tests/remoteevent/test_renewal_failures.py::test_a_mailbox_that_cannot_be_opened_stores_no_notice",
     ),
     # --- a disk that fails
+    Planted(
+        "a party closes without a word although its disk refuses the renewal of a lease",
+        "Fail close of a journal table if its last changes are not stored",
+        "remote events",
+        (
+            Edit(
+                "messaging/journal/table.py",
+                "                failed, self._failed = self._failed, {}\n        if failed:",
+                "                failed, self._failed = {}, {}\n        if failed:",
+            ),
+        ),
+        "tests/remoteevent/test_failing_disks.py::test_a_party_that_cannot_store_a_renewal_when_it_closes_says_so",
+    ),
     Planted(
         "a mailbox acknowledges an event that its disk has refused",
         "Keep events in the journal while they wait, and no longer",
