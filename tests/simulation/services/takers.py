@@ -399,9 +399,9 @@ class Taker(Party):
 
     def _iterator(self, box: Box) -> Any:
         if self.iterator is None:
+            self.is_enabled = False  # also if the call fails: "a change of the delivery may have been stored"
             iterator = self.settled(self.registration.remote_events(), self.simulation.timeout, "an iterator")
             self.iterator = iterator
-            self.is_enabled = False
             self.silence()
             box.silent_since = min(box.silent_since, self.world.scheduler.now)
         return self.iterator
@@ -459,13 +459,14 @@ class Taker(Party):
         """Step: take what is stored."""
 
         def drain(box: Box) -> None:
+            self.is_enabled = False  # as in `_iterator`
             self.is_draining = True
             try:
                 for event in self.registration.drain(most):
                     self.arrived(box, event, "pull")
             finally:
                 self.is_draining = False
-            self.is_enabled, self.iterator = False, None
+            self.iterator = None
             self.silence()
             box.silent_since = min(box.silent_since, self.world.scheduler.now)
 
@@ -492,8 +493,8 @@ class Taker(Party):
         """Step: have the events stored only."""
 
         def disable(box: Box) -> None:
+            self.is_enabled = False  # as in `_iterator`
             self.settled(self.registration.disable_delivery(), self.simulation.timeout, "disable_delivery")
-            self.is_enabled = False
             self.silence()
             box.silent_since = min(box.silent_since, self.world.scheduler.now)
 
