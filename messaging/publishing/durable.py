@@ -311,17 +311,20 @@ class DurableOutbox(Outbox):
         """See ``Outbox``; the messages that are left stay in the journal, and their promises end."""
         super().close()
         self._is_closed = True
-        self._backlog.is_closed = self._dead_letters.is_closed = True
+        self._backlog.is_closed = True
         for each in (*self._queue.ready, *self._spilled.pop_before(self._queue.end)):
             if isinstance(each, StoredPublication):
                 _end_promise(each, self.journal.begin)
 
     async def finish(self) -> None:
-        """Store the position and close the journal, for a bounded time."""
+        """Keep the dead letters, store the position and close the journal, for a bounded time."""
+        loop = self._engine.loop
+        deadline = clock.time_of(loop) + _FINISH_TIMEOUT
+        # first, and on the loop: the position that is stored is behind a message that is kept as a dead letter
+        await self._dead_letters.finish(_FINISH_TIMEOUT)
         done = asyncio.Event()
 
         def close() -> None:
-            self._dead_letters.store_last()
             try:
                 self._queue.close()
             except MessagingError as error:
@@ -331,7 +334,7 @@ class DurableOutbox(Outbox):
 
         workers().submit(close)
         try:
-            await clock.wait_for(done.wait(), _FINISH_TIMEOUT)
+            await clock.wait_for(done.wait(), deadline - clock.time_of(loop))
         except TimeoutError:
             logger.error("%s: the outbox is not closed after %g s: the disk is slow", self._name, _FINISH_TIMEOUT)
         self.intake.take_arrived()

@@ -19,11 +19,12 @@ from messaging.errors import (
     ConnectFailedError,
     DeadlineError,
     InvalidOptionError,
+    JournalFullError,
     OutboxFullError,
     PublishRefusedError,
     UnroutableError,
 )
-from messaging.journal import Journal
+from messaging.journal import Journal, Record
 from messaging.services import ServiceRegistry
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
@@ -294,6 +295,52 @@ def test_many_refused_messages_do_not_take_many_threads(broker: FakeBroker, conn
     assert position(path) == 200
     with Journal.view(path) as journal:
         assert [letter.stored.payload for letter in journal.dead_letters()] == [b"%d" % number for number in range(200)]
+
+
+def test_dead_letters_that_are_kept_while_an_instance_closes_are_not_sent_by_the_next_one(
+    broker: FakeBroker, connect: Connect, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = Journal.add_dead_letter
+
+    def keep_late(self: Journal, record: Record, reason: str, *, most: int) -> int:
+        eventually(lambda: broker.closed, "the end of the connection")
+        return keep(self, record, reason, most=most)
+
+    left_behind(connect, broker, path, bytes(100), bytes(101), b"small")
+    broker.closed, broker.limit = 0, 10
+    monkeypatch.setattr(Journal, "add_dead_letter", keep_late)
+    m = connect(broker, outbox_path=path)
+    broker.wait_sent(1)
+    m.close(0)
+    with Journal.view(path) as journal:
+        assert [len(letter.stored.payload) for letter in journal.dead_letters()] == [100, 101]
+    assert position(path) == 3
+    broker.limit = None
+    m = connect(broker, outbox_path=path)
+    m.publish("a", b"next").result(PATIENCE)
+    assert broker.payloads == [b"small", b"next"]
+
+
+def test_a_message_whose_dead_letter_cannot_be_kept_before_the_end_is_left_to_the_next_instance(
+    broker: FakeBroker, connect: Connect, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        eventually(lambda: broker.closed, "the end of the connection")
+        raise JournalFullError("outbox_path", "no space left on device")
+
+    left_behind(connect, broker, path, bytes(100))
+    broker.closed, broker.limit = 0, 10
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "add_dead_letter", refuse)
+        m = connect(broker, outbox_path=path)
+        eventually(lambda: m.runtime.get_runtime_dto().outbox.failed, "the refusal")  # type: ignore[union-attr]
+        m.close(0)
+    assert position(path) == 0
+    m = connect(broker, outbox_path=path)
+    eventually(lambda: drained(m), "the outbox to be empty")
+    m.close()
+    with Journal.view(path) as journal:
+        assert [len(letter.stored.payload) for letter in journal.dead_letters()] == [100]
 
 
 def test_a_dead_letter_is_kept_when_a_full_disk_has_room_again(

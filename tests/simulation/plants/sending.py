@@ -257,6 +257,20 @@ OUTBOX = (
         "tests/publishing/test_durable.py::test_a_dead_letter_is_kept_when_a_full_disk_has_room_again",
     ),
     Planted(
+        "a dead letter that is kept while its instance closes is sent by the next one",
+        "Settle the dead letters that a closing outbox keeps",
+        "outbox",
+        (
+            Edit(
+                "messaging/publishing/dead_letters.py",
+                "(failure is None or has_later_attempt)",
+                "not self._is_finishing and (failure is None or has_later_attempt)",
+            ),
+        ),
+        "tests/publishing/test_durable.py"
+        "::test_dead_letters_that_are_kept_while_an_instance_closes_are_not_sent_by_the_next_one",
+    ),
+    Planted(
         "a stored message and a request share an id",
         "Store messages on disk before they are sent (outbox_path)",
         "outbox",
