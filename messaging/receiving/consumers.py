@@ -231,7 +231,9 @@ class Pull:
         #: the caller that waits for a message: written under the guard
         self._asking: object = None
         self._guard = threading.Lock()
+        #: the message that was handed out last, until it is settled
         self._in_hand: ReceivedMessage | None = None
+        self._is_stopped = False
         #: what ended the stream here, before the loop knows
         self._error: CodecError | None = None
         self._arrived: Callable[[], object] = _nothing
@@ -242,15 +244,19 @@ class Pull:
         self._arrived()
 
     def stop(self) -> None:
-        """Do nothing: no message is in progress here. See ``SubscriptionConsumer.stop``."""
+        """Hand out no more messages: one that a caller is about to get is released. From any thread.
+
+        A message that was handed out before is in hand when this returns.
+        """
+        self._is_stopped = True
 
     def settle(self, *, failed: bool = False) -> None:
         """Settle the message handed out last, and forget it when its verdict is recorded: an interrupt repeats this."""
         message, subscription = self._in_hand, self.subscription
-        if message is None or message is self._hand_out.fetched:  # an interrupt came before that one was handed out
+        if message is None:
             return
         if self._scope is not None:
-            self._leave_scope(self._scope, failed)
+            self._leave_scope(self._scope, failed=failed)
         if not subscription.manual:
             settlement = subscription.settlement
             if failed:
@@ -269,7 +275,7 @@ class Pull:
             self._scope = PulledScope(chain, _inbound(chain, self.subscription, message, is_pulled=True))
         return message
 
-    def _leave_scope(self, scope: PulledScope, failed: bool) -> None:
+    def _leave_scope(self, scope: PulledScope, *, failed: bool) -> None:
         self._scope = None
         error: BaseException | None = None
         if failed:
@@ -302,17 +308,23 @@ class Pull:
         if subscription.ended:
             return StreamEndedError() if subscription.error is None else subscription.error.with_traceback(None)
         try:
-            message = self._in_hand = self._fetch()
+            return self._fetch()
         except CodecError as error:
             self._error = error
             subscription.connection.engine.call(subscription.fail, error)
             return error
-        return message
+
+    def _end_stopped(self) -> StreamEndedError:
+        """Return the error that ends a stream which was stopped before the caller got the message that it took."""
+        if self._scope is not None:
+            self._leave_scope(self._scope, failed=False)
+        self._asking = None
+        return StreamEndedError()
 
     def _withdraw(self, caller: object, found: ReceivedMessage | Exception | None) -> None:
         """Return the right to wait after an interrupt; a message that was taken already is handed out next."""
         if found is not None and not isinstance(found, Exception):
-            self._hand_out.fetched = found
+            self._hand_out.fetched, self._in_hand = found, None
         if self._asking is caller:
             self._asking = None
 
@@ -338,9 +350,12 @@ class Pull:
                 arrived.clear()
             if isinstance(found, Exception):
                 self._asking = None
+            elif self._is_stopped:
+                found = self._end_stopped()
             else:
-                # From here on it is the caller's. No signal is looked for between the assignments and the return; on a
-                # thread that is interrupted otherwise, see _withdraw.
+                # From here on it is the caller's. Between the condition and the return Python looks for no signal, and
+                # runs no other thread; on a thread that is interrupted otherwise, see _withdraw.
+                self._in_hand = found
                 self._asking = self._hand_out.fetched = None
                 return found
         except BaseException:
@@ -365,7 +380,10 @@ class Pull:
                 arrived.clear()
             if isinstance(found, Exception):
                 self._asking = None
+            elif self._is_stopped:
+                found = self._end_stopped()
             else:
+                self._in_hand = found
                 self._asking = self._hand_out.fetched = None  # as in next()
                 return found
         except BaseException:

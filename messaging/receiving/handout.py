@@ -222,12 +222,19 @@ class HandOut:
             self._moved = None
 
     def clear(self) -> list[Incoming]:
-        """Withdraw the messages that an interrupt has kept here; return those without a verdict. On the loop."""
+        """Withdraw the messages that were not handed out; return those without a verdict. On the loop.
+
+        An interrupt of the consumer has kept them here, or the consumer was stopped while it took one.
+        """
         unsettled: list[Incoming] = []
-        message, self.fetched = self.fetched, None
-        if message is not None and withdraw(context_of(message)):
-            unsettled.append(context_of(message))
-        incoming, self._moved = self._moved, None
+        # in one step: a stopped consumer may still be in fetch(), which moves the message from one to the other
+        message, incoming, self.fetched, self._moved = self.fetched, self._moved, None, None
+        if message is not None:
+            fetched = context_of(message)
+            if withdraw(fetched):
+                unsettled.append(fetched)
+            elif fetched.token is None or self._auto:
+                self._counters.dropped += 1
         if incoming is None:
             return unsettled
         if incoming.token is None or self._auto:

@@ -188,7 +188,7 @@ class MessageStream(Block, Observable[ReceivedMessage[V]]):
                     self._first = None
                 return pull
         if pull is not None:
-            pull.settle()  # a message that was handed out while the stream was closed
+            pull.settle()  # close() may have been interrupted before it did
         raise ClosedError(f"the stream of {self._channel!r} is closed")
 
     def __iter__(self) -> Self:

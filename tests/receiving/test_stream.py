@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import threading
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 import pytest
 
-from messaging import Message, Messaging
+from messaging import Message, MessageStream, Messaging
 from messaging.errors import (
     ClosedError,
     DeadlineError,
@@ -683,33 +684,83 @@ class Processing(Interceptor):
         self.exited.append(inbound.message.payload)
 
 
+def close_elsewhere(stream: MessageStream[Any]) -> None:
+    """Close a stream on another thread, and wait until its messages are released."""
+    in_thread(lambda: stream.close().result(PATIENCE)).result(PATIENCE)
+
+
+def close_when_taken(patch: pytest.MonkeyPatch, stream: MessageStream[Any]) -> None:
+    """Have a stream closed when an iterator has taken a message, before it is handed out."""
+    fetch = HandOut.fetch
+
+    def fetch_and_close(self: HandOut) -> Any:
+        found = fetch(self)
+        if found is not None:
+            close_elsewhere(stream)
+        return found
+
+    patch.setattr(HandOut, "fetch", fetch_and_close)
+
+
+def payloads_of(stream: MessageStream[Any], *, is_async: bool) -> list[bytes]:
+    """Return the payloads that an iterator gets until the stream ends."""
+
+    async def consume() -> list[bytes]:
+        return [message.payload async for message in stream]
+
+    return asyncio.run(consume()) if is_async else [message.payload for message in stream]
+
+
 @table("is_async", [False, True])
-def test_an_interceptor_is_exited_for_a_message_that_is_handed_out_while_its_stream_is_closed(
+def test_an_interceptor_is_exited_for_a_message_that_is_released_because_its_stream_is_closed(
     broker: FakeBroker, connect: Connect, monkeypatch: pytest.MonkeyPatch, is_async: bool
 ) -> None:
     """The stream is referenced longer than the loop: garbage collection exits nothing."""
     processing = Processing()
     stream = connect(broker, interceptors=[processing]).subscribe("a")
     stream.ready.result(PATIENCE)
-    fetch = HandOut.fetch
-
-    def fetch_and_close(self: HandOut) -> Any:
-        found = fetch(self)
-        if found is not None:
-            stream.close()
-        return found
-
-    async def consume() -> None:
-        found.extend([message.payload async for message in stream])
-
-    found: list[bytes] = []
-    monkeypatch.setattr(HandOut, "fetch", fetch_and_close)
     broker.deliver(b"1", b"2")
-    if is_async:
-        asyncio.run(consume())
-    else:
-        found.extend(message.payload for message in stream)
-    assert found == processing.entered == processing.exited == [b"1"]
+    with monkeypatch.context() as patch:
+        close_when_taken(patch, stream)
+        assert payloads_of(stream, is_async=is_async) == []
+    assert processing.entered == processing.exited == [b"1"]
+    assert broker.acknowledged == []
+
+
+@table("where, is_async", list(itertools.product(["validation", "hand-out"], [False, True])))
+def test_a_message_that_is_taken_while_its_stream_is_closed_is_handed_out_by_the_next_stream_alone(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, where: str, is_async: bool
+) -> None:
+    m = connect()
+    stream = m.subscribe("a", str, queue="q", keep_subscription=True)
+    stream.ready.result(PATIENCE)
+    validate = Message.value
+
+    def validate_and_close(self: Message) -> Any:
+        close_elsewhere(stream)
+        return validate(self)
+
+    m.publish("a", "1").result(PATIENCE)
+    m.publish("a", "2").result(PATIENCE)
+    with monkeypatch.context() as patch:
+        if where == "validation":
+            patch.setattr(Message, "value", validate_and_close)
+        else:
+            close_when_taken(patch, stream)
+        assert payloads_of(stream, is_async=is_async) == []
+    with m.subscribe("a", str, queue="q") as following:
+        assert [following.receive(PATIENCE).payload for _ in range(2)] == [b"1", b"2"]
+
+
+def test_a_message_without_acknowledgement_that_is_taken_while_its_stream_is_closed_counts_as_dropped(
+    broker: FakeBroker, m: Messaging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = m.subscribe("a")
+    stream.ready.result(PATIENCE)
+    broker.deliver(b"1", b"2", qos0=True)
+    close_when_taken(monkeypatch, stream)
+    assert [*stream] == []
+    assert stream.counters.dropped == 2
 
 
 # --- manual acknowledgement in the three faces

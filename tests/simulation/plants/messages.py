@@ -63,6 +63,21 @@ RECEIVING = (
         (Edit("messaging/receiving/redelivery.py", "        self._counters.unrouted += 1\n", ""),),
         "tests/receiving/test_redelivery.py::test_an_unrouted_dead_letter_is_handed_back_with_growing_delays",
     ),
+    # --- iterators
+    Planted(
+        "an iterator gets a message that its closed stream has released",
+        "Release a message that an iterator takes while its stream is closed",
+        "receiving",
+        (
+            Edit(
+                "messaging/receiving/consumers.py",
+                "        self._is_stopped = True\n",
+                "        self._is_stopped = False\n",
+            ),
+        ),
+        "tests/receiving/test_stream.py"
+        "::test_a_message_that_is_taken_while_its_stream_is_closed_is_handed_out_by_the_next_stream_alone",
+    ),
     # --- poison messages
     Planted(
         "a malformed message ends a typed stream",

@@ -204,7 +204,8 @@ class DurableConsumer(Consumer):
 
     def open(self) -> None:
         """See ``Consumer``."""
-        #: the message that arrived last, and those that an iterator held while its stream was closed on another thread
+        #: the message that arrived last, and those that an iterator held while its stream was closed on another thread.
+        #: Closing a stream, unlike its instance, acknowledges the message that was handed out last
         self.current = ""
         self.held: dict[str, None] = {}
         self.is_leaving = False
@@ -212,16 +213,17 @@ class DurableConsumer(Consumer):
 
     def do_reopen(self) -> None:
         """See ``Consumer``."""
-        self._leave()
+        self._leave("iterator", "manual")
         super().do_reopen()
 
     def _close_streams(self) -> None:
-        self._leave()
+        self._leave("manual")
         super()._close_streams()
 
-    def _leave(self) -> None:
-        self.is_leaving = True
-        if self.simulation.plan.options["way"] in ("iterator", "manual"):
+    def _leave(self, *ways: str) -> None:
+        """Note that the streams are being closed, after which consumers of these ways may hold messages."""
+        self.is_leaving = self.simulation.plan.options["way"] in ways
+        if self.is_leaving:
             self.held[self.current] = None
 
     def _subscribe(self) -> None:
@@ -232,7 +234,7 @@ class DurableConsumer(Consumer):
         message = super()._arrived(payload)
         self.current = message
         if self.is_leaving:
-            self._leave()
+            self.held[message] = None
         self.simulation.arrived(message)
         return message
 

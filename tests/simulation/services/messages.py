@@ -12,6 +12,7 @@ What is promised, and checked (``docs/guarantees.md``, ``docs/faults.md``):
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging import MessagingError
@@ -219,11 +220,11 @@ class Consumer(Watched):
             )
         elif way == "manual":
             self.stream = self.m.subscribe(CHANNEL, acknowledge="manual", **subscribe)
-            self.process.start(self._iterate_manually, "iterator")
+            self.process.start(partial(self._iterate_manually, self.stream), "iterator")
             self.stream.ready.result(SLACK)
         else:
             self.stream = self.m.subscribe(CHANNEL, **subscribe)
-            self.process.start(self._iterate, "iterator")
+            self.process.start(partial(self._iterate, self.stream), "iterator")
             self.stream.ready.result(SLACK)
         handlers = [self.stream] if way in ("on", "coroutine") else []
         for each in (*handlers, self.letters):
@@ -268,8 +269,7 @@ class Consumer(Watched):
             await clock.sleep(self.slow)
         self._took(message)
 
-    def _iterate(self) -> None:
-        stream = self.stream
+    def _iterate(self, stream: Any) -> None:
         try:
             for message in stream:
                 name = self._arrived(message.payload)
@@ -281,8 +281,7 @@ class Consumer(Watched):
         except MessagingError as error:
             self._ended(stream, error)
 
-    def _iterate_manually(self) -> None:
-        stream = self.stream
+    def _iterate_manually(self, stream: Any) -> None:
         try:
             for message in stream:
                 handler = message.context.acknowledge_handler
