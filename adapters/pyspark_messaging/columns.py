@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from messaging import Message, MessageContext
 from messaging.model import as_text
-
-if TYPE_CHECKING:
-    from messaging import Message, MessageContext
 
 #: the sender's message id, or the packet identifier of the MQTT session; the channel; the payload
 Identity: TypeAlias = tuple[str | int, str | None, bytes]

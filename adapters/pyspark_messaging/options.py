@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import messaging
+from messaging import Messaging
 from messaging.adapter import Adapter
 from messaging.environment import URL_VARIABLE
 from messaging.errors import (
@@ -35,9 +36,6 @@ from messaging.model.settings import load_settings
 from pyspark_messaging import option_values as values
 from pyspark_messaging.errors import invalid_option
 from pyspark_messaging.option_values import EARLIEST, LATEST
-
-if TYPE_CHECKING:
-    from messaging import Messaging
 
 MQTT: Final = frozenset({"mqtt", "mqtts", "ws", "wss"})
 AMQP: Final = frozenset({"amqp", "amqps"})

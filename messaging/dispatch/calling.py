@@ -7,7 +7,8 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from types import TracebackType
+from typing import Any, Final, TypeVar
 
 from reactivex import Observable
 from reactivex import abc as rx
@@ -18,10 +19,6 @@ from messaging.errors.checks import check_result
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, callbacks_of, clock
 from messaging.services import ServiceRegistration
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

@@ -18,10 +18,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import repeat
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -9,16 +9,13 @@ most one interval late, and neither adding nor removing an entry costs a timer.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.environment.signals import on_failure
 from messaging.execution.clock import clock
 from messaging.execution.loop import Engine
-
-if TYPE_CHECKING:
-    import asyncio
-
 
 #: bounds of the interval between two scans, seconds
 _SHORTEST_STEP: Final = 0.01

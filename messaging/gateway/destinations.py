@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from messaging import Messaging
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import InvalidHeaderError, MessagingError
 from messaging.gateway.extensions import of_target
@@ -21,9 +22,6 @@ from messaging.gateway.settings import SourceSettings, TargetSettings
 from messaging.journal import RecordTemplate
 from messaging.model import Features, MessageContext, stored_properties
 from messaging.model import headers as headers_
-
-if TYPE_CHECKING:
-    from messaging import Messaging
 
 #: the header with the names of the gateways that a message has passed, separated by commas
 PASSED_HEADER: Final = "messaging-gateways"

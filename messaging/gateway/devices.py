@@ -16,11 +16,13 @@ order. Timers run on the engine's loop and only wake a worker.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from messaging import HandlerRegistration, Messaging, Promise
 from messaging.errors import ClosedError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Serial, clock, engine, workers
@@ -31,11 +33,6 @@ from messaging.gateway.reports import DeviceStateDTO
 from messaging.gateway.settings import DeviceStateSettings
 from messaging.gateway.subscriptions import Subscribing
 from messaging.model import Features, Message
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from messaging import HandlerRegistration, Messaging, Promise
 
 logger = SafeLog(__name__)
 

@@ -21,8 +21,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
+from messaging import Messaging, Promise
 from messaging.errors import (
     ArgumentError,
     BoundReachedError,
@@ -39,9 +40,6 @@ from messaging.gateway.settings import RateSettings, RouteSettings
 from messaging.gateway.stored import StoredMessage
 from messaging.model import Features, Message
 from messaging.services.reporting import Histogram
-
-if TYPE_CHECKING:
-    from messaging import Messaging, Promise
 
 logger = SafeLog(__name__)
 

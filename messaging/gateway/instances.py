@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pydantic import SecretStr
 
 import messaging
+from messaging import Messaging
 from messaging.adapter import Adapter
 from messaging.connection import ConnectionState
 from messaging.connection.properties import announced
@@ -21,9 +22,6 @@ from messaging.gateway.status import last_will
 from messaging.instance import find_adapter
 from messaging.model import BrokerUrl, Capabilities, parse_url
 from messaging.model.settings import PARAMETERS, PASSWORD_SOURCES, Settings, is_secret, load_settings
-
-if TYPE_CHECKING:
-    from messaging import Messaging
 
 #: how long closing an instance may take, seconds
 _CLOSE_TIMEOUT: Final = 3.0

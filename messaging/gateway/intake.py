@@ -16,11 +16,13 @@ intake waits while ``_STORING`` messages wait for the disk, and the buffer of th
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from messaging import Messaging
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import ClosedError, JournalError, MessagingError
 from messaging.errors.text import SafeLog
@@ -33,11 +35,6 @@ from messaging.gateway.stored import Settleable, StoredMessage
 from messaging.gateway.subscriptions import PACKET_ID, SourceSubscription
 from messaging.journal import Record
 from messaging.model import AcknowledgeMessageContext, Features, MessageContext, ReceivedMessage, stored_properties
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from messaging import Messaging
 
 logger = SafeLog(__name__)
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from reactivex import Observable, operators
 
+from messaging import Messaging
 from messaging.errors import MessagingError, ReplyError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise
@@ -31,9 +32,6 @@ from messaging.gateway.settings import RequestSettings
 from messaging.gateway.subscriptions import Subscribing
 from messaging.model import Features, Message
 from messaging.replyto import ReplyRegistration
-
-if TYPE_CHECKING:
-    from messaging import Messaging
 
 logger = SafeLog(__name__)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from messaging import Messaging
 from messaging.errors import ArgumentError, ConfigurationError, DeadlineError, JournalError, MessagingError
 from messaging.errors.text import SafeLog, counted
 from messaging.execution import Waiters, clock, seconds
@@ -20,9 +21,6 @@ from messaging.gateway.settings import RouteSettings
 from messaging.gateway.stored import StoredMessage
 from messaging.journal import Record
 from messaging.model import Features, Message, MessageContext, restored_context
-
-if TYPE_CHECKING:
-    from messaging import Messaging
 
 logger = SafeLog(__name__)
 

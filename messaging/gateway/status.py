@@ -10,10 +10,12 @@ goes with the first connection of the instance, see :func:`last_will`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging import Messaging, Promise
 from messaging.connection import ConnectionState
 from messaging.errors import MessagingError
 from messaging.errors.text import SafeLog
@@ -24,11 +26,8 @@ from messaging.gateway.settings import StatusSettings
 from messaging.model import Features
 
 if TYPE_CHECKING:
-    import asyncio
-
     from reactivex.abc import DisposableBase
 
-    from messaging import Messaging, Promise
 
 logger = SafeLog(__name__)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from messaging import MessageStream, Messaging, Promise
 from messaging.errors import ArgumentError, ClosedError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Backoff, clock, engine, workers
@@ -13,9 +14,6 @@ from messaging.gateway.extensions import exclude_each_other, is_unacknowledged, 
 from messaging.gateway.patterns import ChannelPattern
 from messaging.gateway.settings import RouteSettings
 from messaging.model import MessageContext
-
-if TYPE_CHECKING:
-    from messaging import MessageStream, Messaging, Promise
 
 logger = SafeLog(__name__)
 

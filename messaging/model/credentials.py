@@ -6,6 +6,7 @@ A provider is a callable or a coroutine function of the application, a command, 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -13,7 +14,7 @@ import math
 import shlex
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import SecretStr
 
@@ -22,9 +23,6 @@ from messaging.errors.checks import is_coroutine
 from messaging.errors.text import tolerant
 from messaging.execution import clock, running_loop
 from messaging.model.channels import MAX_BYTES, forbidden_character
-
-if TYPE_CHECKING:
-    import asyncio
 
 #: characters of the longest password that is looked at for a lifetime
 _LONGEST_TOKEN: Final = 65_536

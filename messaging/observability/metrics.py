@@ -34,7 +34,8 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from contextlib import AbstractContextManager
+from typing import Any, Final, Literal
 
 from messaging.errors import ArgumentError
 from messaging.errors import MissingExtraError as _MissingExtraError
@@ -53,9 +54,6 @@ try:
     from prometheus_client.utils import floatToGoString
 except ImportError as error:
     raise _MissingExtraError("metrics", "messaging.observability.metrics") from error
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 
 logger = SafeLog(__name__)

@@ -28,6 +28,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.codecs.cache import BoundedCache
@@ -44,9 +46,6 @@ except ImportError as error:
     raise _MissingExtraError("otel", "messaging.observability.opentelemetry") from error
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-    from types import TracebackType
-
     from opentelemetry.context import Context
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.propagators.textmap import TextMapPropagator

@@ -9,6 +9,7 @@ a message enters the stream. Post runs after them there, or on the thread that s
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
 from collections import deque
@@ -35,8 +36,6 @@ from messaging.receiving.redelivery import INVALID, REJECTED, Redelivery
 from messaging.services import ServiceRegistry
 
 if TYPE_CHECKING:
-    import asyncio
-
     from messaging.model import DirectAcknowledgement, Incoming
 
 logger = SafeLog(__name__)

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
+from uuid import UUID
 
 from messaging.dispatch import (
     Dispatcher,
@@ -54,10 +55,6 @@ from messaging.typedevent.past import OwnPast
 from messaging.typedevent.receivers import BusRoute, EventReceiver, EventTerms, HandlerRegistrar
 from messaging.typedevent.store import EventStore
 from messaging.typedevent.topic_publisher import TypedEventPublisher
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

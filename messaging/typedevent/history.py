@@ -13,14 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
+from uuid import UUID
 
 from messaging.dispatch import AbstractTopicFilter, TopicFilter, TopicTrie, check_count
 from messaging.errors import ArgumentError, HistoryFullError
 from messaging.typedevent.event import PublishedEvent, StoredEvent
-
-if TYPE_CHECKING:
-    from uuid import UUID
 
 #: maximum that means unlimited
 UNLIMITED: Final = 2**31 - 1

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, overload
+from uuid import UUID
 from weakref import WeakSet
 
 from reactivex.disposable import Disposable
@@ -33,8 +34,6 @@ from messaging.typedevent.history import UNLIMITED, EventHistory, RangePolicy, n
 from messaging.typedevent.store import NEAR, EventStore, is_since, replayed
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from reactivex import Observable
     from reactivex import abc as rx
 

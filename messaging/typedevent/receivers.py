@@ -7,9 +7,10 @@ A route holds the receivers, observers and history policy that apply to the even
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.dispatch import (
     EventService,
@@ -44,10 +45,6 @@ from messaging.typedevent.handlers import (
 from messaging.typedevent.history import EventHistory, RangePolicy, newest
 from messaging.typedevent.monitor import Tap
 from messaging.typedevent.store import EventStore
-
-if TYPE_CHECKING:
-    import asyncio
-
 
 logger = SafeLog(__name__)
 

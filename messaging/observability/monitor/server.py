@@ -10,10 +10,11 @@ are answered, events taken, and subscriptions of the inspector made, on the thre
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from messaging.environment.signals import on_failure
 from messaging.errors import BoundReachedError, ClosedError, MessagingError
@@ -29,9 +30,6 @@ from messaging.observability.monitor.publisher import CHANNEL, PublishedSnapshot
 from messaging.observability.monitor.snapshot import SnapshotSampler
 from messaging.observability.web import HttpAnswer, HttpRequest, WebServer, check_port, text_answer
 from messaging.services import ServiceRegistry, default_registry
-
-if TYPE_CHECKING:
-    import os
 
 logger = SafeLog(__name__)
 
