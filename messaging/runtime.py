@@ -208,7 +208,7 @@ class MessageServiceRuntime:
                 current.since,
                 capabilities.client_id,
                 current.host,
-                connection.connects,
+                connection.epoch.number,
                 connection.losses,
             ),
             publisher=PublisherDTO(outbox.pending, outbox.published, outbox.failed),

@@ -44,6 +44,7 @@ class Connection:
     Attributes:
         states: the current state, readable from any thread, and its observers.
         cause: the last problem, kept after it is over.
+        epoch: the number of connections that were made, and whether the last one is up. Written on the engine loop.
         ready: resolves with the first connection; fails if the instance is closed without one.
     """
 
@@ -59,14 +60,14 @@ class Connection:
         self._ended = asyncio.Event()
         self.ready: Promise[None] = Promise(f"connecting {adapter.name!r} to {adapter.url}")
         self.outbox = outbox
-        self._epoch = Epoch()
+        self.epoch = Epoch()
         self.reading = ReadControl(adapter)
         self.subscriptions = ConnectionSubscriptions(
-            engine, adapter, self._epoch, self.states, self.reading, lambda: self.cause
+            engine, adapter, self.epoch, self.states, self.reading, lambda: self.cause
         )
         self.endings = self.subscriptions.endings
         self.verdicts = Verdicts(engine, adapter, self.states)
-        self.last_will = PendingWill(engine, adapter, outbox, self._epoch)
+        self.last_will = PendingWill(engine, adapter, outbox, self.epoch)
         self.presence = Presence(adapter)
         self._renewal = CredentialRenewal(engine, adapter, lambda: self.label)
         #: called on the loop after each connect, and once when the connection is closed
@@ -93,11 +94,6 @@ class Connection:
     def state(self) -> StateName:
         """The name of the state now."""
         return self.states.value.name
-
-    @property
-    def connects(self) -> int:
-        """The number of connections that were made."""
-        return self._epoch.number
 
     @property
     def label(self) -> str:
@@ -200,7 +196,7 @@ class Connection:
         self.states.change("refused" if refused else name, cause, self._opener.where)
 
     async def _connected(self, resumed: bool) -> None:
-        self._epoch.number += 1
+        self.epoch.number += 1
         self._connected_at = clock.time_of(self.engine.loop)
         if not self._loss.is_set():
             self._renewal.connected()
@@ -226,7 +222,7 @@ class Connection:
         if cause is None and self._unrestored:
             cause = ConnectFailedError(f"{len(self._unrestored)} subscriptions are not restored yet")
         if not self._loss.is_set():
-            self._epoch.is_usable = True
+            self.epoch.is_usable = True
             self.states.change("connected" if cause is None else "degraded", cause, self._opener.where)
 
     def impaired(self, cause: MessagingError | None) -> None:
@@ -249,7 +245,7 @@ class Connection:
                 self.losses += 1
             self._impairment = None
             self._unrestored = set()
-            self._epoch.is_usable = False
+            self.epoch.is_usable = False
             self._renewal.stop()
             self.outbox.disconnected()
             self.subscriptions.connection_lost()
@@ -280,7 +276,7 @@ class Connection:
         self.outbox.refuse()
         await self.outbox.drain(deadline)
         self.verdicts.flush()
-        self._epoch.is_usable = False
+        self.epoch.is_usable = False
         self.states.change("closed", None, self.states.value.host)
         self._renewal.stop()
         if self._task is not None:
