@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, TypedDict, TypeVar, Unpack, overload
 from uuid import uuid4
 
 from messaging.dispatch import (
@@ -37,6 +37,7 @@ from messaging.distributedeventing.admin_network import (
     topics_of,
 )
 from messaging.distributedeventing.event_consumer import ConsumerOptions, ConsumerRegistrar, EventConsumer, Route
+from messaging.distributedeventing.events import DistributableEvent
 from messaging.distributedeventing.publishing import Publishing, given_event, payload_of
 from messaging.distributedeventing.qos import QosReader, several, supported_by
 from messaging.distributedeventing.session import EventPublisherSession, OpenParts
@@ -49,11 +50,8 @@ from messaging.errors import ArgumentError, MessagingError
 from messaging.errors.checks import check_instance, check_optional
 from messaging.execution import Promise, may_block, seconds
 from messaging.instance import Messaging
+from messaging.services import ServiceRegistration, ServiceRegistry
 from messaging.services.reporting import PartReporter, Reporter
-
-if TYPE_CHECKING:
-    from messaging.distributedeventing.events import DistributableEvent
-    from messaging.services import ServiceRegistration, ServiceRegistry
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -28,12 +28,15 @@ from messaging.dispatch.eventnetwork import (
     DISPATCH,
     ArrivedEvent,
     DeliveryNotification,
+    NodeDTO,
     NodeService,
     SeenEvents,
     TopicInterest,
     framework_of,
 )
-from messaging.distributedeventing.events import DispatchedEvent, check_reply_topic
+from messaging.distributedeventing.event_consumer import EventConsumer, Route
+from messaging.distributedeventing.events import DispatchedEvent, EventKind, check_reply_topic
+from messaging.distributedeventing.queues import ConsumerQueue
 from messaging.errors import ArgumentError, EventSessionLostError, PermissionDeniedError, RemoteEventError
 from messaging.errors.checks import check_optional
 from messaging.errors.text import SafeLog
@@ -41,10 +44,6 @@ from messaging.services.reporting import counter, gauge, part
 
 if TYPE_CHECKING:
     from messaging.dispatch import Dispatcher, HandlerDTO
-    from messaging.dispatch.eventnetwork import NodeDTO
-    from messaging.distributedeventing.event_consumer import EventConsumer, Route
-    from messaging.distributedeventing.events import EventKind
-    from messaging.distributedeventing.queues import ConsumerQueue
 
 logger = SafeLog(__name__)
 

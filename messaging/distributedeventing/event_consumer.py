@@ -10,10 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias, TypedDict
 
-from messaging.dispatch import DispatchHandler, contained, run_elsewhere, too_long
-from messaging.distributedeventing.events import DispatchedEvent
+from messaging.dispatch import DispatchHandler, EventService, Principal, contained, run_elsewhere, too_long
+from messaging.dispatch.eventnetwork import DeliveryNotification
+from messaging.distributedeventing.events import DispatchedEvent, SessionKey
 from messaging.distributedeventing.queues import ConsumerQueue, QueuedEvent
 from messaging.distributedeventing.whiteboard import (
     ConsumerTerms,
@@ -31,15 +32,8 @@ from messaging.errors import (
     TooManyRequestsError,
 )
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import Promise, handlers_loop, running_loop
-from messaging.services import interface_name
-
-if TYPE_CHECKING:
-    from messaging.dispatch import EventService, Principal
-    from messaging.dispatch.eventnetwork import DeliveryNotification
-    from messaging.distributedeventing.events import SessionKey
-    from messaging.execution import Lane
-    from messaging.services import LdapFilter, ServiceProperties, ServiceReference, ServiceRegistration
+from messaging.execution import Lane, Promise, handlers_loop, running_loop
+from messaging.services import LdapFilter, ServiceProperties, ServiceReference, ServiceRegistration, interface_name
 
 logger = SafeLog(__name__)
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar, get_args
+from typing import Any, Final, Generic, Literal, Self, TypeVar, get_args
 from uuid import UUID
 
 from messaging.dispatch import DISTRIBUTED_EVENTS
-from messaging.dispatch.eventdata import as_data
+from messaging.dispatch.eventdata import Converter, as_data
 from messaging.errors import ArgumentError, InvalidEventError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import tolerant
-
-if TYPE_CHECKING:
-    from messaging.dispatch.eventdata import Converter
 
 T = TypeVar("T")
 

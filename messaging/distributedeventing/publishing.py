@@ -9,23 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from messaging.dispatch import TopicPermission
+from messaging.dispatch import Dispatcher, EventService, Principal, TopicPermission
 from messaging.dispatch.eventdata import WireError, WireEvent
-from messaging.dispatch.eventnetwork import DISPATCH, DeliveryNotification, framework_uuid
+from messaging.dispatch.eventnetwork import DISPATCH, DeliveryNotification, EventNode, framework_uuid
+from messaging.distributedeventing.admin_network import NetworkPolicy
+from messaging.distributedeventing.event_consumer import EventConsumer, Route
 from messaging.distributedeventing.events import DispatchedEvent, DistributableEvent, PushEvent
+from messaging.distributedeventing.qos import DeliveryQos, QosReader
 from messaging.errors import ArgumentError, InvalidEventError, MessagingError, NullEventError, PermissionDeniedError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, clock, seconds
-
-if TYPE_CHECKING:
-    from messaging.dispatch import Dispatcher, EventService, Principal
-    from messaging.dispatch.eventnetwork import EventNode
-    from messaging.distributedeventing.admin_network import NetworkPolicy
-    from messaging.distributedeventing.event_consumer import EventConsumer, Route
-    from messaging.distributedeventing.qos import DeliveryQos, QosReader
 
 logger = SafeLog(__name__)
 

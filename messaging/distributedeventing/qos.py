@@ -19,13 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.errors import ArgumentError, UnsupportedFeatureError
+from messaging.instance import Messaging
 from messaging.model import Features
-
-if TYPE_CHECKING:
-    from messaging.instance import Messaging
 
 TRANSIENT: Final = "TRANSIENT"
 PERSISTENT: Final = "PERSISTENT"

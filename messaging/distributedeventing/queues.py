@@ -10,12 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from messaging.execution import ThreadLane, clock, engine
-
-if TYPE_CHECKING:
-    from messaging.execution import Lane, Pool
+from messaging.execution import Lane, Pool, ThreadLane, clock, engine
 
 #: item of the lane: one queued event may be delivered
 _TOKEN: Final = object()

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, Self, TypeVar
 
-from messaging.distributedeventing.events import DistributableEvent, PushEvent
-from messaging.distributedeventing.publishing import given_event
+from messaging.dispatch import Principal
+from messaging.dispatch.eventnetwork import DeliveryNotification
+from messaging.distributedeventing.events import DispatchedEvent, DistributableEvent, PushEvent
+from messaging.distributedeventing.publishing import Publishing, given_event
 from messaging.errors import ArgumentError, ClosedError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import tolerant
-from messaging.execution import Closeable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from messaging.dispatch import Principal
-    from messaging.dispatch.eventnetwork import DeliveryNotification
-    from messaging.distributedeventing.events import DispatchedEvent
-    from messaging.distributedeventing.publishing import Publishing
-    from messaging.execution import Promise
-    from messaging.services import ServiceRegistration
+from messaging.execution import Closeable, Promise
+from messaging.services import ServiceRegistration
 
 T = TypeVar("T")
 

@@ -7,11 +7,13 @@ consumer on threads of their own.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch import DISTRIBUTED_EVENTS, contained
 from messaging.distributedeventing.events import ABORT, CONTINUE, PushEvent
+from messaging.distributedeventing.session import EventPublisherSession
 from messaging.distributedeventing.whiteboard import DistributedEventConstants as Names
 from messaging.distributedeventing.whiteboard import PushEventConsumer, PushEventSource, is_hidden
 from messaging.errors import ArgumentError, ClosedError, MessagingError
@@ -21,9 +23,6 @@ from messaging.execution import Serial
 from messaging.services import ServiceEventKind, as_filter, interface_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from messaging.distributedeventing.session import EventPublisherSession
     from messaging.services import ServiceEvent, ServiceReference, ServiceRegistry
 
 logger = SafeLog(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reactivex.disposable import Disposable
@@ -13,14 +14,11 @@ from messaging.distributedeventing.events import ABORT, CONTINUE, PushEvent
 from messaging.errors import EventQueueOverflowError, StreamConsumedError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import tolerant
-from messaging.execution import Closeable, Serial
+from messaging.execution import Closeable, Promise, Serial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from reactivex import abc as rx
 
-    from messaging.execution import Promise
 
 T = TypeVar("T")
 

@@ -8,19 +8,15 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from messaging.dispatch import DISTRIBUTED_EVENTS, Terms, check_principal, read_filter, read_timeout, read_topics
-from messaging.dispatch.eventdata import converter_to, is_untyped, load_type
+from messaging.dispatch.eventdata import Converter, converter_to, is_untyped, load_type
 from messaging.distributedeventing.events import ABORT as _ABORT
 from messaging.distributedeventing.events import CONTINUE as _CONTINUE
-from messaging.distributedeventing.events import ConsumerLifecycle, DistributableEvent
+from messaging.distributedeventing.events import ConsumerLifecycle, DistributableEvent, PushEvent
 from messaging.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from messaging.dispatch.eventdata import Converter
-    from messaging.distributedeventing.events import PushEvent
-    from messaging.services import ServiceReference
+from messaging.services import ServiceReference
 
 T = TypeVar("T")
 

@@ -13,6 +13,8 @@ its entries are out of date. A million renewals cost no timer."""
 
 from __future__ import annotations
 
+import asyncio
+import datetime
 import enum
 import heapq
 import math
@@ -21,7 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.environment.forks import LiveObjects
 from messaging.errors import ArgumentError, ClosedError, LeaseDeniedError, MessagingError, UnknownLeaseError
@@ -29,10 +31,6 @@ from messaging.errors.checks import check_instance, check_procedure, check_resul
 from messaging.errors.text import SafeLog, brief, tolerant
 from messaging.execution import Closeable, Promise, Serial, clock, engine, seconds
 from messaging.leases.lease import ANY, Lease, check_duration, check_leases, check_requests, lease_time
-
-if TYPE_CHECKING:
-    import asyncio
-    import datetime
 
 logger = SafeLog(__name__)
 

@@ -18,10 +18,12 @@ leases.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
+from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.environment.forks import LiveObjects
 from messaging.errors import (
@@ -33,17 +35,9 @@ from messaging.errors import (
 )
 from messaging.errors.checks import check_procedure, check_result
 from messaging.errors.text import SafeLog, brief
-from messaging.execution import Closeable, Flag, Serial, clock, engine, seconds, workers
-from messaging.leases.lease import ANY, Lease, ask_each, check_duration, lease_time
-from messaging.leases.renewed import RenewalRequests, RenewedLeases
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections import deque
-
-    from messaging.execution import Promise
-    from messaging.leases.lease import Grantor
-    from messaging.leases.renewed import LeaseListener, LeaseRenewalEvent
+from messaging.execution import Closeable, Flag, Promise, Serial, clock, engine, seconds, workers
+from messaging.leases.lease import ANY, Grantor, Lease, ask_each, check_duration, lease_time
+from messaging.leases.renewed import LeaseListener, LeaseRenewalEvent, RenewalRequests, RenewedLeases
 
 logger = SafeLog(__name__)
 

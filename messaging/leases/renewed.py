@@ -7,14 +7,10 @@ import itertools
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from messaging.errors import ArgumentError, DeadlineError, MessagingError, UnknownLeaseError
-from messaging.leases.lease import ANY, Lease, is_definite, lease_time
-
-if TYPE_CHECKING:
-    from messaging.leases.lease import Grantor
-
+from messaging.leases.lease import ANY, Grantor, Lease, is_definite, lease_time
 
 #: least time for one request and its repetition, seconds
 MARGIN: Final = 2.0

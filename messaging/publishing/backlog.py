@@ -15,12 +15,11 @@ from weakref import ref
 
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import MessagingError
-from messaging.execution import clock, workers
+from messaging.execution import Engine, clock, workers
+from messaging.model import MessageContext, PublishPlan
 
 if TYPE_CHECKING:
-    from messaging.execution import Engine
     from messaging.journal import DurableQueue, Record
-    from messaging.model import MessageContext, PublishPlan
     from messaging.publishing.stored import DiskIntake, StoredPublication
 
 logger = logging.getLogger(__name__)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import JournalFullError, MessagingError
-from messaging.execution import clock, workers
+from messaging.execution import Engine, clock, workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from messaging.execution import Engine
     from messaging.journal import Journal, Record
 
 logger = logging.getLogger(__name__)

@@ -24,18 +24,17 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ClosedError, MessagingError, OutboxFullError, OutcomeUnknownError
-from messaging.execution import clock, may_block, workers
+from messaging.execution import Engine, clock, may_block, workers
 from messaging.journal import DurableQueue, Journal, Record
+from messaging.model import PublishPlan
 from messaging.publishing.backlog import Backlog, LoadedMessage, Spilled
 from messaging.publishing.dead_letters import DeadLetters
 from messaging.publishing.outbox import Outbox
+from messaging.publishing.publication import Publication
 from messaging.publishing.stored import DiskIntake, DurableOutboxDTO, StoredPublication
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.execution import Engine
-    from messaging.model import PublishPlan
-    from messaging.publishing.publication import Publication
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 from messaging.environment import forks
 from messaging.errors import DeadlineError, MessagingError, OutcomeUnknownError
-from messaging.execution import Deadlines, clock
+from messaging.execution import Deadlines, Engine, clock
+from messaging.publishing.publication import Publication
 from messaging.publishing.sending import Admission, Sender
 
 if TYPE_CHECKING:
     from messaging.adapter import Adapter
-    from messaging.execution import Engine
     from messaging.journal import Journal
-    from messaging.publishing.publication import Publication
     from messaging.publishing.stored import DiskIntake, DurableOutboxDTO
 
 

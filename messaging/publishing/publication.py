@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from messaging.environment import forks
 from messaging.errors import (
@@ -14,10 +14,7 @@ from messaging.errors import (
     OutcomeUnknownError,
 )
 from messaging.execution import PENDING, Promise, clock
-
-if TYPE_CHECKING:
-    from messaging.model import PublishPlan
-
+from messaging.model import PublishPlan
 
 #: the first time, a time to live of which less than this is over is sent as it was given: part of it, at most seconds
 _PART: Final = 0.01

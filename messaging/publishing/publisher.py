@@ -21,7 +21,7 @@ from messaging.errors import (
     PayloadTooLargeError,
     UnsupportedFeatureError,
 )
-from messaging.execution import clock
+from messaging.execution import Promise, clock
 from messaging.model import (
     Features,
     Message,
@@ -42,14 +42,13 @@ from messaging.model import (
     with_headers,
 )
 from messaging.model.context import ForwardedContext
+from messaging.publishing.outbox import Outbox
 from messaging.publishing.publication import Publication, SpecialPublication
 
 if TYPE_CHECKING:
     from messaging.connection import Connection
-    from messaging.execution import Promise
     from messaging.interception import OutboundMessage, PublishChain
     from messaging.model import Capabilities, MessageContextProvider
-    from messaging.publishing.outbox import Outbox
 
 #: values of a context that must be printable text on every protocol; the others may be any text
 _PRINTABLE: Final = ("content_type", "content_encoding")

@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, MessagingError, OutboxFullError
 from messaging.errors.text import SafeLog
-from messaging.execution import Waiters, clock, may_block, of_library
+from messaging.execution import Deadlines, Engine, Waiters, clock, may_block, of_library
+from messaging.publishing.publication import Publication
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from messaging.adapter import Adapter
-    from messaging.execution import Deadlines, Engine
-    from messaging.publishing.publication import Publication
 
 logger = SafeLog(__name__)
 

@@ -12,21 +12,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.environment import forks
 from messaging.errors import ClosedError, MessagingError, OutboxFullError, OutcomeUnknownError
-from messaging.execution import Promise
-from messaging.journal import RecordTemplate
-from messaging.model import Features, stored_properties
+from messaging.execution import Engine, Promise
+from messaging.journal import Journal, RecordTemplate
+from messaging.model import Features, MessageContext, PublishPlan, stored_properties
 from messaging.publishing.publication import Publications, SpecialPublication
 from messaging.publishing.sending import Admission
 from messaging.services.reporting import counter, gauge
-
-if TYPE_CHECKING:
-    from messaging.execution import Engine
-    from messaging.journal import Journal
-    from messaging.model import MessageContext, PublishPlan
 
 #: extensions that do not belong to a stored message: they concern the promise. The message id does: an id of the
 #: application travels where a generated one does not

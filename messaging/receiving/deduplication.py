@@ -33,13 +33,12 @@ from messaging.environment.forks import LiveObjects
 from messaging.environment.signals import WakeUp
 from messaging.errors import ArgumentError, JournalUnreadableError, MessagingError
 from messaging.execution import clock, workers
-from messaging.model import Features
+from messaging.model import Features, Incoming, SubscriptionSpec
+from messaging.receiving.buffer import MessageBuffer, ReceivingSubscription
 
 if TYPE_CHECKING:
     from messaging.journal import State
     from messaging.journal.folders import HeldLock
-    from messaging.model import Incoming, SubscriptionSpec
-    from messaging.receiving.buffer import MessageBuffer, ReceivingSubscription
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,9 @@ no other one. The lock of the agent guards its registrations; no code of the app
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch.eventdata import from_portable, to_portable
@@ -23,24 +25,19 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import refuse_in_loop
+from messaging.execution import Promise, refuse_in_loop
+from messaging.journal.options import Fsync, Full
 from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
 from messaging.remoteevent.delivery import POSITION, DeliveryCounts, EventDelivery, Interest, RetryPolicy, wait_for_all
 from messaging.remoteevent.event import EventRegistration, RemoteEvent, check_kind, check_sequence_number
 from messaging.remoteevent.event_journal import channel_of
 from messaging.remoteevent.intake import EventIntake
-from messaging.remoteevent.listener import BatchListener, as_target
+from messaging.remoteevent.listener import BatchListener, Outcome, as_target
 from messaging.remoteevent.party import EventFolder, Party
 from messaging.remoteevent.renewals import OwnedRenewals
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from messaging.execution import Promise
     from messaging.instance import Messaging
-    from messaging.journal.options import Fsync, Full
-    from messaging.remoteevent.listener import Outcome
 
 logger = SafeLog(__name__)
 

@@ -35,26 +35,24 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from reactivex.subject import Subject
 
 from messaging.dispatch.eventdata import from_portable, read_json, to_portable, write_json
-from messaging.distributedeventing import CONTINUE, PushEvent
+from messaging.distributedeventing import CONTINUE, DistributedEventAdmin, PushEvent
 from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, BoundReachedError, DecodeError, InvalidTopicError, MessagingError
 from messaging.errors.checks import plain_function
 from messaging.execution import Closeable, Promise
+from messaging.instance import Messaging
 from messaging.leases import Landlord, Lease, LeaseRenewalManager, release
 from messaging.model import Message, check_name
+from messaging.receiving import HandlerRegistration
 from messaging.remoteevent.event import RemoteEvent, check_event_id, decode_event, encode_event
 from messaging.remoteevent.generator import EventGenerator
-from messaging.remoteevent.listener import BatchListener, as_failure, settled
+from messaging.remoteevent.listener import BatchListener, Outcome, as_failure, settled
 from messaging.remoteevent.third_parties import NotificationDemultiplexer
 
 if TYPE_CHECKING:
     import reactivex as rx
 
-    from messaging.distributedeventing import DistributedEventAdmin
-    from messaging.instance import Messaging
-    from messaging.receiving import HandlerRegistration
     from messaging.remoteevent.event import EventId, EventKind, EventRegistration
-    from messaging.remoteevent.listener import Outcome
     from messaging.typedevent import TypedEventBus
 
 

@@ -14,6 +14,7 @@ import contextlib
 import random
 import threading
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -22,14 +23,11 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, DeadlineError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, Serial, clock, engine, may_block, seconds
-from messaging.leases import release
+from messaging.leases import GrantedLease, Lease, release
+from messaging.remoteevent.event import EventId, EventKind, RemoteEvent
 from messaging.remoteevent.listener import Disposition, WantedEvents, WithdrawnError, disposition, outcomes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from messaging.leases import GrantedLease, Lease
-    from messaging.remoteevent.event import EventId, EventKind, RemoteEvent
     from messaging.remoteevent.listener import EventTarget, Outcome
 
 logger = SafeLog(__name__)

@@ -19,14 +19,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from messaging.dispatch.eventdata import convert, from_portable, read_json, to_portable, write_json
 from messaging.errors import ArgumentError, ConversionError, DecodeError, InvalidEventError
 from messaging.errors.text import SafeLog
-
-if TYPE_CHECKING:
-    from messaging.leases import Lease
+from messaging.leases import Lease
 
 logger = SafeLog(__name__)
 

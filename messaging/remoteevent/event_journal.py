@@ -18,21 +18,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from messaging.dispatch.eventdata import write_json
 from messaging.errors import ClosedError, DecodeError, JournalError, JournalFullError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import clock, may_block, workers
-from messaging.journal import Journal, RecordTemplate
-from messaging.remoteevent.event import decode_event
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from messaging.journal import Append, Cursor, JournalTable, Record
-    from messaging.journal.options import Fsync, Full
-    from messaging.remoteevent.event import EventKind, RemoteEvent
+from messaging.journal import Append, Cursor, Journal, JournalTable, Record, RecordTemplate
+from messaging.journal.options import Fsync, Full
+from messaging.remoteevent.event import EventKind, RemoteEvent, decode_event
 
 logger = SafeLog(__name__)
 

@@ -17,6 +17,7 @@ and counted, and its number is missing at the listener. With a path, the journal
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from messaging.dispatch.eventdata import from_portable, to_portable
@@ -35,17 +36,14 @@ from messaging.remoteevent.event import (
     check_sequence_number,
 )
 from messaging.remoteevent.listener import as_target
-from messaging.remoteevent.party import Party
+from messaging.remoteevent.party import Grant, Party
 from messaging.remoteevent.storage import DurableStorage, Storage, generated_source
 from messaging.remoteevent.transacted import TransactedEvents
+from messaging.remoteevent.transactions import Transaction
 from messaging.remoteevent.transactions.transaction import check_transaction
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from messaging.instance import Messaging
-    from messaging.remoteevent.party import Grant
-    from messaging.remoteevent.transactions import Transaction
 
 logger = SafeLog(__name__)
 

@@ -14,24 +14,19 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.dispatch.eventdata import to_portable, write_json
 from messaging.errors import ClosedError, DecodeError, JournalFullError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, workers
-from messaging.remoteevent.event import decode_event, encode_event
+from messaging.journal import JournalTable, Record
+from messaging.remoteevent.event import EventKind, RemoteEvent, decode_event, encode_event
 from messaging.remoteevent.event_journal import Checkpoint, EventJournal, channel_of, record_of
-from messaging.remoteevent.listener import settled
+from messaging.remoteevent.listener import Outcome, settled
 from messaging.remoteevent.sequences import SequenceRanges
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from messaging.journal import JournalTable, Record
-    from messaging.remoteevent.event import EventKind, RemoteEvent
-    from messaging.remoteevent.listener import Outcome
 
 logger = SafeLog(__name__)
 

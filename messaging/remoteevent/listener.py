@@ -11,9 +11,11 @@ calls expire on the loop of the engine.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import threading
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol, runtime_checkable
 
 from messaging.environment.forks import LiveObjects
 from messaging.errors import (
@@ -41,13 +43,7 @@ from messaging.execution import (
     seconds,
     workers,
 )
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from messaging.remoteevent.event import EventKind, RemoteEvent
-
+from messaging.remoteevent.event import EventKind, RemoteEvent
 
 #: the outcome of a notification: ``None`` if the listener returned, otherwise the failure
 Outcome = MessagingError | None

@@ -6,15 +6,16 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch.eventdata import from_portable, to_portable
 from messaging.errors import ArgumentError, ClosedError, DecodeError, JournalError
 from messaging.errors.checks import check_optional, check_path
 from messaging.errors.text import SafeLog
-from messaging.execution import Closeable, may_block
+from messaging.execution import Closeable, Promise, may_block
 from messaging.journal import JournalTable
-from messaging.leases import Landlord, LeaseEnd, StoredTime, lease_time, seconds_of, value_of
+from messaging.leases import GrantedLease, Landlord, LeaseEnd, StoredTime, lease_time, seconds_of, value_of
 from messaging.remoteevent.delivery import POSITION, Interest
 from messaging.remoteevent.event import check_kind
 from messaging.remoteevent.event_journal import EventJournal, JournalQueue, channel_of
@@ -22,11 +23,7 @@ from messaging.remoteevent.listener import as_target
 from messaging.remoteevent.remote import ListenerReference, RemoteListener
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from messaging.execution import Promise
     from messaging.instance import Messaging
-    from messaging.leases import GrantedLease
 
 logger = SafeLog(__name__)
 

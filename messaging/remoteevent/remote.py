@@ -19,6 +19,7 @@ import math
 import secrets
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -72,8 +73,6 @@ from messaging.remoteevent.listener import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from messaging.instance import Messaging
     from messaging.remoteevent.event import EventId, RemoteEvent
 

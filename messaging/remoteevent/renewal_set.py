@@ -12,29 +12,24 @@ thread. Listeners are notified by the generator of the set, see :mod:`messaging.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import secrets
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.errors import ArgumentError, ClosedError, MessagingError, UnknownLeaseError
 from messaging.errors.checks import check_optional
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Closeable, clock, engine, seconds, workers
-from messaging.leases import Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
+from messaging.leases import GrantedLease, Landlord, Lease, LeaseEnd, LeaseRenewalManager, release
+from messaging.remoteevent.delivery import RetryPolicy
 from messaging.remoteevent.event import EventRegistration, RemoteEvent
 from messaging.remoteevent.generator import EventGenerator
-from messaging.remoteevent.renewals import OwnedRenewals
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
-    from messaging.leases import GrantedLease
-    from messaging.remoteevent.delivery import RetryPolicy
-    from messaging.remoteevent.renewals import RenewalFailure
+from messaging.remoteevent.renewals import OwnedRenewals, RenewalFailure
 
 logger = SafeLog(__name__)
 

@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.errors import ArgumentError, ClosedError, DecodeError, MessagingError, UnknownLeaseError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise
+from messaging.journal import JournalTable
 from messaging.leases import Lease, LeaseRenewalManager, RemoteGrantor, StoredTime, reference_of, seconds_of, value_of
 from messaging.leases.lease import check_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from messaging.instance import Messaging
-    from messaging.journal import JournalTable
     from messaging.leases import LeaseRenewalEvent
 
 logger = SafeLog(__name__)

@@ -20,29 +20,25 @@ import enum
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.errors import ArgumentError, DecodeError
 from messaging.errors.checks import check_instance, plain_function
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Promise, workers
-from messaging.remoteevent.event import EventRegistration, RemoteEvent, check_sequence_number
+from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, check_sequence_number
 from messaging.remoteevent.listener import (
     BatchListener,
     Disposition,
+    Outcome,
     WantedEvents,
     as_target,
     disposition,
     outcomes_of,
     wanted_test,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from messaging.remoteevent.event import EventKind
-    from messaging.remoteevent.listener import Outcome
 
 logger = SafeLog(__name__)
 

@@ -12,25 +12,21 @@ numbers. Outcomes of writes are noted on the thread of the journal."""
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import ClosedError, DecodeError, JournalFullError, JournalUnreadableError, MessagingError
 from messaging.errors.text import SafeLog
-from messaging.execution import clock, refuse_in_loop
-from messaging.remoteevent.delivery import Interest, MemoryQueue, wait_for_all
-from messaging.remoteevent.event import NumberedLine, check_event_id, decode_event, encode_event
+from messaging.execution import Promise, clock, refuse_in_loop
+from messaging.journal import Record
+from messaging.remoteevent.delivery import EventQueue, Interest, MemoryQueue, wait_for_all
+from messaging.remoteevent.event import EventId, NumberedLine, RemoteEvent, check_event_id, decode_event, encode_event
 from messaging.remoteevent.event_journal import WRITE_TIMEOUT, Checkpoint, channel_of, record_of
 from messaging.remoteevent.party import REGISTRATION, EventFolder, Grant, Party
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from messaging.execution import Promise
     from messaging.instance import Messaging
-    from messaging.journal import Record
-    from messaging.remoteevent.delivery import EventQueue
-    from messaging.remoteevent.event import EventId, RemoteEvent
 
 logger = SafeLog(__name__)
 

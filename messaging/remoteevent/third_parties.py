@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.dispatch.eventdata import from_portable, to_portable
-from messaging.errors import ArgumentError, ClosedError, DeadlineError, UnknownEventError
+from messaging.errors import ArgumentError, ClosedError, DeadlineError, MessagingError, UnknownEventError
 from messaging.errors.checks import check_instance, plain_function
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, clock, workers
@@ -49,10 +50,6 @@ from messaging.remoteevent.listener import (
 from messaging.remoteevent.party import Party
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from messaging.errors import MessagingError
-    from messaging.execution import Promise
     from messaging.remoteevent.event import EventId, EventKind
     from messaging.remoteevent.listener import EventTarget, Outcome
 

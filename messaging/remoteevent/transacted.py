@@ -20,9 +20,10 @@ from __future__ import annotations
 import math
 import secrets
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.environment.signals import on_failure
 from messaging.errors import (
@@ -35,18 +36,12 @@ from messaging.errors import (
 )
 from messaging.errors.text import SafeLog
 from messaging.execution import Deadlines, Promise, clock, engine, seconds, workers
-from messaging.leases import release
+from messaging.leases import Landlord, LeaseEnd, release
 from messaging.remoteevent.delivery import SHORT, GeneratedKind, Interest, MemoryQueue, wait_for_all
 from messaging.remoteevent.event import EventId, EventRegistration, RemoteEvent
 from messaging.remoteevent.listener import as_target
-from messaging.remoteevent.transactions import TransactionState, Vote
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from messaging.leases import Landlord, LeaseEnd
-    from messaging.remoteevent.storage import Storage
-    from messaging.remoteevent.transactions import Transaction
+from messaging.remoteevent.storage import Storage
+from messaging.remoteevent.transactions import Transaction, TransactionState, Vote
 
 logger = SafeLog(__name__)
 

@@ -14,10 +14,9 @@ thread, a coroutine function on the event loop that it was registered on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
-if TYPE_CHECKING:
-    from messaging.model import Message, MessageContextBuilder
+from messaging.model import Message, MessageContextBuilder
 
 #: LDAP filter that the properties of a whiteboard must match; without it, every whiteboard does
 TARGET: Final = "osgi.messaging.replyToSubscription.target"

@@ -19,13 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from messaging.errors import ReplyError
-from messaging.model import Features, as_text
-
-if TYPE_CHECKING:
-    from messaging.model import Incoming
+from messaging.model import Features, Incoming, as_text
 
 REPLY: Final = "rx-reply"
 NUMBER: Final = "rx-number"

@@ -13,7 +13,8 @@ from messaging.codecs import check_model
 from messaging.connection.properties import announced
 from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, StreamConsumedError
-from messaging.execution import clock
+from messaging.execution import Promise, clock
+from messaging.interception import ProcessChain
 from messaging.model import (
     REPLY_CHANNELS,
     Features,
@@ -23,18 +24,15 @@ from messaging.model import (
     requested,
     subscribe_options,
 )
+from messaging.publishing import MessagePublisher
 from messaging.receiving import Consumption, MessageStream, Subscription
 from messaging.replyto.markers import MANY, Marker
 from messaging.replyto.reply_stream import ReplySubscription
-from messaging.replyto.requests import RequestPlan, RequestPublication, new_correlation_id
+from messaging.replyto.requests import OpenRequests, Request, RequestPlan, RequestPublication, new_correlation_id
+from messaging.services import ServiceRegistry
 
 if TYPE_CHECKING:
-    from messaging.execution import Promise
-    from messaging.interception import ProcessChain
     from messaging.model import MessageContext, MessageContextProvider, PublishPlan
-    from messaging.publishing import MessagePublisher
-    from messaging.replyto.requests import OpenRequests, Request
-    from messaging.services import ServiceRegistry
 
 
 class ReplyToPublisher:

@@ -14,21 +14,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from messaging.adapter import Adapter
 from messaging.codecs.cache import BoundedCache
+from messaging.connection import Connection
 from messaging.errors import ArgumentError, InvalidChannelError
 from messaging.errors.checks import check_procedure
 from messaging.execution import Promise, clock, engine, workers
-from messaging.model import NO_EXTENSIONS, Features, MessageContext, channels
-
-if TYPE_CHECKING:
-    from messaging.adapter import Adapter
-    from messaging.connection import Connection
-    from messaging.model import PublishPlan, ReplyRoute, SubscriptionSpec
-    from messaging.publishing import MessagePublisher
-    from messaging.replyto.markers import Marker
-    from messaging.replyto.requests import OpenRequests
+from messaging.model import NO_EXTENSIONS, Features, MessageContext, PublishPlan, ReplyRoute, SubscriptionSpec, channels
+from messaging.publishing import MessagePublisher
+from messaging.replyto.markers import Marker
+from messaging.replyto.requests import OpenRequests
 
 #: part of the time that is left for closing that is waited for replies: the rest is for sending them
 _PART: Final = 0.5

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.errors import (
     ConnectionLostError,
@@ -20,15 +20,12 @@ from messaging.errors import (
 )
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, clock
-from messaging.model import Features, MessageContext
+from messaging.model import Features, Incoming, MessageContext, SubscriptionSpec
+from messaging.publishing import MessagePublisher
 from messaging.receiving import Consumption, Subscription
 from messaging.replyto import markers
-
-if TYPE_CHECKING:
-    from messaging.model import Incoming, SubscriptionSpec
-    from messaging.publishing import MessagePublisher
-    from messaging.replyto.requests import OpenRequests, RequestPublication
-    from messaging.services import ServiceRegistry
+from messaging.replyto.requests import OpenRequests, RequestPublication
+from messaging.services import ServiceRegistry
 
 logger = SafeLog(__name__)
 

@@ -12,22 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.errors import MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, clock, workers
-from messaging.model import Features, channels, context_of
-from messaging.receiving import HandlerConsumer, HandlingVerdict, Subscription
+from messaging.model import Features, Message, channels, context_of
+from messaging.receiving import HandlerConsumer, HandlingVerdict, Runner, Subscription
 from messaging.replyto import markers
 from messaging.replyto.markers import read as read_marker
+from messaging.replyto.replies import Replies
 from messaging.replyto.request_copies import ExpectedCopies, identity_of
 from messaging.replyto.served_request import ServedRequest, ServedStreamRequest
+from messaging.replyto.serving import RegisteredHandler
 
 if TYPE_CHECKING:
-    from messaging.errors import MessagingError
-    from messaging.model import Message
-    from messaging.receiving import Runner
-    from messaging.replyto.replies import Replies
-    from messaging.replyto.serving import RegisteredHandler
-
     #: a request handler, and its runner
     Binding = tuple[RegisteredHandler, Runner]
 

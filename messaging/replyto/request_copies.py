@@ -17,13 +17,11 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from messaging.execution import Promise, clock
+from messaging.model import Message
 from messaging.receiving import HandlingVerdict
-
-if TYPE_CHECKING:
-    from messaging.model import Message
 
 T = TypeVar("T")
 

@@ -24,13 +24,13 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from messaging.connection import Subscribed
+from messaging.connection import Connection, Subscribed
 from messaging.errors import (
     ArgumentError,
     ClosedError,
@@ -45,15 +45,12 @@ from messaging.errors import (
 from messaging.errors.text import SafeLog
 from messaging.execution import Deadlines, Promise, clock
 from messaging.model import AcknowledgeType, Features, SubscriptionSpec, V, maker, subscribe_options
+from messaging.publishing import MessagePublisher
 from messaging.publishing.publication import SpecialPublication
 from messaging.replyto import markers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from messaging.connection import Connection
     from messaging.model import Incoming, Message, PublishPlan
-    from messaging.publishing import MessagePublisher
 
 logger = SafeLog(__name__)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from messaging.errors import (
     ClosedError,
@@ -26,6 +26,7 @@ from messaging.errors import (
 )
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, workers
+from messaging.interception import OutboundMessage
 from messaging.model import (
     NO_EXTENSIONS,
     AcknowledgeType,
@@ -33,21 +34,17 @@ from messaging.model import (
     Incoming,
     Message,
     MessageContext,
+    ReplyRoute,
     carried_headers,
     context_of,
     parts,
 )
+from messaging.publishing import Publication
 from messaging.publishing.publisher import extend, sent_as
-from messaging.receiving import HandlingVerdict, Work
+from messaging.receiving import HandlerConsumer, HandlingVerdict, Work
 from messaging.replyto import markers
 from messaging.replyto.markers import Marker
-
-if TYPE_CHECKING:
-    from messaging.interception import OutboundMessage
-    from messaging.model import ReplyRoute
-    from messaging.publishing import Publication
-    from messaging.receiving import HandlerConsumer
-    from messaging.replyto.replies import DeferredReply, Replies
+from messaging.replyto.replies import DeferredReply, Replies
 
 logger = SafeLog(__name__)
 

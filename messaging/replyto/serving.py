@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import reactivex
 from reactivex import Observable, operators
@@ -18,11 +18,8 @@ from messaging.model import Features, Message, MessageContextBuilder, channels
 from messaging.receiving import ResultForm, RunnableHandler, TypedFunction, evaluated, is_awaitable
 from messaging.replyto import handlers, streaming
 from messaging.replyto.replies import DeferredReply
-from messaging.replyto.served_request import ReplyContent, checked
-
-if TYPE_CHECKING:
-    from messaging.replyto.served_request import ServedRequest
-    from messaging.services import ServiceReference
+from messaging.replyto.served_request import ReplyContent, ServedRequest, checked
+from messaging.services import ServiceReference
 
 PLAIN: Final = "plain"
 SINGLE: Final = "single"

@@ -14,7 +14,7 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from reactivex import Observable
 from reactivex.disposable import SingleAssignmentDisposable
@@ -22,11 +22,8 @@ from reactivex.disposable import SingleAssignmentDisposable
 from messaging.errors import MessagingError, OutboxFullError, StreamOverflowError, UnroutableError
 from messaging.errors.text import SafeLog
 from messaging.execution import Serial, Waiters, clock, mailbox, may_block
-from messaging.replyto.served_request import checked
-
-if TYPE_CHECKING:
-    from messaging.publishing import Publication
-    from messaging.replyto.served_request import ServedRequest
+from messaging.publishing import Publication
+from messaging.replyto.served_request import ServedRequest, checked
 
 logger = SafeLog(__name__)
 

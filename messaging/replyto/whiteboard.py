@@ -17,25 +17,22 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from messaging.connection import Connection
 from messaging.errors import MessagingError
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import clock, running_loop, workers
-from messaging.receiving import AsyncBlock, runner_of
+from messaging.execution import Promise, clock, running_loop, workers
+from messaging.interception import ProcessChain
+from messaging.receiving import AsyncBlock, MessageSubscription, Runner, runner_of
 from messaging.replyto import handlers, serving
+from messaging.replyto.replies import Replies
 from messaging.replyto.request_channel import RETRY_FIRST, RequestChannel
-from messaging.replyto.serving import RegisteredHandler, mistaken_key, read_terms
+from messaging.replyto.served_request import ServedRequest
+from messaging.replyto.serving import RegisteredHandler, RequestHandler, mistaken_key, read_terms
 from messaging.services import ServiceEvent, ServiceEventKind, ServiceReference, ServiceRegistration, interface_name
 from messaging.services.filter import as_filter
 
 if TYPE_CHECKING:
-    from messaging.connection import Connection
-    from messaging.execution import Promise
-    from messaging.interception import ProcessChain
-    from messaging.receiving import MessageSubscription, Runner
-    from messaging.replyto.replies import Replies
     from messaging.replyto.request_channel import Binding
-    from messaging.replyto.served_request import ServedRequest
-    from messaging.replyto.serving import RequestHandler
     from messaging.services import ServiceReference, ServiceRegistry
 
 logger = SafeLog(__name__)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from messaging.adapter import Adapter, Sink
+from messaging.adapter import Adapter, Events, Sink
 from messaging.errors import (
     ConnectionLostError,
     InvalidExtensionError,
@@ -16,16 +16,14 @@ from messaging.errors import (
 )
 from messaging.instance import find_adapter
 from messaging.model import QUEUE_BROKER_FEATURES, Capabilities, Features, SubscriptionSpec, headers, parse_url
+from messaging.model.settings import Settings
 from messaging_adapters.memory.broker import Client, MemoryBroker, join
 from messaging_adapters.memory.modelled import NO_LOCAL, SUBSCRIBE_EXTENSIONS, check, delay_of
-from messaging_adapters.memory.queues import limits_of, settle
+from messaging_adapters.memory.queues import MemoryConsumer, Queue, limits_of, settle
 from messaging_adapters.memory.settings import MemorySettings, scheme_like
 
 if TYPE_CHECKING:
-    from messaging.adapter import Events
     from messaging.model import BrokerUrl, Incoming, Outgoing, PublishPlan
-    from messaging.model.settings import Settings
-    from messaging_adapters.memory.queues import MemoryConsumer, Queue
 
 _FEATURES: Final = QUEUE_BROKER_FEATURES | {
     Features.EXTENSION_LAST_WILL,

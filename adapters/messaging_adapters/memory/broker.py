@@ -10,19 +10,16 @@ bounded: publishers to a full queue wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from messaging.adapter import Sink
 from messaging.codecs.cache import BoundedCache
 from messaging.environment.forks import in_child
 from messaging.errors import ConnectionLostError, QueueRefusedError, SubscriptionRefusedError
 from messaging.execution import clock
+from messaging.model import Outgoing, PublishPlan, SubscriptionSpec
 from messaging_adapters.memory.modelled import wants_retained
 from messaging_adapters.memory.queues import Entry, MemoryConsumer, Queue, QueueLimits, binding, is_expired
-
-if TYPE_CHECKING:
-    from messaging.adapter import Sink
-    from messaging.model import Outgoing, PublishPlan, SubscriptionSpec
-
 
 #: interval at which a publisher that waits for room checks its deadline and connection, seconds
 _ROOM_STEP: Final = 0.1

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from messaging.errors import InvalidExtensionError
 from messaging.execution import doubled
-from messaging.model import Features, boolean, integer, seconds
-
-if TYPE_CHECKING:
-    from messaging.model import SubscriptionSpec
+from messaging.model import Features, SubscriptionSpec, boolean, integer, seconds
 
 #: of AMQP: seconds until a rejected message comes again, doubled with each rejection, and the longest delay
 _DELAY: Final = "redeliveryDelay"

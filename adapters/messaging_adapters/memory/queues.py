@@ -9,18 +9,14 @@ import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from messaging.adapter import Sink
+from messaging.errors import MessagingError
 from messaging.execution import clock
-from messaging.model import Features, Incoming, channels
-from messaging_adapters.memory.modelled import MAX_PRIORITY, properties_of
-
-if TYPE_CHECKING:
-    from messaging.adapter import Sink
-    from messaging.errors import MessagingError
-    from messaging.model import PublishPlan, SubscriptionSpec
-    from messaging_adapters.memory.modelled import Delay
-    from messaging_adapters.memory.settings import MemorySettings
+from messaging.model import Features, Incoming, PublishPlan, SubscriptionSpec, channels
+from messaging_adapters.memory.modelled import MAX_PRIORITY, Delay, properties_of
+from messaging_adapters.memory.settings import MemorySettings
 
 _PLAIN: Final[Mapping[str, Mapping[str, Any]]] = {
     qos: MappingProxyType({Features.EXTENSION_QOS: qos}) for qos in ("0", "1", "2")

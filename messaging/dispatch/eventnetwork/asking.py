@@ -28,27 +28,22 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import uuid4
 
-from messaging.dispatch.eventdata import decode
-from messaging.dispatch.eventnetwork.announcements import Announcement
+from messaging.dispatch.eventdata import WireEvent, decode
+from messaging.dispatch.eventnetwork.announcements import Announcement, TopicInterest
 from messaging.dispatch.eventnetwork.hops import ArrivedEvent
 from messaging.dispatch.eventnetwork.intake import MessageIntake
+from messaging.dispatch.eventnetwork.membership import Membership
 from messaging.dispatch.eventnetwork.notifications import DISPATCH, MEMBERS, DeliveryNotification
+from messaging.dispatch.eventnetwork.other_members import OtherMember
+from messaging.dispatch.eventnetwork.own_member import OwnMember
 from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, DecodeError, MessagingError, PartialNotificationError, TooManyRequestsError
 from messaging.errors.text import SafeLog, printable
-from messaging.execution import workers
-
-if TYPE_CHECKING:
-    from messaging.dispatch.eventdata import WireEvent
-    from messaging.dispatch.eventnetwork.announcements import TopicInterest
-    from messaging.dispatch.eventnetwork.membership import Membership
-    from messaging.dispatch.eventnetwork.other_members import OtherMember
-    from messaging.dispatch.eventnetwork.own_member import OwnMember
-    from messaging.execution import Promise
-    from messaging.model import Incoming
+from messaging.execution import Promise, workers
+from messaging.model import Incoming
 
 logger = SafeLog(__name__)
 

@@ -16,18 +16,15 @@ event.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 from messaging.codecs.cache import BoundedCache
-from messaging.dispatch import TopicFilter, is_private_topic
+from messaging.dispatch import TopicFilter, TopicGrammar, is_private_topic
 from messaging.dispatch.eventdata import pattern_below, pattern_of
 from messaging.errors import ArgumentError
+from messaging.instance import Messaging
 from messaging.model import Features, MessageContext, MessageContextBuilder, check_name
-
-if TYPE_CHECKING:
-    from messaging.dispatch import TopicGrammar
-    from messaging.instance import Messaging
 
 #: default of the prefix
 PREFIX: Final = "topics"

@@ -13,11 +13,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
-if TYPE_CHECKING:
-    from messaging.dispatch.eventdata import WireEvent
+from messaging.dispatch.eventdata import WireEvent
 
 #: ids that are remembered at least
 MAX_SEEN: Final = 100_000

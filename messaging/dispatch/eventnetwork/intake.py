@@ -20,20 +20,18 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.dispatch.eventdata import decode, sender_that_waits
 from messaging.dispatch.eventnetwork.announcements import load_announcement
 from messaging.dispatch.eventnetwork.hops import ArrivedEvent
+from messaging.dispatch.eventnetwork.membership import Membership
+from messaging.dispatch.eventnetwork.own_member import OwnMember
+from messaging.dispatch.eventnetwork.signing import Opened
 from messaging.errors import DecodeError, EventQueueOverflowError, MessagingError, SignatureError
 from messaging.errors.text import SafeLog
 from messaging.execution import Serial, clock
-
-if TYPE_CHECKING:
-    from messaging.dispatch.eventnetwork.membership import Membership
-    from messaging.dispatch.eventnetwork.own_member import OwnMember
-    from messaging.dispatch.eventnetwork.signing import Opened
-    from messaging.model import Incoming
+from messaging.model import Incoming
 
 logger = SafeLog(__name__)
 

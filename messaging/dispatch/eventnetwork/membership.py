@@ -22,17 +22,15 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from messaging.dispatch.eventnetwork.announcements import MAX_ENTRIES, Announcement, TopicInterest
 from messaging.dispatch.eventnetwork.notifications import MEMBERS, DeliveryNotification, Notifications
 from messaging.dispatch.eventnetwork.other_members import Interests, OtherMember
 from messaging.dispatch.eventnetwork.own_announcements import OwnAnnouncements
+from messaging.dispatch.eventnetwork.own_member import NodeService
 from messaging.errors import DecodeError
 from messaging.errors.text import SafeLog
-
-if TYPE_CHECKING:
-    from messaging.dispatch.eventnetwork.own_member import NodeService
 
 logger = SafeLog(__name__)
 

@@ -19,16 +19,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID, uuid4, uuid5
 
+from messaging.dispatch import TopicGrammar
 from messaging.dispatch.eventnetwork.announcements import Announcement
 from messaging.dispatch.eventnetwork.asking import Pings, Replays
 from messaging.dispatch.eventnetwork.channels import ChannelNames, EventContexts
 from messaging.dispatch.eventnetwork.intake import AnnouncementIntake, NetworkEventIntake
 from messaging.dispatch.eventnetwork.membership import ANSWER_DELAY, MemberChanges, Membership
+from messaging.dispatch.eventnetwork.other_members import MemberDTO
 from messaging.dispatch.eventnetwork.own_announcements import Announcer, OwnInterests
-from messaging.dispatch.eventnetwork.own_member import EVERYTHING, Control, OwnMember
+from messaging.dispatch.eventnetwork.own_member import EVERYTHING, Control, EventNetwork, NodeService, OwnMember
 from messaging.dispatch.eventnetwork.seals import Seals
 from messaging.dispatch.eventnetwork.sending import EventSender
 from messaging.environment.forks import LiveObjects
@@ -37,15 +39,9 @@ from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, printable, tolerant
 from messaging.execution import Promise, clock, engine, may_block
 from messaging.instance import Messaging
-from messaging.model import Features
+from messaging.model import Features, Incoming
+from messaging.receiving import JointSubscription
 from messaging.services.reporting import counter, gauge, part
-
-if TYPE_CHECKING:
-    from messaging.dispatch import TopicGrammar
-    from messaging.dispatch.eventnetwork.other_members import MemberDTO
-    from messaging.dispatch.eventnetwork.own_member import EventNetwork, NodeService
-    from messaging.model import Incoming
-    from messaging.receiving import JointSubscription
 
 logger = SafeLog(__name__)
 

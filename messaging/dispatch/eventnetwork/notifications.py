@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from messaging.dispatch.eventnetwork.other_members import OtherMember
 from messaging.errors import ConnectionLostError, MessagingError, PartialNotificationError, TooManyRequestsError
 from messaging.execution import Promise, clock, engine
-
-if TYPE_CHECKING:
-    from messaging.dispatch.eventnetwork.other_members import OtherMember
 
 #: reasons to wait that are no consumer: the event is being dispatched; members that are not known yet may want it
 DISPATCH: Final = "dispatch"

@@ -5,22 +5,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.codecs.cache import BoundedCache
-from messaging.dispatch import DISTRIBUTED_EVENTS, TYPED_EVENTS, TopicGrammar
-from messaging.dispatch.eventnetwork.announcements import DISTRIBUTED, TYPED
+from messaging.dispatch import DISTRIBUTED_EVENTS, TYPED_EVENTS, TopicGrammar, TopicIndex
+from messaging.dispatch.eventnetwork.announcements import DISTRIBUTED, TYPED, Announcement, TopicInterest
 from messaging.errors import DecodeError, InvalidFilterError, InvalidTopicError
 from messaging.errors.text import SafeLog, printable
 from messaging.services import LdapFilter
 from messaging.services.reporting import gauge, identity, label
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from messaging.dispatch import TopicIndex
-    from messaging.dispatch.eventnetwork.announcements import Announcement, TopicInterest
 
 logger = SafeLog(__name__)
 

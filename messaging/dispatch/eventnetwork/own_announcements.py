@@ -14,24 +14,22 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.dispatch.eventnetwork.announcements import (
     MAX_BYTES,
     MAX_ENTRIES,
     Announcement,
+    TopicInterest,
     dump_announcement,
     is_announceable,
 )
+from messaging.dispatch.eventnetwork.own_member import Control, OwnMember
 from messaging.errors import ClosedError, MessagingError, UnsupportedFeatureError
 from messaging.errors.text import SafeLog
 from messaging.execution import Flag, Promise, Serial, clock, engine, workers
 from messaging.model import Features, Message, overlap
-
-if TYPE_CHECKING:
-    from messaging.dispatch.eventnetwork.announcements import TopicInterest
-    from messaging.dispatch.eventnetwork.own_member import Control, OwnMember
-    from messaging.receiving import JointSubscription
+from messaging.receiving import JointSubscription
 
 logger = SafeLog(__name__)
 

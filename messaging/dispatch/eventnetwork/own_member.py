@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from messaging.dispatch import DISTRIBUTED_EVENTS, TYPED_EVENTS, TopicGrammar
 from messaging.dispatch.eventnetwork.announcements import (
@@ -24,18 +24,15 @@ from messaging.dispatch.eventnetwork.announcements import (
     Announcement,
     TopicInterest,
 )
-from messaging.dispatch.eventnetwork.channels import PREFIX
+from messaging.dispatch.eventnetwork.channels import PREFIX, ChannelNames, EventContexts
+from messaging.dispatch.eventnetwork.hops import ArrivedEvent
+from messaging.dispatch.eventnetwork.seals import Seals
 from messaging.dispatch.eventnetwork.signing import EventSigning
 from messaging.errors import ArgumentError
 from messaging.errors.checks import check_optional
 from messaging.errors.text import SafeLog
 from messaging.execution import Serial, clock, engine
-
-if TYPE_CHECKING:
-    from messaging.dispatch.eventnetwork.channels import ChannelNames, EventContexts
-    from messaging.dispatch.eventnetwork.hops import ArrivedEvent
-    from messaging.dispatch.eventnetwork.seals import Seals
-    from messaging.instance import Messaging
+from messaging.instance import Messaging
 
 logger = SafeLog(__name__)
 

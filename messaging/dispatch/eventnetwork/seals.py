@@ -16,16 +16,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from messaging.dispatch.eventdata import decode
+from messaging.dispatch.eventdata import WireEvent, decode
 from messaging.dispatch.eventnetwork.announcements import MAX_BYTES, Announcement, load_announcement
+from messaging.dispatch.eventnetwork.signing import EventSigning, Opened
 from messaging.errors import DecodeError, PermissionDeniedError, SignatureError
 from messaging.execution import clock
-
-if TYPE_CHECKING:
-    from messaging.dispatch.eventdata import WireEvent
-    from messaging.dispatch.eventnetwork.signing import EventSigning, Opened
 
 #: ids of members that are remembered for each key
 MAX_MEMBERS: Final = 10_000

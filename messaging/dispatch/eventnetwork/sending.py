@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from messaging.dispatch import is_private_topic
-from messaging.dispatch.eventdata import encode
-from messaging.dispatch.eventnetwork.notifications import MEMBERS
+from messaging.dispatch.eventdata import WireEvent, encode
+from messaging.dispatch.eventnetwork.membership import Membership
+from messaging.dispatch.eventnetwork.notifications import MEMBERS, DeliveryNotification
+from messaging.dispatch.eventnetwork.own_member import OwnMember
+from messaging.execution import Promise
 from messaging.model import Message
-
-if TYPE_CHECKING:
-    from messaging.dispatch.eventdata import WireEvent
-    from messaging.dispatch.eventnetwork.membership import Membership
-    from messaging.dispatch.eventnetwork.notifications import DeliveryNotification
-    from messaging.dispatch.eventnetwork.own_member import OwnMember
-    from messaging.execution import Promise
 
 
 class EventSender:

@@ -11,23 +11,19 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
 
 from messaging.environment.signals import on_failure
 from messaging.errors import BoundReachedError, ClosedError, DecodeError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import clock, workers
-from messaging.remoteevent.event import decode_event, encode_event
+from messaging.journal import JournalTable
+from messaging.remoteevent.event import EventKind, RemoteEvent, decode_event, encode_event
 from messaging.remoteevent.event_journal import EventJournal, channel_of, record_of
 from messaging.remoteevent.intake import EventIntake
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from messaging.journal import JournalTable
-    from messaging.remoteevent.event import EventKind, RemoteEvent
 
 logger = SafeLog(__name__)
 

@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import threading
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from messaging.execution import clock
+from messaging.execution import Promise, clock
 from messaging.remoteevent.delivery import EventDelivery, RetryPolicy
+from messaging.remoteevent.event import RemoteEvent
 from messaging.remoteevent.mailbox.box import notices_of
+from messaging.remoteevent.mailbox.registration import MailboxRegistration
 from messaging.remoteevent.renewal_set import RENEWAL_FAILURE, RenewalFailureEvent
-
-if TYPE_CHECKING:
-    from messaging.execution import Promise
-    from messaging.remoteevent.event import RemoteEvent
-    from messaging.remoteevent.mailbox.registration import MailboxRegistration
-    from messaging.remoteevent.renewals import RenewalFailure
+from messaging.remoteevent.renewals import RenewalFailure
 
 #: a box that is full may have room as soon as its owner takes events
 _RETRY: Final = RetryPolicy(max_delay=2.0)

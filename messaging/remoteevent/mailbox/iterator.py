@@ -14,19 +14,16 @@ import secrets
 import sys
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
 
 from messaging.errors import ArgumentError, DeadlineError, InvalidIteratorError, MessagingError
 from messaging.errors.text import SafeLog, brief
 from messaging.execution import Closeable, Promise, Serial, clock, engine, may_block, refuse_in_loop
+from messaging.remoteevent.event import RemoteEvent
 from messaging.remoteevent.listener import check_wait
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from messaging.remoteevent.event import RemoteEvent
-    from messaging.remoteevent.mailbox.box import Entry
-    from messaging.remoteevent.mailbox.open_boxes import BoxSlot
+from messaging.remoteevent.mailbox.box import Entry
+from messaging.remoteevent.mailbox.open_boxes import BoxSlot
 
 logger = SafeLog(__name__)
 

@@ -20,7 +20,9 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.environment.signals import on_failure
@@ -47,7 +49,7 @@ from messaging.leases import (
     seconds_of,
 )
 from messaging.remoteevent.delivery import RetryPolicy, wait_for_all
-from messaging.remoteevent.event import check_kind
+from messaging.remoteevent.event import EventKind, check_kind
 from messaging.remoteevent.mailbox.box import BOX_FULL, KEEP, Box, BoxFull, BoxOptions, Keep, LatestBox, QueueBox
 from messaging.remoteevent.mailbox.failure_notices import FailureNotices
 from messaging.remoteevent.mailbox.open_boxes import OpenBoxes, default_most
@@ -57,11 +59,7 @@ from messaging.remoteevent.remote import RemoteListener
 from messaging.remoteevent.renewals import OwnedRenewals, RenewalFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
     from messaging.instance import Messaging
-    from messaging.remoteevent.event import EventKind
 
 logger = SafeLog(__name__)
 

@@ -15,16 +15,13 @@ import contextlib
 import itertools
 import resource
 import threading
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from messaging.errors import ClosedError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Serial, may_block
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from messaging.remoteevent.mailbox.box import Box
+from messaging.remoteevent.mailbox.box import Box
 
 logger = SafeLog(__name__)
 

@@ -11,8 +11,10 @@ moments. No code of the application runs under either. Targets are called as :mo
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from messaging.environment.signals import on_failure
 from messaging.errors import (
@@ -24,21 +26,13 @@ from messaging.errors import (
 )
 from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Promise, refuse_in_loop, workers
-from messaging.leases import LeaseEnd
+from messaging.leases import GrantedLease, LeaseEnd
 from messaging.remoteevent.delivery import DeliveryCounts, EventDelivery, RetryPolicy
-from messaging.remoteevent.event import as_kind
-from messaging.remoteevent.listener import BatchListener, as_target, settled
+from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent, as_kind
+from messaging.remoteevent.listener import BatchListener, EventTarget, Outcome, as_target, settled
+from messaging.remoteevent.mailbox.box import Box, BoxOptions, Keep
 from messaging.remoteevent.mailbox.iterator import Pulling, RemoteEventIterator, checked_most
 from messaging.remoteevent.mailbox.open_boxes import BoxSlot, OpenBoxes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from messaging.leases import GrantedLease
-    from messaging.remoteevent.event import EventKind, EventRegistration, RemoteEvent
-    from messaging.remoteevent.listener import EventTarget, Outcome
-    from messaging.remoteevent.mailbox.box import Box, BoxOptions, Keep
 
 logger = SafeLog(__name__)
 

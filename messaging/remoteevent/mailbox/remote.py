@@ -6,7 +6,9 @@ Replies are read on the event loop of the engine."""
 from __future__ import annotations
 
 import contextlib
+import datetime
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from messaging.dispatch.calls import PLAIN, TEXT, Interface, Operation, WireForm, checked_instance, list_of
@@ -30,8 +32,11 @@ from messaging.leases import (
 from messaging.leases.lease import check_duration
 from messaging.model import check_name
 from messaging.remoteevent.event import EventRegistration, check_kind, decode_event, encode_event
+from messaging.remoteevent.listener import EventTarget
+from messaging.remoteevent.mailbox.box import BoxFull, Entry, Keep
 from messaging.remoteevent.mailbox.iterator import LONG_POLL, RemoteEventIterator, checked_most
 from messaging.remoteevent.mailbox.mailbox import EventMailbox
+from messaging.remoteevent.mailbox.registration import MailboxRegistration
 from messaging.remoteevent.remote import (
     LISTENERS,
     REFERENCE,
@@ -42,14 +47,8 @@ from messaging.remoteevent.remote import (
 )
 
 if TYPE_CHECKING:
-    import datetime
-    from collections.abc import Callable, Iterable, Mapping
-
     from messaging.instance import Messaging
     from messaging.remoteevent.event import EventKind, RemoteEvent
-    from messaging.remoteevent.listener import EventTarget
-    from messaging.remoteevent.mailbox.box import BoxFull, Entry, Keep
-    from messaging.remoteevent.mailbox.registration import MailboxRegistration
 
 logger = SafeLog(__name__)
 

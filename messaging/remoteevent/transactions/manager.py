@@ -14,6 +14,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.environment.forks import LiveObjects
@@ -31,17 +32,13 @@ from messaging.errors.text import SafeLog, tolerant
 from messaging.execution import Closeable, Deadlines, Promise, clock, engine, may_block, seconds
 from messaging.leases import Landlord, Lease
 from messaging.remoteevent.delivery import PATIENT, RetryPolicy
-from messaging.remoteevent.transactions.participant import TransactionState
+from messaging.remoteevent.transactions.participant import Enlisted, TransactionState
 from messaging.remoteevent.transactions.remote_participant import RemoteParticipant
 from messaging.remoteevent.transactions.transaction import Transaction, check_participant_name
-from messaging.remoteevent.transactions.two_phases import Decisions
+from messaging.remoteevent.transactions.two_phases import Decisions, TwoPhases
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from messaging.instance import Messaging
-    from messaging.remoteevent.transactions.participant import Enlisted
-    from messaging.remoteevent.transactions.two_phases import TwoPhases
 
 logger = SafeLog(__name__)
 

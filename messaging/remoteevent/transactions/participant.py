@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
+from messaging.errors import MessagingError
 from messaging.errors.checks import check_result
 from messaging.execution import Promise, clock, workers
+from messaging.remoteevent.delivery import RetryPolicy
 from messaging.remoteevent.listener import as_failure
-
-if TYPE_CHECKING:
-    from messaging.errors import MessagingError
-    from messaging.remoteevent.delivery import RetryPolicy
-
 
 #: how often a participant is told that a transaction was aborted
 ABORT_ATTEMPTS: Final = 5

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,8 +56,6 @@ from messaging.remoteevent.transactions.transaction import (
 from messaging.remoteevent.transactions.two_phases import EndCallbacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from messaging.instance import Messaging
 
 #: a client waits longer than both phases of a manager with the default time limit, seconds

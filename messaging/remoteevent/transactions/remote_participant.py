@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -23,8 +24,6 @@ from messaging.remoteevent.transactions.participant import Vote, unnamed
 from messaging.remoteevent.transactions.two_phases import after
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from messaging.instance import Messaging
 
 S = TypeVar("S", bound="ParticipantServer")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from messaging.errors import (
     ArgumentError,
@@ -19,9 +20,6 @@ from messaging.execution import Promise, result_of
 from messaging.remoteevent.listener import check_wait
 from messaging.remoteevent.transactions.participant import Enlisted, TransactionState
 from messaging.remoteevent.transactions.two_phases import TwoPhases, after
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: of participants without a name
 _numbers: Final = itertools.count(1)

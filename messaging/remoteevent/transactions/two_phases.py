@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from messaging.errors import (
     BoundReachedError,
@@ -38,15 +40,9 @@ from messaging.errors.checks import plain_function
 from messaging.errors.text import SafeLog
 from messaging.execution import Promise, Serial, clock, engine, workers
 from messaging.journal import JournalTable
-from messaging.leases import LeaseEnd
+from messaging.leases import Lease, LeaseEnd
+from messaging.remoteevent.delivery import RetryPolicy
 from messaging.remoteevent.transactions.participant import ABORT_ATTEMPTS, Enlisted, TransactionState, Vote, ask
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from messaging.leases import Lease
-    from messaging.remoteevent.delivery import RetryPolicy
 
 logger = SafeLog(__name__)
 
