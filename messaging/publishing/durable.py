@@ -101,7 +101,7 @@ class DurableOutbox(Outbox):
     @property
     def pending(self) -> int:
         """Return the number of messages that are accepted and not settled."""
-        return super().pending + self.intake.pending + self._queue.waiting
+        return super().pending + self.intake.admission.pending + self._queue.waiting
 
     @property
     def failed(self) -> int:
@@ -115,7 +115,7 @@ class DurableOutbox(Outbox):
         return DurableOutboxDTO(
             path=journal.path,
             waiting=end - first,
-            unstored=self.intake.pending,
+            unstored=self.intake.admission.pending,
             bytes=journal.bytes_from(first),
             oldest=journal.ages.age_of(first),
             failed=self._unsent + self._queue.lost,
@@ -287,18 +287,18 @@ class DurableOutbox(Outbox):
     def refuse(self) -> None:
         """See ``Outbox``."""
         super().refuse()
-        self.intake.refuse()
+        self.intake.admission.refuse()
 
     def abandon(self) -> None:
         """See ``Outbox``."""
         super().abandon()
-        self.intake.abandon()
+        self.intake.admission.abandon()
 
     async def drain(self, deadline: float) -> None:
         """Wait until every message is settled; without a connection until every message is stored."""
         loop = self._engine.loop
         while (left := deadline - clock.time_of(loop)) > 0:
-            if not self.intake.pending and (not self.is_connected or self._queue.first >= self._queue.end):
+            if not self.intake.admission.pending and (not self.is_connected or self._queue.first >= self._queue.end):
                 break
             self._progress.clear()
             with contextlib.suppress(TimeoutError):

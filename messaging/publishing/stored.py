@@ -148,6 +148,7 @@ class DiskIntake:
         max_messages, max_bytes: bounds of the messages on their way to the disk.
 
     Attributes:
+        admission: bounds the messages on their way to the disk.
         restore: returns the plan of a payload and a restored context, on a worker thread. Set by the publisher.
     """
 
@@ -171,20 +172,14 @@ class DiskIntake:
         self._id = secrets.token_hex(8)
         self._on_stored = stored
         self._on_done = done
-        self._admission = Admission(engine, name, max_messages, max_bytes, lambda: None)
-        self._admission.is_signalled = True  # it has no sender to wake: the journal takes the messages
-        self.refuse, self.abandon = self._admission.refuse, self._admission.abandon
+        self.admission = Admission(engine, name, max_messages, max_bytes, lambda: None)
+        self.admission.is_signalled = True  # it has no sender to wake: the journal takes the messages
         self._numbers = itertools.count(1)
         #: stored or refused, and not seen by the loop yet; and whether the loop is about to look
         self._arrived: deque[StoredPublication] = deque()
         self._is_signalled = False
 
     # --- any thread
-
-    @property
-    def pending(self) -> int:
-        """Return the number of messages on their way to the disk."""
-        return self._admission.pending
 
     def accept(self, payload: bytes, plan: PublishPlan, deadline: float) -> StoredPublication:
         """Accept a message; it is sent when it is stored. The plan has a ``RecordPlan``.
@@ -199,7 +194,7 @@ class DiskIntake:
         if identity is None:
             identity = publication.own_id = f"{self._id}-{next(self._numbers):x}"  # as new_id
         publication.record = plan.record.template.encode(payload, identity)
-        self._admission.put(publication, queue=False)
+        self.admission.put(publication, queue=False)
         try:
             self._put(publication)
         except BaseException:  # an interrupt, too
@@ -225,7 +220,7 @@ class DiskIntake:
         if not publication.is_arriving:
             return  # its publisher was interrupted after the journal had taken it
         publication.is_arriving = False
-        admission = self._admission
+        admission = self.admission
         admission.settled += 1
         admission.settled_bytes += len(publication.payload)
         if admission.blocked.flags:
