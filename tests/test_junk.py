@@ -121,7 +121,7 @@ INTERNAL: Final[dict[str, set[str]]] = {
     "BatchListener": {"deliver", "notify"},  # called by generators
     "Bridge": {"generate", "open"},  # called by sources of events
     "BusConnection": {
-        "interest_changed", "member_lost", "offer", "receive", "refresh", "sends", "wanted", "batch_received",
+        "member_lost", "offer", "receive", "refresh", "sends", "wanted", "batch_received",
     },
     "Cursor": {"read"},  # waits for a record
     "DistributedEventAdmin": {"node"},

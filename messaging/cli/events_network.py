@@ -135,6 +135,7 @@ class MemberObserver(NodeService):
 
     def __init__(self) -> None:
         self._has_news = threading.Event()
+        self.on_interest = self._has_news.set
 
     def wanted(self) -> tuple[frozenset[TopicInterest], frozenset[str]]:
         """See ``NodeService``."""
@@ -142,10 +143,6 @@ class MemberObserver(NodeService):
 
     def receive(self, arrival: ArrivedEvent) -> None:
         """See ``NodeService``: no events are subscribed to."""
-
-    def interest_changed(self) -> None:
-        """See ``NodeService``."""
-        self._has_news.set()
 
     def member_lost(self, member: str) -> None:
         """See ``NodeService``."""
@@ -195,6 +192,7 @@ class Watcher(NodeService):
         self._changed = threading.Condition()  # guards the following
         self._lines: deque[EventLine] = deque()
         self._is_closed = False
+        self.on_interest = self._learn_names
 
     # --- on worker threads
 
@@ -243,7 +241,7 @@ class Watcher(NodeService):
             return None
         deadline = time.monotonic() + _NAMING
         while member not in self._names:
-            self.interest_changed()
+            self._learn_names()
             with self._changed:
                 if member in self._names:
                     break
@@ -253,8 +251,7 @@ class Watcher(NodeService):
                     self._changed.wait(_NAMING / 50)
         return self._names.get(member)
 
-    def interest_changed(self) -> None:
-        """See ``NodeService``: learn the names of the members."""
+    def _learn_names(self) -> None:
         if self.node is not None:
             members = self.node.get_dto().members
             with self._changed:

@@ -169,7 +169,7 @@ class AdminNetwork(NodeService):
         self._dispatcher = dispatcher
         self._offered = offered
         self._inbound = inbound
-        self._on_interest = on_interest
+        self.on_interest = on_interest
         self._is_open = False
         self._seen = SeenEvents()
         #: queues with events of the present batch, and their number; used by the intake thread
@@ -194,10 +194,6 @@ class AdminNetwork(NodeService):
             for interest in _interests_of(consumer)
         }
         return found, self._offered()
-
-    def interest_changed(self) -> None:
-        """See ``NodeService``."""
-        self._on_interest()
 
     def receive(self, arrival: ArrivedEvent) -> None:
         """Deliver an event of another member to the consumers of this process."""

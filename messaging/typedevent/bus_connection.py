@@ -44,7 +44,7 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, DecodeError, MessagingError
 from messaging.errors.checks import check_instance
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import AsyncCloseable, Lane, Promise, clock, engine, may_block, seconds, workers
+from messaging.execution import AsyncCloseable, Closeable, Lane, Promise, clock, engine, may_block, seconds, workers
 from messaging.instance import Messaging
 from messaging.services.reporting import PartReporter, counter, gauge, register_reporter
 from messaging.typedevent.connection_terms import PAST_LIMIT, ConnectionTerms, filters_of
@@ -304,7 +304,7 @@ _PAST_ONLY: Final = 100_000
 _ABSENT: Final = object()
 
 
-class ConnectedBus:
+class ConnectedBus(Closeable):
     """The side of a typed event bus that its connections use. Thread safe.
 
     Args:
@@ -420,6 +420,7 @@ class InboundEvents(NodeService):
         self._policy = terms.inbound_policy
         self._principal = terms.principal
         self._past = past
+        self.on_interest = bus.dispatcher.forget
         #: number of events that had arrived before
         self.duplicates = 0
         #: the past events of other processes; until they are there, live ones are held
@@ -444,10 +445,6 @@ class InboundEvents(NodeService):
                 if common is not None:
                     found[TopicInterest(common, ldap, grammar=TYPED)] = None
         return found, ()
-
-    def interest_changed(self) -> None:
-        """See ``NodeService``: have routes made anew."""
-        self._bus.dispatcher.forget()
 
     def member_lost(self, member: str) -> None:
         """See ``NodeService``: a typed event bus has no sessions."""

@@ -132,7 +132,7 @@ class MemberChanges:
 
     def _interest_changed(self) -> None:
         try:
-            self._service.interest_changed()
+            self._service.on_interest()
         except Exception:
             logger.exception("event network: the event service failed on a change of interests; it is left out")
 

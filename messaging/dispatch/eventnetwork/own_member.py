@@ -176,7 +176,13 @@ EVERYTHING: Final[dict[TopicGrammar[Any], TopicInterest]] = {
 
 
 class NodeService(abc.ABC):
-    """The event service of a node."""
+    """The event service of a node.
+
+    Attributes:
+        on_interest: called when other members want other events than before. On a worker thread.
+    """
+
+    on_interest: Callable[[], object]
 
     @abc.abstractmethod
     def wanted(self) -> tuple[Iterable[TopicInterest], Iterable[str]]:
@@ -192,10 +198,6 @@ class NodeService(abc.ABC):
 
     def batch_received(self) -> None:  # noqa: B027  # a service may deliver each event at once
         """Note that no more events follow at once. On the thread of :meth:`receive`."""
-
-    @abc.abstractmethod
-    def interest_changed(self) -> None:
-        """Note that other members want other events than before. On a worker thread."""
 
     @abc.abstractmethod
     def member_lost(self, member: str) -> None:

@@ -53,7 +53,7 @@ class Service(NodeService):
         self.arrived.append(arrival)
         self.act(arrival)
 
-    def interest_changed(self) -> None:
+    def on_interest(self) -> None:
         self.changes += 1
 
     def member_lost(self, member: str) -> None:

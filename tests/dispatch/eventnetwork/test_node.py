@@ -78,7 +78,7 @@ def test_nothing_is_announced_after_the_end(join: Join, memory: str) -> None:
     one, two = join(memory), join(memory)
     eventually(lambda: one.live() == {two.id})
     gate = Gate()
-    one.service.interest_changed = lambda: gate(None)  # type: ignore[method-assign]
+    one.service.on_interest = lambda: gate(None)  # type: ignore[method-assign]
     two.want("x")  # holds up the control thread of the first member
     settle_loop()
     for _ in range(20):
@@ -150,7 +150,7 @@ def test_a_service_that_fails_ends_no_heartbeat(join: Join, memory: str, caplog:
     def fail(*_: object) -> None:
         raise RuntimeError("boom")
 
-    one.service.interest_changed = one.service.member_lost = fail  # type: ignore[method-assign]
+    one.service.on_interest = one.service.member_lost = fail  # type: ignore[method-assign]
     two.want("a")
     join(memory, "b").node.close()
     eventually(lambda: logged(caplog, "the event service failed"))
@@ -185,9 +185,9 @@ def test_announcements_are_not_kept_for_a_later_run(join: Join, memory: str, tmp
     one = join(memory, "a", outbox_path=str(tmp_path / "outbox"))
     outbox = one.instance.publisher.outbox
     assert outbox.intake is not None
-    assert outbox.intake.pending == 0
+    assert outbox.intake.admission.pending == 0
     one.want("b")
-    assert outbox.intake.pending == 0
+    assert outbox.intake.admission.pending == 0
     files = [each.read_bytes() for each in (tmp_path / "outbox").rglob("*") if each.is_file()]
     assert not any(b"announcement" in each for each in files)
 
