@@ -16,7 +16,7 @@ from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, DeadlineError
 from messaging.errors.checks import check_instance, check_optional
 from messaging.errors.text import SafeLog, tolerant
-from messaging.execution import AsyncCloseable, Lane, Pool, Promise, clock, may_block, seconds, workers
+from messaging.execution import AsyncCloseable, Closeable, Lane, Pool, Promise, clock, may_block, seconds, workers
 from messaging.services import ServiceRegistration, ServiceRegistry, default_registry
 
 logger = SafeLog(__name__)
@@ -50,6 +50,8 @@ class EventService(AsyncCloseable):
 
     #: finds the handlers; set before :meth:`open`
     dispatcher: Dispatcher[Any, Any]
+    #: closed when closing begins, before the published events are delivered, and again after an interrupt
+    _entry: Closeable | None = None
 
     def __init__(
         self,
@@ -95,9 +97,6 @@ class EventService(AsyncCloseable):
     def _is_in_handler(self) -> bool:
         """Return whether the calling code is a handler, which must not wait for handlers."""
         return self.pool.is_inside()
-
-    def _stop_accepting(self) -> None:
-        """Note that closing begins, before the published events are delivered. Called again after an interrupt."""
 
     def _release(self) -> None:
         """Release what the service holds, at the end of closing."""
@@ -205,7 +204,8 @@ class EventService(AsyncCloseable):
             self._finisher = get_ident()
             for registration in self._registrations:
                 registration.unregister()
-            self._stop_accepting()
+            if self._entry is not None:
+                self._entry.close()
             self.publishing.discard(get_ident())  # this thread may be in a signal handler that interrupted publishing
             here = get_ident()
             while clock.monotonic() < deadline and (

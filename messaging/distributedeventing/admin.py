@@ -192,7 +192,7 @@ class DistributedEventAdmin(EventService):
             self._note_published,
             self._outgoing,
         )
-        self._sessions = OpenParts()
+        self._sessions = self._entry = OpenParts()
         self._subscriptions = OpenParts()
         self._sources = EventSources(
             self.title,
@@ -551,9 +551,6 @@ class DistributedEventAdmin(EventService):
     def lanes(self) -> list[Any]:
         """Return the queues of all consumers; they act as lanes."""
         return [each.queue for _, consumer in self.dispatcher.handlers() for each in consumer.objects.all()]
-
-    def _stop_accepting(self) -> None:
-        self._sessions.close()
 
     def _release(self) -> None:
         """End what depends on the admin."""

@@ -256,7 +256,7 @@ def _refuse_ended(is_open: bool, topic: str) -> None:
         raise ClosedError(f"the event session on {topic!r} has ended")
 
 
-class OpenParts:
+class OpenParts(Closeable):
     """The open sessions or subscriptions of one admin, with the registrations of their consumers. Thread safe."""
 
     def __init__(self) -> None:

@@ -180,7 +180,7 @@ class TypedEventBus(EventService):
         if durable_history is not None:
             self.monitor.store = self._store = EventStore(durable_history, dispatcher, self._history)
         past = OwnPast(dispatcher, self._history, self._store)
-        self._network = ConnectedBus(self, self.publish, self.monitor, past, self._record)
+        self._network = self._entry = ConnectedBus(self, self.publish, self.monitor, past, self._record)
         dispatcher.on_change = self._network.refresh
         offered: list[tuple[type, Any]] = [(TypedEventBus, self), (TypedEventMonitor, self.monitor)]
         offered.append((Reporter, PartReporter("typed_event_bus", self.name, self.get_dto, self.problems)))
@@ -537,9 +537,6 @@ class TypedEventBus(EventService):
             missed=self.monitor.missed,
             durable=None if self._store is None else self._store.get_dto(),
         )
-
-    def _stop_accepting(self) -> None:
-        self._network.close()
 
     def _release(self) -> None:
         """Store the published events, and complete the observers."""
