@@ -165,17 +165,13 @@ def _adapter(model: Any) -> TypeAdapter[Any]:
     try:
         hash(model)
     except TypeError:
-        return _compile(model)
+        return _compile.__wrapped__(model)
     # keyed by the repr as well: A | B equals B | A, but pydantic tries the types in their order
-    return _compiled(model, repr(model))
+    return _compile(model, repr(model))
 
 
 @lru_cache(maxsize=_CACHE)
-def _compiled(model: Any, _shown: str) -> TypeAdapter[Any]:
-    return _compile(model)
-
-
-def _compile(model: Any) -> TypeAdapter[Any]:
+def _compile(model: Any, _shown: str = "") -> TypeAdapter[Any]:
     adapter = TypeAdapter(model)
     if not adapter.pydantic_complete:  # else an undefined name would fail at the first message only
         adapter.rebuild(raise_errors=True)
@@ -194,7 +190,7 @@ def serializer_of(obj: Any) -> SchemaSerializer | None:
 @lru_cache(maxsize=_CACHE)
 def _dataclass_serializer(kind: Any) -> SchemaSerializer | None:
     try:
-        adapter: Any = _compile(kind)
+        adapter: Any = _compile.__wrapped__(kind)
         serializer: SchemaSerializer = adapter.serializer
     except Exception as error:  # noqa: BLE001 - then its values are encoded without their declared types
         logger.debug("dataclass %s is encoded without its types: %s", kind.__qualname__, type(error).__name__)

@@ -151,8 +151,8 @@ class ConsumerObjects:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the following
-        #: ``None`` in place of an object that was discarded
-        self._objects: dict[SessionKey, ConsumerObject | None] = {}
+        #: by session; ``None`` in place of an object that was discarded
+        self.opened: dict[SessionKey, ConsumerObject | None] = {}
         #: objects that receive no further event, and have not received their last one yet
         self._ending: dict[ConsumerObject, None] = {}
         self._is_closed = False
@@ -163,7 +163,7 @@ class ConsumerObjects:
             return self._all()
 
     def _all(self) -> list[ConsumerObject]:
-        return [*(each for each in self._objects.values() if each is not None), *self._ending]
+        return [*(each for each in self.opened.values() if each is not None), *self._ending]
 
     def get(self, session: SessionKey, make: Callable[[SessionKey], ConsumerObject]) -> ConsumerObject | None:
         """Return the object of a session, made if necessary; ``None`` if it was discarded.
@@ -174,20 +174,16 @@ class ConsumerObjects:
         with self._lock:
             if self._is_closed:
                 return None
-            if session not in self._objects:
-                if len(self._objects) + len(self._ending) >= MAX_SESSIONS:
+            if session not in self.opened:
+                if len(self.opened) + len(self._ending) >= MAX_SESSIONS:
                     raise TooManyRequestsError(f"{MAX_SESSIONS} sessions are open, which is the maximum")
-                self._objects[session] = make(session)
-            return self._objects[session]
-
-    def find(self, session: SessionKey) -> ConsumerObject | None:
-        """Return the object of a session, if there is one."""
-        return self._objects.get(session)
+                self.opened[session] = make(session)
+            return self.opened[session]
 
     def take(self, session: SessionKey) -> ConsumerObject | None:
         """Return the object of a session, if there is one, which is over: it stays until it is :meth:`released`."""
         with self._lock:
-            found = self._objects.pop(session, None)
+            found = self.opened.pop(session, None)
             if found is not None:
                 self._ending[found] = None
             return found
@@ -203,8 +199,8 @@ class ConsumerObjects:
         With ``has_last`` it stays until it is :meth:`released`, because it receives a last event.
         """
         with self._lock:
-            if self._objects.get(found.session) is found:
-                self._objects[found.session] = None
+            if self.opened.get(found.session) is found:
+                self.opened[found.session] = None
                 if has_last:
                     self._ending[found] = None
                 return True
@@ -218,7 +214,7 @@ class ConsumerObjects:
         with self._lock:
             self._is_closed = True
             found = self._all()
-            self._objects.clear()
+            self.opened.clear()
             self._ending.clear()
         return sum(each.queue.close() for each in found)
 
@@ -366,7 +362,7 @@ class EventConsumer(DispatchHandler[DispatchedEvent]):
 
     def _offer_lifecycle(self, event: DispatchedEvent, notification: DeliveryNotification | None) -> bool:
         is_last = self._has_several
-        found = self.objects.take(event.session) if is_last else self.objects.find(None)
+        found = self.objects.take(event.session) if is_last else self.objects.opened.get(None)
         if found is None:  # it has no data of this session: nothing is made merely to be closed
             return False
         over = None if notification is None else notification.expect_part(self.name)

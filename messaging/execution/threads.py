@@ -231,10 +231,8 @@ class Lanes:
 CALLBACK_THREADS: Final = 32
 
 
-@per_process
-def workers() -> Workers:
-    """Return the worker threads of the process."""
-    return Workers()
+#: returns the worker threads of the process
+workers: Final = per_process(Workers)
 
 
 @per_process

@@ -109,27 +109,24 @@ def _log_skipped(inbound: InboundMessage, what: object, error: Exception) -> Non
 class Scope:
     """The processing of one message, inside the interceptors, which are entered when it is made."""
 
-    __slots__ = ("_chain", "_context", "_entered", "inbound")
+    __slots__ = ("_chain", "_entered", "context", "inbound")
 
     def __init__(self, chain: ProcessChain, inbound: InboundMessage) -> None:
         self._chain = chain
         self.inbound = inbound
-        self._context: Context = copy_context()
+        #: in which the handler is called
+        self.context: Context = copy_context()
         #: the entered managers, in a list of their own: the thread that pops it exits them
-        self._entered: list[Managers] = [self._context.run(chain.enter, inbound)]
-
-    def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call ``function`` in the context of the scope."""
-        return self._context.run(function, *arguments)
+        self._entered: list[Managers] = [self.context.run(chain.enter, inbound)]
 
     def run_beside(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call ``function`` in a copy of the context: also while the scope is running, or after it was left."""
-        return self._context.copy().run(function, *arguments)
+        return self.context.copy().run(function, *arguments)
 
     @types.coroutine
     def stepping(self, awaitable: Awaitable[T]) -> Generator[Any, Any, T]:
         """Return an awaitable that runs each step of ``awaitable`` in the context of the scope."""
-        run = self._context.run
+        run = self.context.run
         steps: Any = run(awaitable.__await__)
         value: Any = None
         error: BaseException | None = None
@@ -160,7 +157,7 @@ class Scope:
         except IndexError:
             return
         try:
-            self._context.run(self._chain.exit, entered, self.inbound, error)
+            self.context.run(self._chain.exit, entered, self.inbound, error)
         except RuntimeError:  # this thread is running in the context
             self._chain.exit(entered, self.inbound, error)
 
@@ -174,7 +171,7 @@ class PulledScope(Scope):
         super().__init__(chain, inbound)
         self._set: list[tuple[ContextVar[Any], Any, Token[Any]]] = [
             (variable, value, variable.set(value))
-            for variable, value in self._context.items()
+            for variable, value in self.context.items()
             if variable.get(_MISSING) is not value
         ]
 

@@ -287,6 +287,7 @@ class Cursor:
 
     Attributes:
         lost: records that :meth:`read` did not find: they are damaged, or were dropped to make room or for their age.
+        reader: where :meth:`read` continues.
     """
 
     def __init__(self, name: str, cursors: Cursors, log: RecordLog, wait: Callable[[int, float], bool]) -> None:
@@ -296,7 +297,7 @@ class Cursor:
         self._wait = wait
         #: guards the reader
         self._lock = threading.Lock()
-        self._reader = RecordReader(log, cursors.position(name))
+        self.reader = RecordReader(log, cursors.position(name))
         self.lost = 0
 
     @property
@@ -313,11 +314,6 @@ class Cursor:
     def behind(self) -> int:
         """Return the number of records that are not acknowledged."""
         return max(0, self._log.end - self.position)
-
-    @property
-    def next_offset(self) -> int:
-        """Return the offset at which :meth:`read` continues."""
-        return self._reader.offset
 
     def read(
         self, most: int = 1000, *, most_bytes: int = 2**20, timeout: float = 0.0, until: float = inf
@@ -354,10 +350,10 @@ class Cursor:
 
     def _take_next(self, most: int, most_bytes: int, until: float) -> tuple[list[Record], int]:
         with self._lock:
-            before = expected = self._reader.offset
+            before = expected = self.reader.offset
             with journal_errors(self._log.folder, "cannot read"):
-                found = self._reader.take(most, most_bytes, until)
-            after = self._reader.offset
+                found = self.reader.take(most, most_bytes, until)
+            after = self.reader.offset
             if after - before == len(found):
                 return found, after
             self.lost += after - before - len(found)
@@ -375,8 +371,8 @@ class Cursor:
         """Continue reading at an offset. Raises ``ClosedError``."""
         self._cursors.refuse_closed()
         with self._lock:
-            if offset != self._reader.offset:
-                self._reader.seek(offset)
+            if offset != self.reader.offset:
+                self.reader.seek(offset)
 
     def commit(self, until: int | None = None, *, wait: bool = True) -> None:
         """Acknowledge all records before an offset.
@@ -395,7 +391,7 @@ class Cursor:
         self._cursors.refuse_closed()
         if until is None:
             with self._lock:
-                until = self._reader.offset
+                until = self.reader.offset
         check_offset(until, "until")
         self._acknowledge(0, until, until)
         if wait:

@@ -173,7 +173,7 @@ class DurableQueue(Generic[Item]):
         with self._lock:
             self.lost += cursor.lost - lost
             source.ready.extend(items)
-            source.tail = min(cursor.next_offset, end)
+            source.tail = min(cursor.reader.offset, end)
             self._entered += len(items)
             self._entered_bytes += sum(len(each.payload) for each in items)
         return items

@@ -242,7 +242,7 @@ class LeaseRenewalManager(Closeable):
         for grantor, part in groups.items():
             self._ask(grantor, part)
         with self._lock:
-            left = self._leases.left()
+            left = self._leases.schedule.left()
         self._set_timer(left)
 
     def _ask(self, grantor: Grantor, part: RenewalRequests) -> None:
@@ -279,7 +279,7 @@ class LeaseRenewalManager(Closeable):
         """Note the outcomes of a request. On a worker thread, or on the loop of the engine."""
         with self._lock:
             self._leases.note(part, outcomes, is_whole)
-            left = self._leases.left()
+            left = self._leases.schedule.left()
         if self._leases.ended:
             self._start(self._teller)
         self._set_timer(left)

@@ -105,13 +105,14 @@ class RenewedLeases:
 
     Attributes:
         ended: leases that are not renewed any more: the listener, the name of its method, and what it is told.
+        schedule: the entries by the times at which they are due.
     """
 
     def __init__(self) -> None:
         self.ended: deque[tuple[Any, str, LeaseRenewalEvent]] = deque()
         #: of each lease an entry for each owner, the latest one first
         self._entries: dict[Lease, tuple[RenewedLease, ...]] = {}
-        self._schedule = Schedule()
+        self.schedule = Schedule()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -127,7 +128,7 @@ class RenewedLeases:
         entry = RenewedLease(lease, lease_time() + wanted, renew_duration, listener, owner)
         self._entries[lease] = (entry, *self._entries.get(lease, ()))
         entry.plan()
-        self._schedule.add(entry)
+        self.schedule.add(entry)
         return entry
 
     def remove(self, lease: Lease, owner: object) -> bool:
@@ -140,7 +141,7 @@ class RenewedLeases:
     def clear(self) -> None:
         """Remove all entries."""
         self._entries.clear()
-        self._schedule = Schedule()
+        self.schedule = Schedule()
 
     def _find(self, lease: Lease, owner: object) -> RenewedLease | None:
         return next((each for each in self._entries.get(lease, ()) if each.owner is owner), None)
@@ -154,41 +155,37 @@ class RenewedLeases:
     def plan(self, entry: RenewedLease) -> None:
         """Set when a lease is to be renewed, or looked at again."""
         entry.plan()
-        self._schedule.move(entry)
+        self.schedule.move(entry)
 
     def hasten(self, entry: RenewedLease) -> None:
         """Have a lease renewed at once."""
         entry.due, entry.early = lease_time(), math.inf
-        self._schedule.move(entry)
+        self.schedule.move(entry)
 
     def _unlink(self, entry: RenewedLease) -> None:
         """Remove an entry."""
-        self._schedule.remove(entry)
+        self.schedule.remove(entry)
         left = tuple(each for each in self._entries[entry.lease] if each is not entry)
         if left:
             self._entries[entry.lease] = left
         else:
             del self._entries[entry.lease]
 
-    def left(self) -> float | None:
-        """Return the seconds until the first lease is due; ``None`` without one."""
-        return self._schedule.left()
-
     def left_for(self, entry: RenewedLease) -> float | None:
         """Return the seconds until an entry is due; ``None`` if another one is due before."""
-        return entry.due - lease_time() if self._schedule.is_first(entry) else None
+        return entry.due - lease_time() if self.schedule.is_first(entry) else None
 
     def take_due(self) -> dict[Grantor, RenewalRequests]:
         """Return the requests that are to be made now, and give the leases up that have ended."""
         groups: dict[Grantor, RenewalRequests] = {}
-        for entry in self._schedule.take():
+        for entry in self.schedule.take():
             self._decide(entry, groups)
         return groups
 
     def note(self, part: RenewalRequests, outcomes: list[Any], is_whole: bool) -> None:
         """Note the outcomes of the requests to one grantor, and whether the request as a whole failed."""
         for (entry, _, attempt), outcome in zip(part, outcomes, strict=True):
-            if entry in self._schedule:
+            if entry in self.schedule:
                 self._note_one(entry, attempt, outcome, is_whole)
 
     def _decide(self, entry: RenewedLease, groups: dict[Grantor, RenewalRequests]) -> None:

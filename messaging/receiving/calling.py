@@ -402,7 +402,7 @@ class InterceptedHandler(RunnableHandler):
         work.leave_scope(asyncio.CancelledError("the handler was stopped"))  # it was begun before, by another handler
         origin = work.origin
         scope = work.scope = Scope(self._chain, self._chain.inbound(work.request, origin.channel, origin.queue))
-        found = scope.run(self._handler.start, work)
+        found = scope.context.run(self._handler.start, work)
         return _awaited(work, scope, found) if is_awaitable(found) and not isinstance(found, Promise) else found
 
     def form_of(self, found: Any) -> ResultForm:
@@ -423,9 +423,9 @@ class InterceptedHandler(RunnableHandler):
                     after()
 
             work.after = ended
-            scope.run(handler.send, work, found)
+            scope.context.run(handler.send, work, found)
         else:
-            scope.run(handler.send, work, found)
+            scope.context.run(handler.send, work, found)
             work.leave_scope(None)
 
     async def send_async(self, work: Work, found: Any) -> None:

@@ -131,7 +131,7 @@ class Push(rx.DisposableBase):
         scope = Scope(chain, _inbound(chain, self.subscription, message, is_pulled=False))
         has_returned = False
         try:
-            found = scope.run(on_next, message)
+            found = scope.context.run(on_next, message)
             has_returned = True
         finally:  # without an error of the block, sys.exception() is one that a caller is handling
             scope.leave(self._reported if has_returned else sys.exception())

@@ -402,6 +402,9 @@ class ChannelGenerator(Bridge):
         event_id: id of all events, or a function that returns the id for a channel; ``None``: the channel is the id.
         **context: of the subscription, such as ``qos=1``.
 
+    Attributes:
+        ready: resolves when the broker has confirmed the subscription.
+
     Raises:
         ArgumentError, InvalidChannelError, InvalidEventError: an argument is not as described.
         UnsupportedFeatureError, ClosedError: as ``Messaging.on``.
@@ -422,12 +425,7 @@ class ChannelGenerator(Bridge):
         def subscribe() -> HandlerRegistration:
             return messaging.on(channel, self._handle, **context)
 
-        self._registration = self.open(subscribe, lambda registration: registration.close())
-
-    @property
-    def ready(self) -> Promise[None]:
-        """The promise that the broker has confirmed the subscription."""
-        return self._registration.ready
+        self.ready: Promise[None] = self.open(subscribe, lambda registration: registration.close()).ready
 
     def _handle(self, message: Message) -> None:
         context = message.context
