@@ -140,7 +140,7 @@ class Renewal:
         earlier: renewals that were answered before.
     """
 
-    __slots__ = ("asked_at", "duration", "earlier", "granted", "is_pending")
+    __slots__ = ("asked_at", "duration", "earlier", "granted", "is_counted", "is_pending")
 
     def __init__(self, asked_at: float, duration: float, earlier: tuple[Renewal, ...]) -> None:
         self.asked_at = asked_at
@@ -149,6 +149,13 @@ class Renewal:
         #: seconds, if the grantor has said so
         self.granted: float | None = None
         self.is_pending = True
+        #: whether an answer that came after the request has counted it in the time of the lease
+        self.is_counted = False
+
+    @property
+    def expires(self) -> float:
+        """When the lease expires if the grantor has the request; infinite if the grantor chooses the time."""
+        return math.inf if self.duration == ANY else self.asked_at + self.duration
 
     @property
     def shortest(self) -> float:
@@ -172,7 +179,8 @@ class Lease:
     FOREVER: ClassVar[float] = FOREVER
 
     __slots__ = (
-        "__weakref__", "_expires", "_is_cancelled", "_renewals", "duration", "grantor", "id", "requested",
+        "__weakref__", "_expires", "_is_cancelled", "_known_expires", "_renewals", "duration", "grantor", "id",
+        "requested",
     )  # fmt: skip
 
     def __init__(
@@ -201,24 +209,31 @@ class Lease:
         """Note that the lease was granted, or renewed. For grantors and batches."""
         self.requested = requested
         self.duration = duration
-        self._expires = (lease_time() if asked_at is None else asked_at) + duration
+        #: when it expires by the renewals that are answered; ``_expires`` is not after it
+        self._known_expires = (lease_time() if asked_at is None else asked_at) + duration
+        self._expires = self._known_expires
 
     def note_cancelled(self) -> None:
         """Note that the lease was cancelled. For grantors and batches."""
         self._is_cancelled = True
 
     def note_asked(self, duration: float, asked_at: float) -> Renewal:
-        """Note that a grantor in another process is asked to renew the lease; see :meth:`note_answered`."""
+        """Note that a grantor in another process is asked to renew the lease; see :meth:`note_answered`.
+
+        A renewal that shortens the lease counts from now on, because its answer may come late.
+        """
         with _renewals_lock:
             renewal = Renewal(asked_at, duration, tuple(each for each in self._renewals if not each.is_pending))
             self._renewals = (*self._renewals, renewal)
+            self._expires = min(self._expires, renewal.expires)
         return renewal
 
     def note_answered(self, renewal: Renewal, outcome: float | MessagingError) -> None:
         """Note the granted seconds, or the error, of a renewal.
 
         The lease never lasts longer than at its grantor: after a failure that is not definite it may have been renewed
-        for the seconds that were asked for, and of renewals that overlap any may have come last.
+        for the seconds that were asked for, and of renewals that overlap any may have come last. After a definite one
+        it lasts as if the renewal had not been asked for, unless another answer has counted that.
         """
         with _renewals_lock:
             renewal.is_pending = False
@@ -229,12 +244,16 @@ class Lease:
                 self._renewals = found = tuple(each for each in self._renewals if each not in renewal.earlier)
                 # the last one came after all of these were asked for
                 begin = max(each.asked_at for each in found if each.granted is not None)
-                self._expires = begin + min(each.shortest for each in found)
+                self._known_expires = begin + min(each.shortest for each in found)
+                for each in found:
+                    each.is_counted = True
             elif is_definite(outcome) or renewal.duration == ANY:
                 self._renewals = tuple(each for each in self._renewals if each is not renewal)
-            elif all(each.granted is None or each in renewal.earlier for each in self._renewals):
-                self._expires = min(self._expires, renewal.asked_at + renewal.duration)
+            elif not renewal.is_counted:
+                self._known_expires = min(self._known_expires, renewal.expires)
             renewal.earlier = ()
+            pending = [each.expires for each in self._renewals if each.is_pending and not each.is_counted]
+            self._expires = min([self._known_expires, *pending])
             if not any(each.is_pending for each in self._renewals):
                 self._renewals = ()
 

@@ -26,6 +26,12 @@ class Asked:
     renewal: Renewal
     granted: float | None = None
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the grantor has granted less than was asked for: only its answer tells the holder."""
+        duration = math.inf if self.renewal.duration == ANY else self.renewal.duration
+        return self.granted is not None and self.granted < duration
+
 
 class Renewals(RuleBasedStateMachine):
     """The grantor has requests in any order, or never, and its answers come in any order, or never."""
@@ -38,10 +44,12 @@ class Renewals(RuleBasedStateMachine):
         self.asked: list[Asked] = []
         #: when the lease expires at the grantor
         self.expires = self.clock.now + _BEGIN
-        #: since the last moment without a request: when the lease expired then, the first request, the fewest seconds
+        #: since the last moment without a request: when the lease expired then, the first request, the fewest seconds,
+        #: and whether a renewal was granted or lost
         self.before = self.expires
         self.first = self.clock.now
         self.fewest = math.inf
+        self.is_renewed = False
 
     @rule(seconds=st.floats(0.01, 5.0))
     def wait(self, seconds: float) -> None:
@@ -51,6 +59,7 @@ class Renewals(RuleBasedStateMachine):
     def ask(self, duration: float) -> None:
         if not self.asked:
             self.before, self.first, self.fewest = self.lease.expires, self.clock.now, math.inf
+            self.is_renewed = False
         if duration != ANY:  # it counts while it is pending, also if it is refused then
             self.fewest = min(self.fewest, duration)
         self.asked.append(Asked(self.lease.note_asked(duration, self.clock.now)))
@@ -68,6 +77,7 @@ class Renewals(RuleBasedStateMachine):
     def answer(self, data: st.DataObject) -> None:
         chosen = data.draw(st.sampled_from([each for each in self.asked if each.granted is not None]))
         self.asked.remove(chosen)
+        self.is_renewed = True
         assert chosen.granted is not None
         self.lease.note_answered(chosen.renewal, chosen.granted)
         self.fewest = min(self.fewest, chosen.granted)
@@ -80,6 +90,7 @@ class Renewals(RuleBasedStateMachine):
         """A request or its answer is lost. How long the grantor would grant by itself is not known to the holder."""
         chosen = data.draw(st.sampled_from([each for each in self.asked if each.renewal.duration != ANY]))
         self.asked.remove(chosen)
+        self.is_renewed = True
         self.lease.note_answered(chosen.renewal, OutcomeUnknownError("lost"))
         self.fewest = min(self.fewest, chosen.renewal.duration)
 
@@ -90,9 +101,11 @@ class Renewals(RuleBasedStateMachine):
         self.asked.remove(chosen)
         before = self.lease.expires
         self.lease.note_answered(chosen.renewal, UnknownLeaseError("refused"))
-        assert self.lease.expires == before
+        assert self.lease.expires >= before
+        if not self.asked and not self.is_renewed:
+            assert self.lease.expires == self.before  # as if it had not been asked for
 
-    @precondition(lambda self: not self.asked)
+    @precondition(lambda self: not any(each.is_cut for each in self.asked))
     @invariant()
     def never_longer_than_at_the_grantor(self) -> None:
         assert self.lease.expires <= self.expires + 1e-9

@@ -17,6 +17,7 @@ from messaging.errors import (
     ArgumentError,
     ClosedError,
     DecodeError,
+    LeaseDeniedError,
     LeaseMapError,
     MessagingError,
     OutcomeUnknownError,
@@ -41,6 +42,7 @@ from messaging.leases import (
 from messaging.leases import remote as remote_module
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, results
+from tests.leases.clocks import FakeClock
 from tests.leases.conftest import Connect
 
 
@@ -200,6 +202,45 @@ def test_a_lost_answer_to_a_shortening_renewal_shortens_the_lease(memory: Connec
         unknown = lease.renew(Lease.ANY)
         assert isinstance(unknown.exception(PATIENCE), OutcomeUnknownError)
         assert 0.0 < lease.remaining <= 50.0
+
+
+def test_a_shortening_renewal_counts_before_its_answer(memory: Connect, channel: str) -> None:
+    """The lease has ended for its holder when its grantor ends it, however late the answer is."""
+    clock = FakeClock()
+    with Landlord() as landlord:
+        server = LossyServer(memory(), channel, landlord)
+        granted = landlord.grant(1000.0)
+        lease = lease_from_value(memory(), channel, lease_to_value(granted), 1000.0, lease_time())
+        promises = [lease.renew(50.0), lease.renew(900.0)]
+        server.answers.wait_for(2)
+        server.answer(1)
+        promises[1].result(PATIENCE)
+        assert lease.remaining == 50.0  # the other one may come last
+        server.answer(0)
+        results(promises)
+        promises = [lease.renew(20.0)]
+        server.answers.wait_for(3)
+        assert lease.remaining == granted.remaining == 20.0
+        clock.advance(20.0)
+        assert lease.is_ended
+        assert granted.is_expired
+        server.answer(2)
+        results(promises)
+        assert lease.is_ended
+
+
+def test_a_refused_renewal_does_not_shorten_a_lease() -> None:
+    clock = FakeClock()
+    with messaging.connect(f"memory://{uuid.uuid4().hex}") as client:
+        lease = lease_from_value(client, "a", ["id", 100.0], 100.0, lease_time())
+    first = lease.note_asked(10.0, lease_time())
+    clock.advance(1.0)
+    second = lease.note_asked(30.0, lease_time())
+    assert lease.remaining == 9.0
+    lease.note_answered(first, LeaseDeniedError("refused"))
+    assert lease.remaining == 30.0
+    lease.note_answered(second, LeaseDeniedError("refused"))
+    assert lease.remaining == 99.0
 
 
 def test_overlapping_renewals_leave_the_shorter_one(memory: Connect, channel: str) -> None:

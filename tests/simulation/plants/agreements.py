@@ -271,11 +271,25 @@ LEASES = (
             ),
             Edit(
                 "messaging/leases/lease.py",
-                "self._expires = begin + min(each.shortest for each in found)",
-                "self._expires = max(begin + min(each.shortest for each in found), self._expires * (len(found) > 2))",
+                "self._known_expires = begin + min(each.shortest for each in found)",
+                "self._known_expires = max("
+                "begin + min(each.shortest for each in found), self._known_expires * (len(found) > 2))",
             ),
         ),
         "tests/leases/test_remote.py"
         "::test_a_renewal_that_was_answered_before_a_shorter_one_was_asked_for_does_not_count",
+    ),
+    Planted(
+        "a renewal that shortens a lease counts only when it is answered",
+        "Count a renewal that shortens a lease from its request on",
+        "leases",
+        (
+            Edit(
+                "messaging/leases/lease.py",
+                "            self._expires = min(self._expires, renewal.expires)\n",
+                "",
+            ),
+        ),
+        "tests/leases/test_remote.py::test_a_shortening_renewal_counts_before_its_answer",
     ),
 )
