@@ -82,9 +82,9 @@ class RenewedLease:
             # the time at which a tenth of what is left of the lease is left until it is due
             self.early = (self.due - lease.expires * _PART) / (1 - _PART)
 
-    def begin(self) -> int:
-        """Begin a request; return its number."""
-        left = self.lease.remaining
+    def begin(self, asked: float) -> int:
+        """Begin a request for so many seconds, which may shorten the lease; return its number."""
+        left = min(self.lease.remaining, math.inf if asked == ANY else asked)
         self.attempts += 1
         self.attempt = self.attempts
         self.answer_until = lease_time() + max(_LEAST_ANSWER, MAX_DELAY if left == math.inf else left / 2)
@@ -196,6 +196,7 @@ class RenewedLeases:
         is_waiting = bool(entry.attempt) and now < entry.answer_until
         if entry.attempt and not is_waiting:
             entry.error = DeadlineError(f"{lease!r}: the grantor did not answer in time")
+            self._plan_others(entry)
         if lease.is_ended or is_reached:
             if is_reached and entry.is_lasting:
                 self._drop(entry, None)
@@ -205,7 +206,8 @@ class RenewedLeases:
                 self._drop(entry, entry.error or UnknownLeaseError(f"{lease!r} ended before it was renewed"))
             return
         if not is_waiting:
-            groups.setdefault(lease.grantor, []).append((entry, entry.wanted(), entry.begin()))
+            asked = entry.wanted()
+            groups.setdefault(lease.grantor, []).append((entry, asked, entry.begin(asked)))
         self.plan(entry)
 
     def _drop(self, entry: RenewedLease, error: MessagingError | None) -> None:
@@ -221,8 +223,7 @@ class RenewedLeases:
             entry.attempt = 0
             entry.delay = 0.0
             entry.error = None
-            for each in self._others(entry):  # the lease may end sooner now than they have planned for
-                self.plan(each)
+            self._plan_others(entry)
         elif is_definite(outcome) and not (is_whole and isinstance(outcome, ArgumentError)):
             if attempt > entry.succeeded:
                 if isinstance(outcome, UnknownLeaseError):
@@ -236,7 +237,14 @@ class RenewedLeases:
             entry.attempt = 0
             entry.error = outcome
             entry.delay = min(max(entry.delay * 2, _FIRST_DELAY), MAX_DELAY, max(entry.lease.remaining / 2, 0.05))
+            self._plan_others(entry)
         self.plan(entry)
+
+    def _plan_others(self, entry: RenewedLease) -> None:
+        """Plan for the other owners of a lease, which may end sooner after a request of one of them."""
+        for each in self._others(entry):
+            if not each.delay or each.due > entry.lease.expires:  # others try again before it ends
+                self.plan(each)
 
     def _others(self, entry: RenewedLease) -> list[RenewedLease]:
         """Return the entries of other owners for the lease of an entry that wait for no answer."""

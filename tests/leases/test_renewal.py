@@ -21,7 +21,7 @@ from messaging.errors import (
     UnknownLeaseError,
 )
 from messaging.execution import Promise
-from messaging.leases import Landlord, Lease, LeaseRenewalEvent, LeaseRenewalManager
+from messaging.leases import Landlord, Lease, LeaseRenewalEvent, LeaseRenewalManager, lease_time
 from messaging.testing.clock import VirtualClock
 from messaging.testing.waiting import Recorder, eventually
 from tests.leases.clocks import FakeClock
@@ -278,13 +278,21 @@ class SilentGrantor(Grantor):
 class Clocked:
     """A manager with one lease of a silent grantor, and time that passes when the test says so."""
 
-    def __init__(self, manager: LeaseRenewalManager, desired: float = Lease.FOREVER, duration: float = 10.0) -> None:
+    def __init__(
+        self,
+        manager: LeaseRenewalManager,
+        desired: float = Lease.FOREVER,
+        duration: float = 10.0,
+        *,
+        grantor: SilentGrantor | None = None,
+        renew_duration: float = Lease.ANY,
+    ) -> None:
         self.manager = manager
         self.clock = FakeClock()
-        self.grantor = SilentGrantor()
+        self.grantor = SilentGrantor() if grantor is None else grantor
         self.told = Told()
         self.lease = self.grantor.grant_silently(duration)
-        manager.renew_until(self.lease, desired, listener=self.told)
+        manager.renew_until(self.lease, desired, renew_duration, self.told)
 
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -336,6 +344,41 @@ def test_a_late_success_of_an_earlier_request_counts(manager: LeaseRenewalManage
     it.look_twice()
     assert len(it.grantor.answers) == 2
     assert not it.told.failed
+
+
+class DistantGrantor(SilentGrantor):
+    """Notes requests with the leases, as the way to a grantor in another process does."""
+
+    def renew_all(self, requests: Sequence[tuple[Lease, float]], /) -> Promise[list[float | MessagingError]]:
+        for lease, duration in requests:
+            lease.note_asked(duration, lease_time())
+        return super().renew_all(requests)
+
+
+def test_a_request_that_shortens_a_lease_is_made_again_before_it_ends(manager: LeaseRenewalManager) -> None:
+    """The shorter time counts before the answer, also for the other users of the lease."""
+    it = Clocked(manager, duration=1000.0, grantor=DistantGrantor(), renew_duration=10.0)
+    other = Told()
+    manager.renew_until(it.lease, listener=other, owner="other")
+    manager.renew_now(it.lease)
+    it.wait_for_requests(1)
+    it.pass_time(4.9)
+    it.look_twice()
+    assert len(it.grantor.answers) == 1
+    it.pass_time(0.1)
+    eventually(lambda: [len(each) for each in it.grantor.requests] == [1, 1, 1])  # the other user asks, too
+    it.pass_time(5.0)
+    eventually(lambda: it.told.failed and other.failed)
+
+
+def test_a_lost_answer_to_a_shorter_renewal_is_reckoned_with_by_all_users(manager: LeaseRenewalManager) -> None:
+    it = Clocked(manager, duration=1000.0, grantor=DistantGrantor(), renew_duration=10.0)
+    manager.renew_until(it.lease, listener=Told(), owner="other")
+    manager.renew_now(it.lease)
+    it.wait_for_requests(1)
+    it.grantor.lose(0)
+    it.pass_time(0.1)
+    it.wait_for_requests(2)  # that of the other user
 
 
 def test_the_end_of_a_lease_is_told_while_a_request_is_under_way(manager: LeaseRenewalManager) -> None:
