@@ -22,6 +22,7 @@ KEPT: Final = {
     "journal/memory/1800035": "a loss of power took back what a repair of a journal had moved aside",
     "leases/memory/900005": "a renewal counted that was answered before a shorter one was asked for",
     "leases/amqp/2821046": "a renewal that shortens a lease counted for its holder only when it was answered",
+    "leases/memory/2840113": "a lease that a batch failed to cancel went on by its manager, and was a failure",
     "transactions/mqtt311/100014": "a manager told a participant for ever that was closed",
     "transactions/mqtt311/1410001": "a participant was closed before the end of its transaction was on the disk",
     "distributed/mqtt311/900146": "a session of a sender that was lost before its events arrived did not end",

@@ -87,6 +87,7 @@ class Tenancy:
         lease: as the holder has it.
         uses: for which a manager renews it.
         is_cancelling: its holder has asked for its end.
+        is_kept: its end was asked for beside its manager, and failed: the manager goes on.
         ends: reasons that the callback got.
     """
 
@@ -97,6 +98,7 @@ class Tenancy:
     lease: Lease | None = None
     uses: list[Use] = field(default_factory=list)
     is_cancelling: bool = False
+    is_kept: bool = False
     ends: list[LeaseEnd] = field(default_factory=list)
 
     @property
@@ -271,7 +273,7 @@ class Holder(Party):
 
     def _cancel(self, tenancy: Tenancy) -> None:
         assert tenancy.lease is not None
-        tenancy.is_cancelling = True
+        tenancy.is_cancelling, tenancy.is_kept = True, False
         end = self.manager.cancel(tenancy.lease) if tenancy.uses else tenancy.lease.cancel()
         self.settled(end, self.simulation.timeout, "cancel")
 
@@ -319,12 +321,15 @@ class Holder(Party):
     def do_cancel_all(self, numbers: list[int]) -> None:
         """Step: cancel several leases together."""
         chosen = self._several(numbers)
+        first = [each for each in chosen if not each.is_cancelling]
         for each in chosen:
             each.is_cancelling = True
         failed = self._batch("cancel_all", lambda: cancel_all([each.lease for each in chosen if each.lease]))
         for each in chosen:
             if failed is not None and each.lease not in failed and each.is_alive:
                 self.simulation.broken(f"{each.id} was cancelled with others, and goes on")
+        for each in first:
+            each.is_kept = failed is None or each.lease in failed
 
     def _several(self, numbers: list[int]) -> list[Tenancy]:
         found = {number % len(self.held): None for number in numbers} if self.held else {}
@@ -396,8 +401,9 @@ class Leasing(Simulation):
         now = self.world.scheduler.now
         for each in self.tenancies.values():
             is_alive = each.is_alive
-            used = [use for use in each.uses if use.is_open and each.is_held and not each.is_cancelling]
-            if is_alive and not used:
+            renewed = [use for use in each.uses if use.is_open and each.is_held]
+            used = [] if each.is_cancelling else renewed
+            if is_alive and not (renewed if each.is_kept else used):
                 found.append(f"{each.id} is not renewed, and goes on")
             if not is_alive and used:
                 found.append(f"{each.id} has ended, and its listener was not told")
