@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+import traceback
 from statistics import median
 
 from tests.simulation.coverage import Coverage
@@ -154,5 +155,9 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    status = main()
+    status = 1
+    try:
+        status = main()
+    except Exception:  # noqa: BLE001  # such as a reader of the output that is gone
+        traceback.print_exc()
     os._exit(status)  # the interpreter would wait for threads of the worlds
