@@ -234,6 +234,9 @@ class CallServer(Closeable):
         operations: the operations by name. They run on worker threads, up to 64 at a time. While 10,000 of the promises
             that they have returned are pending, further calls fail with ``BoundReachedError``.
 
+    Attributes:
+        ready: resolves when the broker has confirmed the subscription. Calls that are made before may fail.
+
     Raises:
         ArgumentError, InvalidChannelError: the channel cannot be one of requests.
         UnsupportedFeatureError: the instance does not announce ``replyTo``.
@@ -247,11 +250,7 @@ class CallServer(Closeable):
         #: changed by any thread
         self._pending: set[Promise[Any]] = set()
         self._registration = messaging.reply(channel, self._answer, concurrency=CONCURRENCY)
-
-    @property
-    def ready(self) -> Promise[None]:
-        """The promise that the broker has confirmed the subscription. Calls that are made before may fail."""
-        return self._registration.ready
+        self.ready: Promise[None] = self._registration.ready
 
     def close(self) -> None:
         """Answer no further calls. Idempotent."""

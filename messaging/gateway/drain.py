@@ -131,11 +131,6 @@ class Target:
 
     # --- publishing
 
-    @property
-    def is_up(self) -> bool:
-        """Return whether the instance is connected."""
-        return self.messaging.connection_state.value.is_up
-
     def publish(self, stored: StoredMessage) -> Promise[None]:
         """Publish a message; the promise resolves when the target has taken it.
 
@@ -428,7 +423,9 @@ class Drain:
 
         0: its window is full; -1: it has nothing to publish, or must not.
         """
-        if self._is_stopped or self._failed or self._changes or not self._queue.has_next or not self._target.is_up:
+        if self._is_stopped or self._failed or self._changes or not self._queue.has_next:
+            return -1
+        if not self._target.messaging.connection_state.value.is_up:
             return -1
         left = self._not_before - clock.monotonic()
         if left > 0:

@@ -222,9 +222,10 @@ class Gateway(Startable):
 
     def _can_drain(self) -> bool:
         """Return whether a route with stored messages has a target that is connected."""
+        instances = self._instances.by_name
         return any(
             not route.is_drained
-            and (route.buffer.storing or self._instances.targets[route.settings.target.instance].is_up)
+            and (route.buffer.storing or instances[route.settings.target.instance].connection_state.value.is_up)
             for route in self._routes.values()
         )
 

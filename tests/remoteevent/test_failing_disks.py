@@ -272,7 +272,7 @@ def test_a_participant_whose_new_place_is_not_stored_is_told_so(
         transaction = remote.create(60.0)
         transaction.join(participant, name="one")
         transaction.join(other, name="two")
-        before = remote.servers.named("one", participant)
+        before = remote.reach("one", participant)
         with failing_from(monkeypatch, participant, "commit"):
             transaction.commit()
             eventually(lambda: bool(manager.transactions()) is not is_completed)
@@ -284,7 +284,7 @@ def test_a_participant_whose_new_place_is_not_stored_is_told_so(
         with RemoteTransactionManager(m, "transactions") as moved:
             assert moved.recover("one", participant).result(PATIENCE) == ([] if is_completed else [transaction.id])
             shutil.copytree(tmp_path / "manager", tmp_path / "killed")
-            after = moved.servers.named("one", participant)
+            after = moved.reach("one", participant)
     with closing(Decisions(tmp_path / "killed")) as decisions:
         places = [[each.reference for each in enlisted] for _, _, enlisted in decisions.load()]
     assert before != after

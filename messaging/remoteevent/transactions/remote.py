@@ -239,7 +239,11 @@ class RemoteTransactionManager(RemoteObject, Closeable):
             WouldBlockError: the thread runs an event loop, and no ``channel`` is given. Nothing was done.
         """
         check_participant_name(name)
-        return self._unfinished(name, channel or self.servers.named(name, participant))
+        return self._unfinished(name, channel or self.reach(name, participant))
+
+    def reach(self, name: str, participant: Any) -> str:
+        """Return a channel of a participant of this process, which is served until :meth:`close`."""
+        return self.servers.named(name, participant)
 
     def _unfinished(self, name: str, channel: str) -> Promise[list[str]]:
         """Ask for the transactions of a participant that are not completed."""
