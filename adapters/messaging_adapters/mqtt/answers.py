@@ -102,6 +102,9 @@ class Answers:
         self._behind.clear()
         self._due.clear()
         self._is_stuck = False
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
 
     # --- messages
 

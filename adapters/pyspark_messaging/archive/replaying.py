@@ -43,7 +43,8 @@ class ReplayClock(Protocol):
 
 
 class _Monotonic:
-    now = staticmethod(time.monotonic)
+    def now(self) -> float:
+        return time.monotonic()
 
     def wait(self, stop: threading.Event, seconds: float) -> None:
         # not stop.wait(): an interrupt of the main thread could leave the lock of the event taken
