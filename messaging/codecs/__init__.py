@@ -23,8 +23,7 @@ Further codecs are added with :func:`register_codec`, or by an installed distrib
 Every function of this package is thread safe. Payloads are bounded in nesting and in decompressed size. The error for
 an invalid payload is a :class:`~messaging.errors.CodecError` that does not quote the payload.
 
-Exports the functions below, the protocol :class:`Codec`,
-and limits.
+Exports the functions below, the protocol :class:`Codec`, and limits.
 """
 
 from messaging.codecs.encodings import MAX_DECODED_SIZE

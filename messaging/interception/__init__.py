@@ -11,8 +11,7 @@ manager is entered first and exited last.
 interceptors calls these themselves, so interceptors cost it nothing for each message. An interceptor that overrides one
 method costs nothing on the other side.
 
-The rooms above use
-``PublishChain`` and ``ProcessChain``.
+The rooms above use ``PublishChain`` and ``ProcessChain``.
 """
 
 from messaging.interception.interceptor import (

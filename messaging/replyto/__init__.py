@@ -1,7 +1,7 @@
 """Requests and replies (RFC 5.7): publishers of requests, the whiteboard, and the interfaces of request handlers.
 
-``handlers`` has the interfaces and property names of handlers, for applications. Only these are
-public; the other names are for the rooms above.
+``handlers`` has the interfaces and property names of handlers, for applications. Only these are public; the
+other names are for the rooms above.
 """
 
 from messaging.replyto.handlers import (

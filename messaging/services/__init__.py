@@ -1,7 +1,6 @@
 """The service registry and LDAP filters: parts of a program find each other by interface and properties.
 
-Import from the room, not from its modules, but for :mod:`reporting
-<messaging.services.reporting>`.
+Import from the room, not from its modules, but for :mod:`reporting <messaging.services.reporting>`.
 
 ==============  ==================================================================================================
 ``registry``    ServiceRegistry and ServiceRegistration: offering and finding services; service events
