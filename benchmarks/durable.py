@@ -6,6 +6,8 @@ turns. 100-byte payloads, ``outbox_fsync=always``.
 ``bounded``: the publisher has at most 5,000 unconfirmed messages. ``burst``: it publishes as fast as messages are
 accepted. The outbox holds as many messages in memory in both runs of a pair. The one in memory lets its publisher wait;
 the durable one accepts more, and reads them back from the disk.
+
+``left``: an instance publishes the messages that an earlier one left on the disk. It has no counterpart in memory.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ _WARM_UP: Final = 2_000
 #: unconfirmed messages of the bounded publisher, at most, and how many of them it waits for at a time
 _UNCONFIRMED: Final = 5_000
 _STEP: Final = 500
+#: where no broker listens
+_NO_BROKER: Final = "mqtt://127.0.0.1:1"
 
 
 def published(url: str, count: int, *, is_bounded: bool, **settings: Any) -> tuple[float, float]:
@@ -51,6 +55,20 @@ def published(url: str, count: int, *, is_bounded: bool, **settings: Any) -> tup
                         unconfirmed.popleft().result(120)
         if promise is not None:
             promise.result(120)
+        return count / (time.perf_counter() - start), (time.process_time() - busy) / count * 1e6
+
+
+def left(url: str, count: int, folder: str) -> tuple[float, float]:
+    """Return messages a second, and microseconds of processor time for each, from the start of an instance."""
+    with messaging.connect(
+        _NO_BROKER, outbox_path=folder, start_offline=True, outbox_size=count, close_timeout=0.1
+    ) as m:
+        for _ in range(count):
+            promise = m.publish("bench/durable", _PAYLOAD, guaranteed_delivery=True)
+        promise.stored.result(60)
+    start, busy = time.perf_counter(), time.process_time()
+    with messaging.connect(url, outbox_path=folder) as m:
+        m.publish("bench/durable", _PAYLOAD, guaranteed_delivery=True).result(120)
         return count / (time.perf_counter() - start), (time.process_time() - busy) / count * 1e6
 
 
@@ -80,3 +98,9 @@ def run(arguments: argparse.Namespace) -> None:
                 ratio = statistics.median(durable[0] / plain[0] for plain, durable in pairs)
                 columns = " ".join(f"{rate:10,.0f} {cost:6.1f}" for rate, cost in zip(rates, costs, strict=True))
                 print(f"{broker:7} {style:8} {columns} {ratio:6.2f}")
+            rests = []
+            for _ in range(runs):
+                with tempfile.TemporaryDirectory(dir=arguments.results) as folder:
+                    rests.append(left(url, count, folder))
+            rate, cost = (statistics.median(each) for each in zip(*rests, strict=True))
+            print(f"{broker:7} {'left':8} {'':10} {'':6} {rate:10,.0f} {cost:6.1f}")
