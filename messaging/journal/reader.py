@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
+from itertools import islice
 from math import inf
 from operator import attrgetter
 from typing import Final
@@ -57,7 +57,7 @@ class RecordReader:
         self.offset = offset
         #: offset of the next record to read from the disk, behind the records that are ready
         self._next = offset
-        self._ready: deque[Record] = deque()
+        self._ready: list[Record] = []
         #: the segment that is read, and the bytes of it that are done with
         self._segment = -1
         self._position = 0
@@ -82,8 +82,8 @@ class RecordReader:
 
     def _take(self, most: int, most_bytes: int, until: float) -> list[Record]:
         taken: list[Record] = []
-        size = 0
-        while len(taken) < most:
+        size, is_done = 0, False
+        while len(taken) < most and not is_done:
             try:
                 is_filled = bool(self._ready) or self._fill()
             except OSError:
@@ -93,15 +93,18 @@ class RecordReader:
             if not is_filled:
                 self.offset = self._next  # damage at the end is passed
                 break
-            record = self._ready[0]
+            before = len(taken)
+            for record in islice(self._ready, most - before):
+                size += len(record.payload) + _RECORD_BYTES
+                if record.offset >= until or (size > most_bytes and taken):
+                    is_done = True
+                    break
+                taken.append(record)
+            if len(taken) > before:
+                del self._ready[: len(taken) - before]
+                self.offset = taken[-1].offset + 1
             if record.offset >= until:
                 self.offset = max(self.offset, int(until))  # damage before it is passed
-                break
-            size += len(record.payload) + _RECORD_BYTES
-            if taken and size > most_bytes:
-                break
-            taken.append(self._ready.popleft())
-            self.offset = record.offset + 1
         return taken
 
     def seek(self, offset: int) -> None:
