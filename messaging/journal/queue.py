@@ -170,12 +170,13 @@ class DurableQueue(Generic[Item]):
         cursor.seek(source.tail)
         lost = cursor.lost
         items = [self._restore(record) for record in cursor.read(most, most_bytes=most_bytes, until=end)]
+        size = sum(len(each.payload) for each in items)  # before the consumer sees them, who may settle them at once
         with self._lock:
             self.lost += cursor.lost - lost
+            self._entered += len(items)
+            self._entered_bytes += size
             source.ready.extend(items)
             source.tail = min(cursor.reader.offset, end)
-            self._entered += len(items)
-            self._entered_bytes += sum(len(each.payload) for each in items)
         return items
 
     def pass_over(self) -> None:
@@ -206,8 +207,9 @@ class DurableQueue(Generic[Item]):
         self._left += 1
         self._left_bytes += size
         positions = self._positions
-        ranges = positions.ranges
-        source = ranges[0] if len(ranges) == 1 else positions.range_of(offset)
+        source = positions.ranges[0]
+        if source.end is not None:  # it is not the only one
+            source = positions.range_of(offset)
         if offset == source.first:
             source.first = offset + 1
             if source.is_ahead:

@@ -16,7 +16,7 @@ from weakref import ref
 from messaging.codecs.cache import BoundedCache
 from messaging.errors import MessagingError
 from messaging.execution import Engine, clock, workers
-from messaging.model import MessageContext, PublishPlan
+from messaging.model import MessageContext
 
 if TYPE_CHECKING:
     from messaging.journal import DurableQueue, Record
@@ -32,13 +32,13 @@ _RETRY: Final = 1.0
 _CONTEXTS: Final = 1024
 
 
-class LoadedMessage(NamedTuple):
-    """A message that was read from the disk: its plan, or why this instance cannot publish it."""
+class Unpublishable(NamedTuple):
+    """A message of the disk that this instance cannot publish."""
 
     offset: int
     payload: bytes
     record: Record
-    plan: PublishPlan | MessagingError
+    error: MessagingError
 
 
 class Backlog:
@@ -47,27 +47,27 @@ class Backlog:
     Args:
         engine: its loop.
         name: of the instance, for logs.
-        intake: restores the publish plans.
+        intake: restores the publications.
         loaded: called on the loop after messages were loaded.
 
     Attributes:
         queue: the messages. Set before the first read.
-        loaded: messages that were loaded and not taken; those of a read that ends just now are not counted yet.
         is_loading: whether a read is under way.
         is_closed: whether nothing more is read.
+        has_unpublishable: whether a message was read that this instance cannot publish.
     """
 
-    queue: DurableQueue[StoredPublication | LoadedMessage]
+    queue: DurableQueue[StoredPublication | Unpublishable]
 
     def __init__(self, engine: Engine, name: str, intake: DiskIntake, loaded: Callable[[], object]) -> None:
         self._engine = engine
         self._intake = intake
         self._name = name
         self._on_loaded = loaded
-        self.loaded = 0
         self.is_loading = self.is_closed = False
         # --- the worker thread: one at a time
         self._contexts: BoundedCache[tuple[str, str], MessageContext] = BoundedCache(_CONTEXTS)
+        self.has_unpublishable = False
 
     def read_ahead(self) -> None:
         """Load messages if there is much room in memory."""
@@ -80,36 +80,35 @@ class Backlog:
 
     def _load(self, most: int, most_bytes: int) -> None:
         """Load messages. On the worker thread."""
-        count, failure = 0, None
+        failure = None
         try:
-            count = len(self.queue.load(most, most_bytes))
+            self.queue.load(most, most_bytes)
         except MessagingError as error:
             failure = error
-        self._engine.call(self._note_loaded, count, failure)
+        self._engine.call(self._note_loaded, failure)
 
-    def restored(self, record: Record) -> LoadedMessage:
-        """Return the message of a record. On the worker thread."""
-        plan: PublishPlan | MessagingError
+    def restored(self, record: Record) -> StoredPublication | Unpublishable:
+        """Return a publication for a record, as if the application had dropped its promise. On the worker thread."""
         try:
             key = (record.channel, record.properties)
             context = self._contexts.get(key)
             if context is None:
                 context = self._contexts[key] = record.context
-            plan = self._intake.restore(record.payload, context)
+            return self._intake.restored(record, self._intake.restore(record.payload, context))
         except MessagingError as error:
-            plan = error
+            reason = error
         except Exception as error:  # a defect: it must not hold up the messages behind
             logger.exception("%s: cannot restore the message at offset %d", self._name, record.offset)
-            plan = MessagingError(f"the message cannot be restored: {type(error).__name__}: {error}")
-        return LoadedMessage(record.offset, record.payload, record, plan)
+            reason = MessagingError(f"the message cannot be restored: {type(error).__name__}: {error}")
+        self.has_unpublishable = True
+        return Unpublishable(record.offset, record.payload, record, reason)
 
-    def _note_loaded(self, count: int, failure: MessagingError | None) -> None:
-        self.loaded += count
+    def _note_loaded(self, failure: MessagingError | None) -> None:
         if self.is_closed:
             return
         if failure is not None:
             logger.error("%s: cannot read the outbox: %s; trying again in %g s", self._name, failure, _RETRY)
-            clock.call_later(self._engine.loop, _RETRY, self._note_loaded, 0, None)
+            clock.call_later(self._engine.loop, _RETRY, self._note_loaded, None)
             return
         self.is_loading = False
         self.queue.pass_over()

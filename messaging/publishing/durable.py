@@ -20,14 +20,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from math import inf
 from typing import TYPE_CHECKING, Final
 
 from messaging.errors import ClosedError, MessagingError, OutboxFullError, OutcomeUnknownError
 from messaging.execution import Engine, clock, may_block, workers
 from messaging.journal import DurableQueue, Journal, Record
-from messaging.model import PublishPlan
-from messaging.publishing.backlog import Backlog, LoadedMessage, Spilled
+from messaging.publishing.backlog import Backlog, Spilled, Unpublishable
 from messaging.publishing.dead_letters import DeadLetters
 from messaging.publishing.outbox import Outbox
 from messaging.publishing.publication import Publication
@@ -74,7 +72,7 @@ class DurableOutbox(Outbox):
         # --- the loop
         self._dead_letters = DeadLetters(engine, name, journal, self._release)
         self._backlog = Backlog(engine, name, self.intake, self.advance)
-        self._queue: DurableQueue[StoredPublication | LoadedMessage] = DurableQueue(
+        self._queue: DurableQueue[StoredPublication | Unpublishable] = DurableQueue(
             f"{name}: outbox",
             journal,
             CURSOR,
@@ -160,13 +158,13 @@ class DurableOutbox(Outbox):
         queue = self._queue
         if self.is_connected:
             batch = queue.take_before(queue.recorded + WINDOW)
-            if self._backlog.is_loading or self._backlog.loaded:
-                batch = self._published(batch)
+            if self._spilled or self._backlog.has_unpublishable:
+                batch = self._promised(batch)
             if batch:
                 self.admission.post_all(batch)  # type: ignore[arg-type]  # publications
         if queue.tail < queue.end:
             self._backlog.read_ahead()
-        elif self._spilled and not self._backlog.loaded and not self._backlog.is_loading:
+        elif self._spilled and not self._backlog.is_loading and not queue.waiting:
             self._end_lost(queue.end)
         if not self.deadlines.is_watching and queue.end > queue.first:
             self.deadlines.start()
@@ -175,32 +173,35 @@ class DurableOutbox(Outbox):
         """Note that a message needs not be sent any more, and has left the memory."""
         queue = self._queue
         queue.settle(offset, size)
-        if queue.tail < queue.end:
+        if not self._backlog.is_loading and queue.tail < queue.end:
             self._backlog.read_ahead()
 
     # --- from the disk
 
-    def _published(self, taken: Sequence[StoredPublication | LoadedMessage]) -> list[StoredPublication | LoadedMessage]:
-        """Return the publications of messages; one that this instance cannot publish becomes a dead letter."""
-        found: list[StoredPublication | LoadedMessage] = []
+    def _promised(self, taken: Sequence[StoredPublication | Unpublishable]) -> list[StoredPublication | Unpublishable]:
+        """Return the publications of messages, with the promises that the application has; the others are dead letters.
+
+        The messages were taken in order: of those before them, the ones that are not sent are lost.
+        """
+        found: list[StoredPublication | Unpublishable] = []
+        expected = -1
         for each in taken:
-            if isinstance(each, StoredPublication):
-                found.append(each)
-                continue
-            self._backlog.loaded -= 1
-            self._end_lost(each.offset)
-            publication = self._spilled.pop(each.offset)
-            if isinstance(each.plan, MessagingError):
+            offset = each.offset
+            if offset != expected:
+                self._end_lost(offset)
+            expected = offset + 1
+            publication = self._spilled.pop(offset)
+            if isinstance(each, Unpublishable):
                 if publication is not None:
                     publication.settled = True
-                    publication.reject(each.plan)
+                    publication.reject(each.error)
                 self._unsent += 1
-                self._dead_letters.add(each.record, each.plan)
+                self._dead_letters.add(each.record, each.error)
             elif publication is not None:
                 publication.payload = each.payload
                 found.append(publication)
             else:
-                found.append(self._restored(each.record, each.plan))
+                found.append(each)
         return found
 
     def _end_lost(self, before: int) -> None:
@@ -208,17 +209,6 @@ class DurableOutbox(Outbox):
         for publication in self._spilled.pop_before(before):
             publication.settled = True
             publication.reject(_dropped(publication))
-
-    def _restored(self, record: Record, plan: PublishPlan) -> StoredPublication:
-        """Return a publication for a record whose promise the application has dropped."""
-        publication = StoredPublication(self.intake, record.payload, plan, inf)
-        publication.own_id = record.message_id or self.intake.new_id()
-        publication.offset = record.offset
-        publication.is_stored = True
-        publication.was_retrieved = True
-        if publication.may_expire:  # a clock that was set back makes it no younger
-            publication.expires -= max(0.0, self.journal.ages.age_of(record.offset, record.timestamp))
-        return publication
 
     # --- the outbox of its publications: see ``Publications``
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from messaging.environment import forks
 from messaging.errors import ClosedError, MessagingError, OutboxFullError, OutcomeUnknownError
 from messaging.execution import Engine, Promise
-from messaging.journal import Journal, RecordTemplate
+from messaging.journal import Journal, Record, RecordTemplate
 from messaging.model import Features, MessageContext, PublishPlan, stored_properties
 from messaging.publishing.publication import Publications, SpecialPublication
 from messaging.publishing.sending import Admission
@@ -167,6 +167,7 @@ class DiskIntake:
     ) -> None:
         self._engine = engine
         self._put = journal.put
+        self._ages = journal.ages
         self.outbox = outbox
         #: not that of the outbox, whose messages in memory have ids of their own numbers
         self._id = secrets.token_hex(8)
@@ -192,7 +193,7 @@ class DiskIntake:
         publication = StoredPublication(self, payload, plan, deadline)
         identity = publication.own_id
         if identity is None:
-            identity = publication.own_id = f"{self._id}-{next(self._numbers):x}"  # as new_id
+            identity = publication.own_id = f"{self._id}-{next(self._numbers):x}"
         publication.record = plan.record.template.encode(payload, identity)
         self.admission.put(publication, queue=False)
         try:
@@ -202,9 +203,16 @@ class DiskIntake:
             raise
         return publication
 
-    def new_id(self) -> str:
-        """Return a message id that is unique across instances and processes."""
-        return f"{self._id}-{next(self._numbers):x}"
+    def restored(self, record: Record, plan: PublishPlan) -> StoredPublication:
+        """Return a publication for a stored message whose promise the application has dropped."""
+        publication = StoredPublication(self, record.payload, plan, inf)
+        publication.own_id = record.message_id or f"{self._id}-{next(self._numbers):x}"
+        publication.offset = record.offset
+        publication.is_stored = True
+        publication.was_retrieved = True
+        if publication.may_expire:  # a clock that was set back makes it no younger
+            publication.expires -= max(0.0, self._ages.age_of(record.offset, record.timestamp))
+        return publication
 
     def note_arrived(self, publication: StoredPublication) -> None:
         """Have the loop take a message that is stored, or was refused. On the thread of the journal."""
