@@ -96,6 +96,11 @@ class Connection:
         return self.states.value.name
 
     @property
+    def is_closing(self) -> bool:
+        """Whether the instance is being closed, or is closed."""
+        return self.endings.is_closing or self.states.is_closed
+
+    @property
     def label(self) -> str:
         """The connection as log lines name it, with its host: see ``BrokerUrl.label``."""
         return self.adapter.url.label(self.adapter.name, self._opener.hosts.current)

@@ -131,7 +131,7 @@ class Queues:
         if Features.QUEUE_ADMINISTRATION not in connection.adapter.capabilities.features:
             raise connection.adapter.capabilities.lacks(Features.QUEUE_ADMINISTRATION)
         check_queue(name)
-        if connection.endings.is_closing or connection.states.is_closed:
+        if connection.is_closing:
             raise ClosedError(f"the instance {connection.adapter.name!r} is closed")
 
     def _request(self, what: str, ask: Callable[[AdministersQueues], Coroutine[Any, Any, T]]) -> Promise[T]:

@@ -214,7 +214,7 @@ class MessageSubscription:
             )
 
     def _refuse_closed(self) -> None:
-        if self._connection.state == "closed" or self._connection.endings.is_closing:
+        if self._connection.is_closing:
             raise ClosedError(f"the instance {self._connection.adapter.name!r} is closed")
 
     def check(

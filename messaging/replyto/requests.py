@@ -398,7 +398,7 @@ class OpenRequests:
             ClosedError: the instance is closed, or closing.
         """
         connection = self.connection
-        if connection.endings.is_closing or connection.states.is_closed:
+        if connection.is_closing:
             raise ClosedError(f"the instance {connection.adapter.name!r} is closed")
 
     def reserve(self, key: tuple[str, str], stream: object) -> None:

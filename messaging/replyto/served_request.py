@@ -48,6 +48,9 @@ from messaging.replyto.replies import DeferredReply, Replies
 
 logger = SafeLog(__name__)
 
+#: log lines with several causes
+_TOO_LATE: Final = "%s: a reply on %r came too late: the instance is closed"
+_NOT_TAKEN: Final = "%s: a reply on %r was not taken: %s"
 #: characters of an exception's text that are sent to the requester
 _REASON: Final = 1000
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -191,8 +194,8 @@ class ServedRequest(Work):
 
     def log(self, error: BaseException) -> None:
         """Log the exception of the handler."""
-        if isinstance(error, ClosedError) and self._is_closing:
-            self._log_too_late()
+        if isinstance(error, ClosedError) and self.replies.connection.is_closing:
+            logger.info(_TOO_LATE, self.replies.adapter.name, self.reply_to)
         elif isinstance(error, self.expected):
             logger.info(
                 "%s: the handler of %r answered with an expected error: %s: %s",
@@ -202,17 +205,6 @@ class ServedRequest(Work):
             logger.warning("the handler of %r failed: it passed on %s", self.request.context.channel, error)
         else:
             logger.error("the handler of %r failed", self.request.context.channel, exc_info=error)
-
-    @property
-    def _is_closing(self) -> bool:
-        connection = self.replies.connection
-        return connection.endings.is_closing or connection.state == "closed"
-
-    def _log_too_late(self) -> None:
-        logger.info("%s: a reply on %r came too late: the instance is closed", self.replies.adapter.name, self.reply_to)
-
-    def _log_not_taken(self, error: MessagingError) -> None:
-        logger.warning("%s: a reply on %r was not taken: %s", self.replies.adapter.name, self.reply_to, error)
 
     def requeue(self) -> None:
         """Report to the requester that its request is not handled, or not to its end. On a thread."""
@@ -301,10 +293,10 @@ class ServedRequest(Work):
     def not_taken(self, error: MessagingError) -> None:
         """Log that one of many replies failed with ``error``; the sender calls :meth:`conclude`, which reports it."""
         self._failure = error
-        if self._is_closing:
-            self._log_too_late()
+        if self.replies.connection.is_closing:
+            logger.info(_TOO_LATE, self.replies.adapter.name, self.reply_to)
         else:
-            self._log_not_taken(error)
+            logger.warning(_NOT_TAKEN, self.replies.adapter.name, self.reply_to, error)
 
     def conclude(self) -> None:
         """Finish the request after its handler was stopped, or a reply was not taken; call it again if that failed.
@@ -409,30 +401,28 @@ class ServedRequest(Work):
             if at:
                 self.replies.prefer(self.reply_to or "", routes[at])
             self._finish(_ACCEPT)
-        elif isinstance(error, UnroutableError):
-            if at + 1 < len(routes):
-                self._send_again(message, marker, routes, at + 1)
-            else:
+            return
+        if isinstance(error, _AT_FAULT):
+            self._finish(HandlingVerdict.REFUSE)
+            return
+        if isinstance(error, UnroutableError):
+            at += 1
+            if at == len(routes):
                 logger.debug(
                     "%s: a reply on %r is dropped: no requester is subscribed", self.replies.adapter.name, self.reply_to
                 )
                 self._finish(_ACCEPT)
-        elif isinstance(error, _AT_FAULT):
-            self._finish(HandlingVerdict.REFUSE)
+                return
         else:
-            self._log_not_taken(error)
-            if marker is None or marker.kind != markers.FAULT:
-                self._send_again(*_fault_of(error, self._count), routes, at)
-            else:
+            logger.warning(_NOT_TAKEN, self.replies.adapter.name, self.reply_to, error)
+            if marker is not None and marker.kind == markers.FAULT:
                 self._finish(_ACCEPT)
-
-    def _send_again(
-        self, message: Message | ReplyContent, marker: Marker | None, routes: tuple[ReplyRoute, ...], at: int
-    ) -> None:
+                return
+            message, marker = _fault_of(error, self._count)
         try:
             again = self._send_by(routes[at], message, marker, None, on_loop=True)
-        except MessagingError as error:
-            logger.warning("%s: a reply on %r cannot be sent: %s", self.replies.adapter.name, self.reply_to, error)
+        except MessagingError as failure:
+            logger.warning("%s: a reply on %r cannot be sent: %s", self.replies.adapter.name, self.reply_to, failure)
             self._finish(_ACCEPT)
         else:
             again.listen(lambda: self._sent(again, message, marker, routes, at))

@@ -199,7 +199,7 @@ class ReplyToWhiteboard:
 
     def _bind(self, version: int, wanted: Sequence[RegisteredHandler]) -> None:
         """Bind exactly the handlers that are ``wanted``, unless a later version of the registry is bound."""
-        if version < self._version or self._connection.endings.is_closing or self._connection.state == "closed":
+        if version < self._version or self._connection.is_closing:
             return
         self._version = version
         bound: dict[ServiceReference, Binding] = {}

@@ -191,8 +191,8 @@ OUTBOX = (
         "outbox",
         (
             Edit(
-                "messaging/publishing/durable.py",
-                "publication.expires -= max(0.0, self.journal.ages.age_of(record.offset, record.timestamp))\n",
+                "messaging/publishing/stored.py",
+                "publication.expires -= max(0.0, self._ages.age_of(record.offset, record.timestamp))\n",
                 "pass\n",
             ),
         ),
