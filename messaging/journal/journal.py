@@ -89,6 +89,9 @@ class Journal(JournalView):
         self._is_closed = False
         #: held while the journal is being closed: a second caller waits until it is
         self._closing = threading.Lock()
+        # before the log, which moves damage aside: files of a journal that is refused do not change
+        state = State(Path(folder.path), option=option, key=identity.key)
+        resources.callback(state.close)
         quarantine = Quarantine(folder)
         log = RecordWriter(
             folder,
@@ -99,8 +102,6 @@ class Journal(JournalView):
             sync_closed=options.fsync != "never",
         )
         resources.callback(log.close)
-        state = State(Path(folder.path), option=option, key=identity.key)
-        resources.callback(state.close)
         super().__init__(folder, identity.id, log, state, quarantine)
         log.skip_to(acknowledged_end(state))
         self._cursors = Cursors(log, state, lambda: self._commit.note_room())

@@ -159,6 +159,26 @@ def test_a_database_of_another_journal_is_refused_and_moved_aside(tmp_path: Path
     assert repair(mine) == "journal.json is intact; nothing was changed"
 
 
+@table("harm", ["damage", "unfinished write"])
+def test_damage_is_left_alone_in_a_journal_whose_database_is_that_of_another(tmp_path: Path, harm: str) -> None:
+    mine, other = acknowledged(tmp_path / "mine", 5, 1), acknowledged(tmp_path / "other", 50, 40)
+    shutil.copy(f"{mine}/state.db", tmp_path / "right")
+    shutil.copy(f"{other}/state.db", f"{mine}/state.db")
+    segment = segment_files(mine)[0]
+    if harm == "damage":
+        flip(segment, segment.stat().st_size // 2)
+    else:
+        segment.write_bytes(segment.read_bytes()[:-3])
+    before = contents(mine)
+    with pytest.raises(JournalUnreadableError, match=r"state.db is that of another journal"):
+        Journal.open(mine)
+    assert contents(mine) == before
+    shutil.copy(tmp_path / "right", f"{mine}/state.db")
+    with Journal.open(mine) as journal:
+        assert len(offsets(journal.read())) == 4
+        assert contents(mine) != before
+
+
 def test_a_database_of_an_earlier_version_is_adopted_and_an_older_one_of_the_same_journal_opens(tmp_path: Path) -> None:
     mine = acknowledged(tmp_path / "mine", 5, 1)
     shutil.copy(f"{mine}/state.db", tmp_path / "older")

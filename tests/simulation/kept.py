@@ -20,6 +20,7 @@ KEPT: Final = {
     "gateway/mqtt5/700040": "no stream with retainAsPublished followed one whose subscription was kept",
     "gateway/mqtt5/910008": "a route with another value of retain was never subscribed again",
     "journal/memory/1800035": "a loss of power took back what a repair of a journal had moved aside",
+    "journal/memory/2870015/steps=23/faults=0,2": "damage of a refused journal was a change by its writer",
     "leases/memory/900005": "a renewal counted that was answered before a shorter one was asked for",
     "leases/amqp/2821046": "a renewal that shortens a lease counted for its holder only when it was answered",
     "leases/memory/2840113": "a lease that a batch failed to cancel went on by its manager, and was a failure",

@@ -661,6 +661,8 @@ class JournalAlone(Simulation):
             return sorted(int(path.stem) for path in folder.glob("*.segment"))
 
     def _damage(self, segments: list[int], at: int) -> None:
+        if self._exchanged is not None:  # it is this damage that the refused journal has, and keeps
+            self._exchanged = self._exchanged[0], self.world.disk.copy(FOLDER)
         in_flight = sum(entry.state == "sent" for entry in self.ledger.entries.values())
         end = max(self.ledger.at, default=-1) + 1 + in_flight
         self.ledger.damaged.append((segments[at], segments[at + 1] if at + 1 < len(segments) else end))
