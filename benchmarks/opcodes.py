@@ -1,4 +1,4 @@
-"""Counts the Python instructions that a message takes in this project, by function: exact, and the same on any machine.
+"""Counts the Python instructions of a message, or a typed event, by function: exact, and the same on any machine.
 
 Run as a script in the tree to be measured: ``python benchmarks/opcodes.py ROOT``. It publishes one message after the
 other to ``memory://`` and waits until each is processed and settled. Every instruction in ``messaging`` and
@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
@@ -138,8 +139,38 @@ def measure(root: str) -> dict[str, dict[str, int]]:
             m.request("r", b"1").result(10)
 
         found["request"] = tracer.median(request)
+    found["typed"] = _typed(tracer)
     sys.settrace(None)
     return found
+
+
+@dataclass
+class Reading:
+    """A typed event."""
+
+    room: str
+    celsius: float
+
+
+def _typed(tracer: Tracer) -> dict[str, int]:
+    """Return the instructions of a typed event to one handler."""
+    from messaging.typedevent import TypedEventBus
+
+    arrived = threading.Event()
+
+    def got(_: Reading) -> None:
+        arrived.set()
+
+    with TypedEventBus() as bus:
+        bus.on("plant/a")(got)
+        event = Reading("a", 21.5)
+
+        def deliver(_: int) -> None:
+            arrived.clear()
+            bus.deliver(event, "plant/a")
+            arrived.wait(10)
+
+        return tracer.median(deliver)
 
 
 if __name__ == "__main__":
