@@ -237,6 +237,26 @@ def test_messages_left_in_the_window_are_dropped_with_a_warning_where_they_hold_
         assert len(told) == 1
 
 
+@both_versions
+async def test_a_stream_that_ends_a_kept_subscription_holds_up_the_others_for_a_limited_time(
+    peer: Peer, version: str, long_timers: LongTimers
+) -> None:
+    core = Core(peer.url, receive_maximum=2, **lasting(version))
+    connection, _ = await accept(core, peer, present=False)
+    await subscribed(core, connection, "other", qos="1")
+    _, handle = await subscribed(core, connection, "a", qos="1")
+    core.adapter.detach(handle)
+    sink, handle = await subscribed(core, connection, "a", qos="1")
+    for number in (b"\x01", b"\x02"):
+        properties = b"\0" * core.adapter.settings.v5
+        connection.send(packets.PUBLISH | 1 << 1, packets.text("a") + b"\0" + number + properties + number)
+    await sink.count(2)
+    await unsubscribed(core, connection, handle)
+    long_timers.elapse()
+    assert {await connection.expect(packets.PUBACK) for _ in range(2)} == {b"\0\x01", b"\0\x02"}
+    await farewell(core, connection)
+
+
 # --- kept subscriptions
 
 

@@ -146,6 +146,7 @@ class Router:
         route.streams.remove(stream)
         if route.streams:
             return False
+        route.is_kept = False
         del self._routes[route.filter]
         self._matched.clear()
         self.copies.forget(route)

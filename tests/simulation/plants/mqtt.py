@@ -168,6 +168,14 @@ MQTT = (
         "tests/mqtt/test_ended_streams.py"
         "::test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_stream_of_the_session",
     ),
+    Planted(
+        "messages of a kept subscription that was ended hold up other streams for good",
+        "Drop messages of a kept subscription that has ended as those of others",
+        "mqtt",
+        (Edit("adapters/messaging_adapters/mqtt/router.py", "        route.is_kept = False\n", ""),),
+        "tests/mqtt/test_ended_streams.py"
+        "::test_a_stream_that_ends_a_kept_subscription_holds_up_the_others_for_a_limited_time",
+    ),
     # --- answers
     Planted(
         "messages of a resumed 3.1.1 session are answered out of order",
