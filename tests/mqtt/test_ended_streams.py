@@ -237,6 +237,45 @@ def test_messages_left_in_the_window_are_dropped_with_a_warning_where_they_hold_
         assert len(told) == 1
 
 
+@table("is_shared", [False, True])
+@both_versions
+def test_messages_that_the_broker_had_queued_for_a_closed_stream_wait_for_the_next_one(
+    connect: Connect, version: str, is_shared: bool
+) -> None:
+    """The broker sends them after UNSUBACK, when another stream has emptied the window."""
+    m, other = connect(receive_maximum=20, **lasting(version)), connect()
+    queue = secrets.token_hex(6) if is_shared else None
+    with m.subscribe("a", acknowledge="manual", qos=1) as stays:
+        stays.ready.result(PATIENCE)
+        stream = m.subscribe("b", qos=1, queue=queue)
+        stream.ready.result(PATIENCE)
+        publish(other, "a", [b"fills the window"] * 20, qos=1)
+        publish(other, "b", [b"1", b"2"], qos=1)
+        publish(other, "a", [b"behind them"], qos=1)
+        stream.close().result(PATIENCE)
+        for _ in range(20):
+            stays.receive(PATIENCE).acknowledge()
+        assert receive(stays, 1) == [b"behind them"]
+        with m.subscribe("b", qos=1, queue=queue) as stream:
+            assert receive(stream, 2) == [b"1", b"2"]
+
+
+async def test_messages_that_arrive_for_a_closed_stream_hold_up_the_others_once(long_timers: LongTimers) -> None:
+    settings = {"client_id": "me", "clean_start": False, "session_expiry": 1000, "receive_maximum": 2}
+    async with session(**settings) as (core, _, connection):
+        other, _ = await subscribed(core, connection, "other", qos="1")
+        _, handle = await subscribed(core, connection, "a", qos="1")
+        await unsubscribed(core, connection, handle)
+        connection.deliver("a", b"1", 1, 1)
+        connection.deliver("a", b"2", 2, 1)
+        connection.deliver("other", b"behind them")
+        await other.count(1)
+        long_timers.elapse()
+        assert {await connection.expect(packets.PUBACK) for _ in range(2)} == {b"\0\x01", b"\0\x02"}
+        connection.deliver("a", b"3", 3, 1)
+        assert await connection.expect(packets.PUBACK) == b"\0\x03"
+
+
 @both_versions
 async def test_a_stream_that_ends_a_kept_subscription_holds_up_the_others_for_a_limited_time(
     peer: Peer, version: str, long_timers: LongTimers

@@ -93,7 +93,8 @@ class Leftovers:
     def keep(self, receipt: Receipt) -> bool:
         """Keep a message that has no stream. Return whether a later stream may claim it."""
         router, publish = self._router, receipt.publish
-        streams = router.kept(publish, _claimants([*self.departing, *router.orphans.values()], publish))
+        ended = [*self.departing, *router.orphans.values(), *router.departed]
+        streams = router.kept(publish, _claimants(dict.fromkeys(ended), publish))
         if not streams:
             if self._unclaimed is None:
                 return False
@@ -171,6 +172,7 @@ class Leftovers:
     def _acknowledge(self, tokens: Sequence[CopyToken]) -> None:
         for token in tokens:
             del self._left[token]
+            token.stream.route.detached = None  # what the broker still sends is dropped, too
             token.stream.unsettled[token] = None
             self._answers.settle(token)
 

@@ -162,13 +162,24 @@ class Router:
         """Return whether there is a route, with streams or kept."""
         return topic_filter in self._routes
 
-    def unsubscribed(self, topic_filter: str) -> None:
-        """Note that the broker has no subscription to the filter of removed streams."""
+    def unsubscribed(self, topic_filter: str, last: Stream | None) -> None:
+        """Note that the broker has no subscription to the filter of removed streams.
+
+        Args:
+            topic_filter: of the subscription.
+            last: the last stream, if the messages that still arrive are kept for the next one.
+        """
         former = self._former.get(topic_filter)
         if former is not None:
             former.held.clear()
+            former.detached = last
             if not self._foreign_identifiers:
                 del self._former[topic_filter]
+
+    @property
+    def departed(self) -> list[Stream]:
+        """The last streams of unsubscribed filters for which the broker may still have messages in its queue."""
+        return self._detached([*self._former.values()])
 
     def orphan(self, stream: Stream) -> None:
         """Note that the filter of a removed stream is to be unsubscribed on the next connection."""

@@ -146,6 +146,7 @@ class FilterRoute:
         self.streams: list[Stream] = []
         #: the last stream was detached: the subscription stays at the broker
         self.is_kept = False
+        #: the last stream, while none is open, if the messages that arrive are kept for the next one
         self.detached: Stream | None = None
         self.identifiers: deque[int] = deque()
         self._turn = 0

@@ -101,10 +101,10 @@ class BrokerSubscriptions:
         read, lost = partial(self._unsubscribed, topic_filter), partial(self._router.orphan, stream)
         connection.requests.unsubscribe_soon(topic_filter, read, lost)
 
-    def _unsubscribed(self, topic_filter: str, answer: Answer) -> None:
+    def _unsubscribed(self, topic_filter: str, answer: Answer, last: Stream | None = None) -> None:
         """Process the answer to the UNSUBSCRIBE of removed streams."""
         if answer.code < packets.FAILURE:
-            self._router.unsubscribed(topic_filter)
+            self._router.unsubscribed(topic_filter, last)
 
     async def subscribe(
         self, target: ConnectTarget, spec: SubscriptionSpec, sink: Sink, joint: JointOutlet | None = None
@@ -291,7 +291,7 @@ class BrokerSubscriptions:
             try:
                 # a session that outlives the connection may keep the subscription if the broker has not answered
                 lost = partial(self._router.orphan, stream)
-                read = partial(self._unsubscribed, route.filter)
+                read = partial(self._unsubscribed, route.filter, last=stream)
                 await self._connection.requests.unsubscribe(route.filter, read, lost)
             finally:
                 departing.pop(stream, None)

@@ -169,6 +169,20 @@ MQTT = (
         "::test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_stream_of_the_session",
     ),
     Planted(
+        "messages that the broker had queued for a closed stream are lost to the next one",
+        "Keep queued messages of a closed stream for the session's next one",
+        "mqtt",
+        (
+            Edit(
+                "adapters/messaging_adapters/mqtt/subscriptions.py",
+                "read = partial(self._unsubscribed, route.filter, last=stream)",
+                "read = partial(self._unsubscribed, route.filter)",
+            ),
+        ),
+        "tests/mqtt/test_ended_streams.py"
+        "::test_messages_that_the_broker_had_queued_for_a_closed_stream_wait_for_the_next_one",
+    ),
+    Planted(
         "messages of a kept subscription that was ended hold up other streams for good",
         "Drop messages of a kept subscription that has ended as those of others",
         "mqtt",
