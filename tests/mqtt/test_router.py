@@ -181,23 +181,35 @@ def test_copies_for_filters_of_another_kind_may_come_between_those_that_a_loss_h
 def test_a_restored_copy_for_a_filter_with_no_local_is_for_the_others_too() -> None:
     """It is of another client. What this instance published comes for the filters without noLocal alone."""
 
-    def resumed(no_local: int) -> Copies:
+    def resumed(*no_local: int, count: int = 3) -> Copies:
         copies = Copies()
         copies.reconnect()
-        for number, pattern in enumerate(("a/b", "a/+", "#")):
-            copies.streams.append(add(copies.router, pattern, qos=2, no_local=number == no_local))
+        for number, pattern in enumerate(("a/b", "a/+", "a/#", "#")[:count]):
+            copies.streams.append(add(copies.router, pattern, qos=2, no_local=number in no_local))
         copies.identifiers = [copies.router.identify(each) for each in copies.streams]
         return copies
 
-    copies = resumed(no_local=0)
+    copies = resumed(0)
     assert copies.copy(0, 1) == ALL  # the only copy
     assert [copies.copy(number, 3 + number, b"2") for number in ALL] == [ALL, [], []]  # one of three
     assert [copies.copy(number, 5 + number, b"own") for number in (1, 2)] == [[1, 2], []]
     copies.router.detach(copies.streams[2])
     assert copies.router.kept_beside(message("a/b", copies.identifiers[0])) == [copies.streams[2]]
-    copies = resumed(no_local=1)
+    copies = resumed(1)
     assert [copies.copy(number, 1 + number) for number in ALL] == [[0, 2], [1], []]
     assert [copies.copy(number, 5 + number, b"own") for number in (0, 2)] == [[0, 2], []]
+    copies = resumed(0, 3, count=4)
+    assert [copies.copy(number, 1 + number) for number in range(4)] == [[*ALL, 3], [], [], []]
+    copies = resumed(0, 2)
+    assert [copies.copy(number, 1 + number) for number in ALL] == [ALL, [], []]
+    copies = resumed(0, 1)
+    assert [copies.copy(number, 1 + number) for number in ALL] == [ALL, [], []]
+    assert [copies.copy(number, 4 + number) for number in ALL] == [ALL, [], []]  # an equal message
+    assert copies.copy(0, 7) == ALL
+    copies.reconnect()
+    assert (copies.copy(1, 8), copies.copy(2, 9)) == ([], [])
+    assert copies.copy(0, 11) == ALL  # the only copy
+    assert copies.copy(2, 14) == [2]  # an equal message of this instance
     copies.router.detach(copies.streams[2])
     assert copies.router.kept_beside(message("a/b", copies.identifiers[1])) == []
 

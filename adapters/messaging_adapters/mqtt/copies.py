@@ -111,15 +111,20 @@ class MessageCopies:
         """
         same = alike(route, routes)
         content = _content(publish)
-        is_next = last is not None and last.is_followed_by(publish.id, content)
-        if route not in same or len(same) == 1:
-            if last is not None and is_next:  # between the copies for the others
+        is_alone = route not in same or len(same) == 1
+        served: Sequence[FilterRoute] = same if self.is_resumed else ()
+        if last is not None and last.is_followed_by(publish.id, content):
+            if last.is_before(route):
+                served = last.served
+                # a copy for a filter with noLocal served also those that get a copy of their own from this instance
+                if route in served if is_alone else last.is_parted:
+                    self.last = last._replace(packet_id=publish.id, route=route)
+                    return COVERED if route in served else route.receivers()
+            if is_alone:  # between the copies for the others
                 self.last = last._replace(packet_id=publish.id)
+        if is_alone:
             return route.receivers()
-        if last is not None and is_next and last.is_parted and last.is_before(route):
-            self.last = last._replace(packet_id=publish.id, route=route)
-            return COVERED if route in last.served else route.receivers()
-        self.last = _LastCopy(publish.id, content, route, same if self.is_resumed else ())
+        self.last = _LastCopy(publish.id, content, route, served)
         if not self.is_resumed:
             return route.receivers()
         if self._is_further(content, route, same):

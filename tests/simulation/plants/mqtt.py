@@ -183,6 +183,19 @@ MQTT = (
         "::test_messages_that_the_broker_had_queued_for_a_closed_stream_wait_for_the_next_one",
     ),
     Planted(
+        "a copy behind one for a filter with noLocal comes a second time in a resumed session",
+        "Drop further copies of messages that came for a filter with noLocal",
+        "mqtt",
+        (
+            Edit(
+                "adapters/messaging_adapters/mqtt/copies.py",
+                "if route in served if is_alone else last.is_parted:",
+                "if last.is_parted and not is_alone:",
+            ),
+        ),
+        "tests/mqtt/test_router.py::test_a_restored_copy_for_a_filter_with_no_local_is_for_the_others_too",
+    ),
+    Planted(
         "messages of a kept subscription that was ended hold up other streams for good",
         "Drop messages of a kept subscription that has ended as those of others",
         "mqtt",
