@@ -353,11 +353,21 @@ async def test_messages_of_a_resumed_session_wait_for_the_streams_that_subscribe
         await farewell(core, connection)
 
 
-@table("as_published, expected", [(True, [b"1", b"2"]), (False, [b"2"])])
+@table(
+    "options, expected",
+    {
+        "of the publisher": ({"retain_as_published": True}, [b"1", b"2"]),
+        "of a replay": ({}, [b"2"]),
+        "of a replay, or of an earlier process's subscription": ({"packet_id": True}, [b"1", b"2"]),
+    },
+)
 async def test_a_retained_flag_of_a_resumed_session_tells_a_replay_only_without_retain_as_published(
-    *, as_published: bool, expected: list[bytes]
+    options: dict[str, bool], expected: list[bytes]
 ) -> None:
-    """With it the flag is that of the publisher: the message may be a new one, which no subscription brings again."""
+    """With it the flag is that of the publisher: the message may be a new one, which no subscription brings again.
+
+    A stream with packet identifiers recognises a message that comes twice, and may follow one with other options.
+    """
     async with Peer() as peer:
         core = Core(peer.url, **PERSISTENT)
         opening = asyncio.create_task(core.open())
@@ -366,8 +376,8 @@ async def test_a_retained_flag_of_a_resumed_session_tells_a_replay_only_without_
         connection.deliver("a", b"1", 1, 1, packets.DUP | 1)
         connection.deliver("a", b"2", 2, 1, packets.DUP)
         await opening
-        subscribing = asyncio.create_task(core.subscribe("a", qos="1", retain_as_published=as_published))
-        if not as_published:
+        subscribing = asyncio.create_task(core.subscribe("a", qos="1", **options))
+        if not options:
             assert await connection.packet() == (packets.PUBACK, b"\x00\x01")
         await connection.suback()
         sink, _ = await subscribing

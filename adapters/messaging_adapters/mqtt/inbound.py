@@ -203,7 +203,10 @@ class Inbound:
         return next((stream for stream in found if stream is not None), None)
 
     def _deliver_unclaimed(self, stream: Stream, matches: Callable[[str], bool]) -> None:
-        for receipt in self.leftovers.claim_unclaimed(matches, passes_flags=stream.route.passes_flags):
+        # an earlier process may have subscribed with retainAsPublished, which MQTT 3.1.1 does not have; a stream that
+        # is told packet ids recognises a retained message that it gets once more
+        passes_flags = stream.route.passes_flags or (stream.tells_id and self._v5)
+        for receipt in self.leftovers.claim_unclaimed(matches, passes_flags=passes_flags):
             decoded = self._codec.decode(receipt.publish)
             if decoded is None:
                 self.answers.settled(receipt)

@@ -219,6 +219,21 @@ GATEWAY = (
         ),
         "tests/gateway/test_ranges.py::test_messages_that_are_put_back_return_to_their_ranges",
     ),
+    # --- subscribing
+    Planted(
+        "messages with the retained flag are lost when a gateway ends before it has made a changed subscription",
+        "Give retained messages of a session to streams that know packet ids",
+        "gateway",
+        (
+            Edit(
+                "adapters/messaging_adapters/mqtt/inbound.py",
+                "passes_flags = stream.route.passes_flags or (stream.tells_id and self._v5)",
+                "passes_flags = stream.route.passes_flags",
+            ),
+        ),
+        "tests/mqtt/test_session.py"
+        "::test_a_retained_flag_of_a_resumed_session_tells_a_replay_only_without_retain_as_published",
+    ),
     # --- publishing
     Planted(
         "a route of messages that are limited in rate stops when a timer fires early",
