@@ -9,6 +9,8 @@ KEPT: Final = {
     "messages/mqtt311/60": "the same, on MQTT 3.1.1",
     "durable/amqp/108": "a subscription that was refused, and never closed, kept the files of its inbox open",
     "sharing/memory/100072": "messages that the broker redelivers were dead letters: a loss was not told yet",
+    "sharing/mqtt311/2960015": "a dead letter of a rejection behind the loss of its connection was a failure",
+    "sharing/mqtt311/2860048/steps=21,48,50/faults=0,2/world=1": "messages of a queue behind UNSUBACK were lost",
     "requests/mqtt311/1082": "messages that a session resumed twice held for no stream filled the window for ever",
     "requests/mqtt311/900130/steps=20,27/faults=": "unanswered requests kept from a handler the replies it waited for",
     "requests/amqp/2800081": "a reply whose channel the broker closed, and closed again, was a failure",

@@ -52,7 +52,7 @@ class Delivery:
         member: name of the role.
         life: of the member, and the number of its subscription in it.
         at: when it had the message.
-        verdict: "", "acknowledged", "rejected", or "refused": the verdict came too late.
+        verdict: "", "acknowledged", "rejected", or, where the verdict came too late, "refused" or "rejected too late".
         settled: when.
     """
 
@@ -228,6 +228,14 @@ class Ledger:
     def rejections(self, group: str, message: str) -> int:
         """Return how often a message was rejected."""
         return sum(each.verdict == "rejected" for each in self.deliveries.get((group, message), ()))
+
+    def is_rejected_too_late(self, message: str) -> bool:
+        """Return whether a rejection of a message was refused: its connection was lost, or its stream had closed."""
+        return any(
+            each.verdict == "rejected too late"
+            for group in self._simulation.groups
+            for each in self.deliveries.get((group, message), ())
+        )
 
     # --- at rest
 

@@ -167,6 +167,10 @@ class Letters(Client):
             return
         if reason == "closed" or is_malformed:
             return
+        # of a lost connection: "The others stay, because private queues die with their connection. They go to the
+        # dead-letter channel when they are rejected" (``docs/guarantees.md``), although the verdict is refused
+        if not simulation.plan.options["has_session"] and ledger.is_rejected_too_late(name):
+            return
         seen = max(ledger.rejections(group, name) for group in simulation.groups)
         least = (
             1
@@ -313,7 +317,8 @@ class Worker(Client):
         verdict = "rejected" if self._is_bad(name) else "acknowledged"
         delivery.verdict = verdict  # it may come again before this thread goes on
         found = message.reject() if verdict == "rejected" else message.acknowledge()
-        self._settled(name, delivery, verdict if found else "refused")
+        too_late = "rejected too late" if verdict == "rejected" else "refused"
+        self._settled(name, delivery, verdict if found else too_late)
         if not found and not self.simulation.ledger.has_trouble(self.group, self.simulation.ledger.more[name].at):
             self.simulation.broken(f"the verdict of {self.name} on {name} is refused, although nothing was lost")
 
