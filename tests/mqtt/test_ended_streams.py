@@ -37,6 +37,46 @@ async def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_str
         assert await connection.expect(packets.PUBACK) == b"\0\x07"
 
 
+@table("names_filter", [True, False])
+async def test_a_message_assigned_to_a_member_of_a_queue_that_has_left_waits_for_its_next_stream(
+    *, names_filter: bool
+) -> None:
+    """A broker may send what it had queued for the member. Acknowledged, it would be lost to the queue."""
+    async with session(client_id="me", clean_start=False, session_expiry=1000) as (core, _, connection):
+        other, _ = await subscribed(core, connection, "b")
+        subscribing = asyncio.create_task(core.subscribe("a", qos="1", queue="q"))
+        subscribe = await connection.suback()
+        properties = subscribe[2 : 3 + subscribe[2]] if names_filter else b"\0"  # the identifier of the subscription
+        await unsubscribed(core, connection, (await subscribing)[1])
+        connection.send(packets.PUBLISH | 2, packets.text("a") + b"\0\x07" + properties + b"late")
+        connection.deliver("b", b"behind it")
+        await other.count(1)
+        sink, _ = await subscribed(core, connection, "a", qos="1", queue="q")  # no PUBACK before SUBSCRIBE
+        await sink.count(1)
+        assert sink.payloads == [b"late"]
+        core.acknowledge(*sink.arrived)
+        assert await connection.expect(packets.PUBACK) == b"\0\x07"
+
+
+async def test_messages_of_queues_that_were_left_hold_up_other_streams_once(
+    long_timers: LongTimers, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with session(client_id="me", clean_start=False, session_expiry=1000, receive_maximum=2) as opened:
+        core, _, connection = opened
+        other, _ = await subscribed(core, connection, "b", qos="1")
+        _, handle = await subscribed(core, connection, "a", qos="1", queue="q")
+        await unsubscribed(core, connection, handle)
+        for number in (1, 2):
+            connection.deliver("a", b"late", number, 1)
+        connection.deliver("b", b"behind them")
+        await other.count(1)
+        long_timers.elapse()
+        assert {await connection.expect(packets.PUBACK) for _ in range(2)} == {b"\0\x01", b"\0\x02"}
+        assert "fill the window of 2 messages: 2 are acknowledged" in caplog.text
+        connection.deliver("a", b"later", 3, 1)
+        assert await connection.expect(packets.PUBACK) == b"\0\x03"
+
+
 @table(
     "queue, end",
     {

@@ -246,7 +246,7 @@ class BrokerSubscriptions:
 
         def read(answer: Answer) -> None:
             part()
-            self._unsubscribed(stream.route.filter, answer)
+            self._unsubscribed(stream.route.filter, answer, stream)
 
         if len(stream.route.streams) > 1:
             part()
