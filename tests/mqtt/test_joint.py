@@ -81,6 +81,22 @@ async def test_the_taker_changes_with_the_answer_to_unsubscribe(separate: bool) 
         await core.adapter.part(joint, "a/#")  # without effect: it is not joined
 
 
+async def test_what_the_broker_had_for_a_channel_that_was_parted_waits_for_the_next_join() -> None:
+    async with session(client_id="me", clean_start=False, session_expiry=1000) as (core, _, connection):
+        sink, joint = await joined(core, connection, "a", "b", qos="1", queue="q")
+        await parted(core, connection, joint, "a")
+        connection.deliver("a", b"late", 7, 1)
+        connection.deliver("b", b"behind it", 8, 1)
+        await sink.count(1)
+        joining = asyncio.create_task(core.adapter.join(core.spec("a", qos="1", queue="q"), sink, joint))
+        await connection.suback()  # no PUBACK before SUBSCRIBE
+        await joining
+        await sink.count(2)
+        assert sink.payloads == [b"behind it", b"late"]
+        core.acknowledge(*sink.arrived)
+        assert {await connection.expect(packets.PUBACK) for _ in range(2)} == {b"\0\x07", b"\0\x08"}
+
+
 async def test_a_refused_channel_takes_nothing_from_one_that_matches_too() -> None:
     """The broker refuses the wider pattern, which was asked for first, and sends a message right after the answers."""
     async with session() as (core, _, connection):
