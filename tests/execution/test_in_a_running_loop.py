@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import messaging
 from messaging import DeadlineError, Messaging, WouldBlockError
+from messaging.execution import engine
 from messaging.testing.waiting import PATIENCE, eventually
 from tests.doubles.fake import FakeBroker
 from tests.doubles.fixtures import Connect
@@ -60,22 +62,26 @@ def test_iterating_a_stream_is_refused(connect: Connect) -> None:
 
 def test_with_warns_that_its_block_begins_too_early() -> None:
     async def main() -> None:
-        m = messaging.connect("memory://loop")
-        entered(m)
-        m = await messaging.connect("memory://loop")
-        entered(m.subscribe("a"))
-        entered(m.on("a", print))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            stream = m.subscribe("a")
-            await stream.ready
-            with stream, m:
-                pass
-        await m.aclose()
+        entered(lambda: messaging.connect("memory://loop"))
+        async with messaging.connect("memory://loop") as m:
+            entered(lambda: m.subscribe("a"))
+            entered(lambda: m.on("a", print))
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                stream = m.subscribe("a")
+                await stream.ready
+                with stream, m:
+                    pass
 
-    def entered(context: Any) -> None:
-        with pytest.warns(RuntimeWarning, match="async with"):
-            context.__enter__()
+    def entered(make: Callable[[], Any]) -> None:
+        go_on = threading.Event()
+        engine().call(go_on.wait, PATIENCE)  # its loop: nothing is ready before the block begins
+        try:
+            context = make()
+            with pytest.warns(RuntimeWarning, match="async with"):
+                context.__enter__()
+        finally:
+            go_on.set()
         context.__exit__(None, None, None)
 
     asyncio.run(main())
