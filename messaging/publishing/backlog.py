@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import ref
 
@@ -39,6 +40,7 @@ class Unpublishable(NamedTuple):
     payload: bytes
     record: Record
     error: MessagingError
+    deadline: float = inf
 
 
 class Backlog:
@@ -115,37 +117,50 @@ class Backlog:
         self._on_loaded()
 
 
-#: smallest number of deadlines of which those of other publications are removed
+#: smallest number of publications of which the dropped ones are removed
 _LEAST_SWEPT: Final = 1024
+#: a deadline that is earlier than one before it by less counts as later, seconds: those of several threads mix
+_SLACK: Final = 0.1
 
 
 class Spilled:
     """Publications by offset, held weakly: a promise that the application dropped takes no memory. On the loop.
 
-    Publications are added in the order of their offsets. The deadlines of dropped and removed publications are removed
-    when the number of deadlines has doubled. A ``WeakValueDictionary`` would run Python code when each of them is
-    added, dropped and removed.
+    Publications are added in the order of their offsets, and mostly in that of their deadlines. Only those with an
+    earlier deadline than one before them are entered into a heap.
+
+    Dropped publications are removed when the number has doubled. A ``WeakValueDictionary`` would run Python code when
+    each of them is added, dropped and removed.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, ref[StoredPublication]] = {}
-        #: a heap of deadlines with their offsets, and the number at which it is swept
-        self._deadlines: list[tuple[float, int]] = []
+        #: the number at which dropped publications are removed
         self._sweep_at = _LEAST_SWEPT
+        #: the latest deadline, and a heap of the deadlines before it with their offsets
+        self._latest = 0.0
+        self._early: list[tuple[float, int]] = []
 
     def add(self, publication: StoredPublication) -> None:
         """Add the publication of a message whose payload is released, unless it has its outcome."""
         if publication.done():
             return
-        if len(self._deadlines) >= self._sweep_at:
+        known, offset, deadline = self._known, publication.offset, publication.deadline
+        if not known:
+            self._latest = 0.0
+            self._early.clear()
+        elif len(known) >= self._sweep_at:
             self._sweep()
-        self._known[publication.offset] = ref(publication)
-        heappush(self._deadlines, (publication.deadline, publication.offset))
+        self._known[offset] = ref(publication)
+        if deadline < self._latest - _SLACK:
+            heappush(self._early, (deadline, offset))
+        elif deadline > self._latest:
+            self._latest = deadline
 
     def _sweep(self) -> None:
         self._known = {offset: each for offset, each in self._known.items() if each() is not None}
-        self._deadlines = [each for each in self._deadlines if each[1] in self._known]
-        heapify(self._deadlines)
+        self._early = [each for each in self._early if each[1] in self._known]
+        heapify(self._early)
         self._sweep_at = max(_LEAST_SWEPT, 2 * len(self._known))
 
     def pop(self, offset: int) -> StoredPublication | None:
@@ -161,16 +176,26 @@ class Spilled:
     def __len__(self) -> int:
         return len(self._known)
 
+    def _is_held(self, offset: int) -> bool:
+        found = self._known.get(offset)
+        return found is not None and found() is not None
+
     def pass_deadlines(self, now: float) -> float | None:
-        """Fail the promises whose deadline has passed; return the seconds until the next one."""
-        while self._deadlines:
-            deadline, offset = self._deadlines[0]
-            found = self._known.get(offset)
-            publication = None if found is None else found()
-            if publication is not None and deadline > now:
-                return deadline - now
-            heappop(self._deadlines)
-            self._known.pop(offset, None)
+        """Fail the promises whose deadline has passed; return the seconds until the next one, about."""
+        passed: list[int] = []
+        while self._early and (self._early[0][0] <= now or not self._is_held(self._early[0][1])):
+            passed.append(heappop(self._early)[1])
+        following: float | None = None
+        for offset, each in self._known.items():
+            publication = each()
+            if publication is not None and publication.deadline > now:
+                following = publication.deadline
+                break
+            passed.append(offset)
+        for offset in passed:
+            publication = self.pop(offset)
             if publication is not None:
                 publication.pass_deadline()
-        return None
+        if following is None:
+            return None
+        return min(following, self._early[0][0] if self._early else inf) - now

@@ -264,11 +264,14 @@ class DurableOutbox(Outbox):
         """See ``Outbox``; of the messages that are not handed over, the promises fail."""
         found = super()._expire(now)
         times = [] if found is None else [found]
-        for each in self._queue.ready:
-            if isinstance(each, StoredPublication):
-                if each.deadline <= now:
-                    each.pass_deadline()
-                times.append(each.deadline - now)
+        ready = self._queue.ready
+        if ready:
+            earliest = min([each.deadline for each in ready])
+            if earliest <= now:
+                for each in ready:
+                    if isinstance(each, StoredPublication) and each.deadline <= now:
+                        each.pass_deadline()
+            times.append(max(earliest - now, 0.0))
         left = self._spilled.pass_deadlines(now)
         if left is not None:
             times.append(left)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from messaging.environment import forks
 from messaging.errors import ClosedError, MessagingError, OutboxFullError, OutcomeUnknownError
-from messaging.execution import Engine, Promise
+from messaging.execution import PENDING, Engine, Promise, clock
 from messaging.journal import Journal, Record, RecordTemplate
 from messaging.model import Features, MessageContext, PublishPlan, stored_properties
 from messaging.publishing.publication import Publications, SpecialPublication
@@ -74,7 +74,25 @@ class StoredPublication(SpecialPublication):
     count = 1
 
     def __init__(self, intake: DiskIntake, payload: bytes, plan: PublishPlan, deadline: float) -> None:
-        super().__init__(intake.outbox, payload, plan, deadline)
+        # spelled out, as in Publication
+        self._value = PENDING
+        self._error = None
+        self._listeners = None
+        self.was_retrieved = False
+        self.outbox = intake.outbox
+        self.payload = payload
+        self.plan = plan
+        self.correlation_id = plan.correlation_id
+        self.deadline = deadline
+        self.sequence = 0
+        self.settled = False
+        self.was_sent = False
+        self.is_waiting = True
+        options = plan.options
+        self.own_id = options.message_id
+        self.may_expire = options.time_to_live is not None
+        if options.time_to_live is not None:
+            self.expires = clock.monotonic() + options.time_to_live
         self.intake = intake
         #: whether it counts as on its way to the disk
         self.is_arriving = True

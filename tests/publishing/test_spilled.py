@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any, cast
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from messaging.publishing.backlog import Spilled
@@ -45,6 +45,8 @@ STEPS = st.lists(
 )
 
 
+@example([("add", 60), ("add", 5), ("pop", 1), ("pass", 1)])
+@example([("add", 60), ("add", 5), ("drop", 1), ("pass", 9), ("pass", 1)])
 @given(STEPS)
 def test_promises_are_found_until_they_are_dropped_popped_or_due(steps: list[tuple[str, int]]) -> None:
     spilled = Spilled()
