@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 #: faults of the AMQP broker after which a queue of one connection may be gone, although the connection is not
 CHANNEL_FAULTS: Final = ("close_channel", "cancel_consumer", "internal_error", "force_close")
+#: faults by which only the client loses its connection. docs/faults.md: "RabbitMQ holds the unsettled messages of the
+#: old consumer until it notices, too … those messages come after newer ones"
+HALF_LOSSES: Final = frozenset({"black_hole", "stall"})
 
 
 def draw_faults(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.simulation.fault_plans import CHANNEL_FAULTS, draw_faults
+from tests.simulation.fault_plans import CHANNEL_FAULTS, HALF_LOSSES, draw_faults
 from tests.simulation.plans import Fault, Plan, Step
 from tests.simulation.services.durable_ledger import FOREVER, Ledger
 from tests.simulation.services.durable_roles import DurableConsumer, DurablePublisher
@@ -251,7 +251,7 @@ class Durable(Simulation):
             "has_own_ids": protocol in ("memory", "mqtt311") or random.random() < 0.3,
             "has_letter_outbox": random.random() < 0.5,
             "may_forget": bool({"reopen_stream", "reopen"} & done) or cls._ends_streams(faults),
-            "may_reorder": cls._may_reorder(faults, done),
+            "may_reorder": cls._may_reorder(faults, done, is_amqp=is_amqp),
         }
         return Plan(options, tuple(steps), tuple(faults))
 
@@ -261,13 +261,14 @@ class Durable(Simulation):
         return any(fault.name == "broker" and set(CHANNEL_FAULTS) & set(fault.arguments) for fault in faults)
 
     @staticmethod
-    def _may_reorder(faults: list[Fault], done: set[str]) -> bool:
+    def _may_reorder(faults: list[Fault], done: set[str], *, is_amqp: bool) -> bool:
         """Return whether first deliveries may come out of order, which the death of a publisher does not cause."""
         if {"fail", "reopen_stream", "reopen"} & done:
             return True
         return any(
             fault.name in ("broker", "restart_broker")
             or (fault.name == "kill" and fault.arguments["role"] == "consumer-1")
+            or (is_amqp and fault.name in HALF_LOSSES and fault.arguments["role"] in (None, "consumer-1"))
             for fault in faults
         )
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from messaging import MessagingError
 from messaging.execution import clock
+from tests.simulation.fault_plans import HALF_LOSSES
 from tests.simulation.plans import Fault, Plan, Step
 from tests.simulation.services.watching import Watched, Watching
 from tests.simulation.simulation import AMQP_FAULTS, MQTT_FAULTS, Keeper, Simulation, scheduling, span
@@ -483,7 +484,9 @@ class Messages(Simulation):
             "subscribe": subscribe,
             "is_durable": random.random() < 0.3,
             "may_reorder": bool(
-                {"kill", "broker", "restart_broker"} & names or {"fail", "reopen_stream", "reopen"} & done
+                {"kill", "broker", "restart_broker"} & names
+                or {"fail", "reopen_stream", "reopen"} & done
+                or (protocol == "amqp" and HALF_LOSSES & names)
             ),
             "may_repeat": bool({"reopen_stream", "reopen", "fail"} & done),
             "intercept": {"refused": random.choice((0, 0, 3, 20))} if random.random() < 0.25 else None,
