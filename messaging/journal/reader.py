@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from itertools import islice
 from math import inf
 from operator import attrgetter
@@ -57,7 +58,7 @@ class RecordReader:
         self.offset = offset
         #: offset of the next record to read from the disk, behind the records that are ready
         self._next = offset
-        self._ready: list[Record] = []
+        self._ready: deque[Record] = deque()
         #: the segment that is read, and the bytes of it that are done with
         self._segment = -1
         self._position = 0
@@ -101,7 +102,8 @@ class RecordReader:
                     break
                 taken.append(record)
             if len(taken) > before:
-                del self._ready[: len(taken) - before]
+                for _ in range(len(taken) - before):
+                    self._ready.popleft()
                 self.offset = taken[-1].offset + 1
             if record.offset >= until:
                 self.offset = max(self.offset, int(until))  # damage before it is passed
