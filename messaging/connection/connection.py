@@ -100,6 +100,11 @@ class Connection:
         """Whether the instance is being closed, or is closed."""
         return self.endings.is_closing or self.states.is_closed
 
+    def refuse_closed(self) -> None:
+        """Raise ``ClosedError`` if the instance is being closed, or is closed. From any thread."""
+        if self.is_closing:
+            raise ClosedError(f"the instance {self.adapter.name!r} is closed")
+
     @property
     def label(self) -> str:
         """The connection as log lines name it, with its host: see ``BrokerUrl.label``."""

@@ -131,8 +131,7 @@ class Queues:
         if Features.QUEUE_ADMINISTRATION not in connection.adapter.capabilities.features:
             raise connection.adapter.capabilities.lacks(Features.QUEUE_ADMINISTRATION)
         check_queue(name)
-        if connection.is_closing:
-            raise ClosedError(f"the instance {connection.adapter.name!r} is closed")
+        connection.refuse_closed()
 
     def _request(self, what: str, ask: Callable[[AdministersQueues], Coroutine[Any, Any, T]]) -> Promise[T]:
         connection = self._connection

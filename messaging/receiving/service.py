@@ -11,7 +11,6 @@ from messaging.connection import Connection
 from messaging.environment.signals import on_failure
 from messaging.errors import (
     ArgumentError,
-    ClosedError,
     InvalidChannelError,
     InvalidExtensionError,
 )
@@ -115,7 +114,7 @@ class MessageSubscription:
         elif on_invalid not in get_args(OnInvalid):
             raise ArgumentError(f"on_invalid must be one of {', '.join(map(repr, get_args(OnInvalid)))}")
         self._check_dead_letters(spec, on_invalid)
-        self._refuse_closed()
+        self._connection.refuse_closed()
         consumption = Consumption(model, on_invalid, direct, keep_subscription)
 
         def open_subscription() -> Subscription:
@@ -183,7 +182,7 @@ class MessageSubscription:
         if on_invalid is not None and on_invalid not in ON_INVALID:
             raise ArgumentError(f"on_invalid must be 'skip' or 'dead_letter', not {on_invalid!r}")
         self._check_dead_letters(spec, on_invalid)
-        self._refuse_closed()
+        self._connection.refuse_closed()
         subscription = self._subscription(spec, Consumption(is_kept=keep_subscription))
         consumer = MessageConsumer(self._connection, subscription, handler, concurrency, on_invalid, self._interceptors)
         registration = HandlerRegistration(self._connection, consumer, handler)
@@ -212,10 +211,6 @@ class MessageSubscription:
             raise ArgumentError(
                 "on_invalid='dead_letter' needs a dead-letter channel: set the extension deadLetterChannel"
             )
-
-    def _refuse_closed(self) -> None:
-        if self._connection.is_closing:
-            raise ClosedError(f"the instance {self._connection.adapter.name!r} is closed")
 
     def check(
         self, channel: str, extensions: Mapping[str, Any], channel_extension: str | None = None
@@ -266,7 +261,7 @@ class MessageSubscription:
         if not callable(take):
             raise ArgumentError(f"take must be callable, not {type(take).__name__}")
         spec = check(_ANY)
-        self._refuse_closed()
+        self._connection.refuse_closed()
         joint = JointSubscription(self._connection, spec, check, take)
         joint.start()
         return joint

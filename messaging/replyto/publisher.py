@@ -276,7 +276,7 @@ class ReplyToManyPublisher:
             request_message, reply_to_context, f"{REPLY_CHANNELS}/{secrets.token_hex(16)}"
         )
         connection, adapter = requests.connection, requests.connection.adapter
-        requests.refuse_closed()
+        connection.refuse_closed()
         wanted = {**requested(context, adapter.capabilities)}
         wanted.pop(Features.EXTENSION_QOS, None)
         if adapter.capabilities.acknowledging_qos is not None:

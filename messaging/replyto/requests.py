@@ -345,7 +345,7 @@ class OpenRequests:
             TooManyRequestsError, ClosedError, OutboxFullError: it was not sent.
             ArgumentError: a request with this correlation id waits on this reply channel.
         """
-        self.refuse_closed()
+        self.connection.refuse_closed()
         message, correlation_id, is_given, individual = plan
         if correlation_id is None:
             correlation_id = new_correlation_id()
@@ -381,7 +381,7 @@ class OpenRequests:
                 self.connection.engine.call(self._start_given, request)
             else:
                 while not self._start(request, self.own_inbox()):
-                    self.refuse_closed()
+                    self.connection.refuse_closed()
         except BaseException:
             if self.open.pop(request, False):  # otherwise it was settled meanwhile, and removed
                 self._remove(request)
@@ -390,16 +390,6 @@ class OpenRequests:
                 self.connection.engine.call(self._end_unused, request)
             raise
         return request
-
-    def refuse_closed(self) -> None:
-        """Refuse requests of a closed instance. From any thread.
-
-        Raises:
-            ClosedError: the instance is closed, or closing.
-        """
-        connection = self.connection
-        if connection.is_closing:
-            raise ClosedError(f"the instance {connection.adapter.name!r} is closed")
 
     def reserve(self, key: tuple[str, str], stream: object) -> None:
         """Await the replies with a correlation id on a reply channel, for a stream alone.
