@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from messaging.codecs.cache import BoundedCache
+from messaging.environment.signals import on_failure
 from messaging.errors import ArgumentError, ClosedError, JournalFullError, MessagingError
 from messaging.errors.text import SafeLog
 from messaging.execution import Waiters, clock, engine
@@ -74,16 +75,17 @@ class Buffer:
             lock_timeout=5.0,
             option="data",
         )
-        self.queue: DurableQueue[StoredMessage] = DurableQueue(
-            f"route '{name}'",
-            self.journal,
-            CURSOR,
-            self._restored,
-            max_messages=MEMORY_MESSAGES,
-            max_bytes=MEMORY_BYTES,
-            on_recorded=wake,
-            newest_first=settings.order == "newest_first",
-        )
+        with on_failure(self.journal.close):  # a disk that is full takes no position
+            self.queue: DurableQueue[StoredMessage] = DurableQueue(
+                f"route '{name}'",
+                self.journal,
+                CURSOR,
+                self._restored,
+                max_messages=MEMORY_MESSAGES,
+                max_bytes=MEMORY_BYTES,
+                on_recorded=wake,
+                newest_first=settings.order == "newest_first",
+            )
         self._max_age = settings.max_age
         self._lock = threading.Lock()  # guards the following three
         #: messages that wait for the disk
@@ -104,14 +106,24 @@ class Buffer:
 
     # --- storing
 
-    def store(self, stored: StoredMessage) -> None:
-        """Store a message. From any thread. Raises ``ClosedError``, ``JournalError``."""
+    def store(self, stored: StoredMessage, unless: Callable[[], object] | None = None) -> None:
+        """Store a message, unless its source was left meanwhile. From any thread.
+
+        Args:
+            stored: the message.
+            unless: returns whether its source was left. From then on :meth:`wait_stored` need not wait for it.
+
+        Raises:
+            ClosedError, JournalError: it is not stored.
+        """
         with self._lock:
             self.storing += 1
         if stored.keys:
             self.recognition.begin(stored)
         stored.on_outcome = self._note_outcome
         try:
+            if unless is not None and unless():  # asked while it counts as being stored
+                raise ClosedError(f"route '{self._name}': its source was left")
             self.journal.put(stored)
         except MessagingError:
             self._end(stored)

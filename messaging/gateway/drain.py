@@ -240,6 +240,8 @@ class Drain:
         #: whether the target can be reached again
         self._is_target_back = False
         self._is_stopped = False
+        #: whether the target's instance is closed, and publishing waits for another target
+        self._is_held = False
         self._serial = Serial(self._work, self._has_work)
 
     # --- any thread
@@ -326,6 +328,7 @@ class Drain:
         self._target, self.priority = target, settings.priority
         self._window = settings.buffer.in_flight
         self._bucket = TokenBucket.of(settings.rate)
+        self._is_held = False
 
     def _settle(self) -> None:
         """Remove the messages that the target has confirmed from the buffer, and collect the failed ones."""
@@ -364,7 +367,8 @@ class Drain:
             return
         self.retried += len(again)
         self._queue.put_back(again)
-        if self._is_stopped or isinstance(reason, ClosedError):
+        self._is_held = isinstance(reason, ClosedError)
+        if self._is_stopped or self._is_held:
             return
         if self._delays is None:
             self._delays = Backoff(_SHORTEST_PAUSE, _LONGEST_PAUSE)
@@ -423,7 +427,7 @@ class Drain:
 
         0: its window is full; -1: it has nothing to publish, or must not.
         """
-        if self._is_stopped or self._failed or self._changes or not self._queue.has_next:
+        if self._is_stopped or self._is_held or self._failed or self._changes or not self._queue.has_next:
             return -1
         if not self._target.messaging.connection_state.value.is_up:
             return -1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Self
 
 from messaging.connection import ConnectionState
@@ -114,7 +114,7 @@ class Gateway(Startable):
             self._registration = register_reporter(self._services, self)
             self._beside.listen(self.settings)
             for name, each in self.settings.instances.items():
-                self._instances.connect(name, each, self.settings.status)
+                self._instances.prepared(name, each, self.settings.status)()
             for route_name in self.settings.routes:
                 self._routes[route_name] = self._new_route(route_name, self.settings)
             for route in self._routes.values():
@@ -281,24 +281,29 @@ class Gateway(Startable):
             if name in settings.instances and (settings.instances[name] != each or name in moved)
         }  # fmt: skip
         gone = (set(old.instances) - set(settings.instances)) | replaced
+        connects = [
+            self._instances.prepared(name, each, settings.status) for name, each in settings.instances.items()
+            if name in gone or name not in self._instances.by_name
+        ]  # fmt: skip
         self._beside.change(old, settings, gone)
-        # routes of an instance that is replaced start anew; their buffers are closed and opened again
+        self._remove(self._routes.keys() - settings.routes.keys())
         affected = {
-            name for name, route in self._routes.items()
-            if name not in settings.routes or {route.settings.source.instance, route.settings.target.instance} & gone
+            name: route for name, route in self._routes.items()
+            if {route.settings.source.instance, route.settings.target.instance} & gone
         }  # fmt: skip
-        for name in affected:
-            self._routes.pop(name).remove()
+        for route in affected.values():
+            if route.settings.source.instance in gone:
+                route.suspend()
         for name in gone:
             self._instances.close(name)
-        for name, each in settings.instances.items():
-            if name not in self._instances.by_name:
-                self._instances.connect(name, each, settings.status)
+        with on_failure(self._remove, affected):
+            for connect in connects:
+                connect()
         failure: MessagingError | None = None
         for name, each_route in settings.routes.items():
             try:
                 if name in self._routes:
-                    if self._routes[name].settings != each_route:
+                    if name in affected or self._routes[name].settings != each_route:
                         self._routes[name].change(each_route)
                 else:
                     route = self._routes[name] = self._new_route(name, settings)
@@ -306,6 +311,7 @@ class Gateway(Startable):
             except MessagingError as error:
                 logger.error("gateway '%s': route '%s' is not changed: %s", self.name, name, error)
                 failure = failure or error
+                self._remove(affected.keys() & {name})  # its instance is closed
         self.settings = settings
         self._beside.start(settings)
         if settings.monitoring != old.monitoring:
@@ -316,6 +322,10 @@ class Gateway(Startable):
                 failure = failure or error
         if failure is not None:
             raise failure
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._routes.pop(name).remove()
 
     # --- routes, and requests of the control socket
 

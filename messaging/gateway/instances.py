@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -212,8 +213,8 @@ class GatewayInstances:
         self.by_name: dict[str, Messaging] = {}
         self.targets: dict[str, Target] = {}
 
-    def connect(self, name: str, settings: InstanceSettings, status: StatusSettings | None) -> None:
-        """Make an instance, which is not connected yet.
+    def prepared(self, name: str, settings: InstanceSettings, status: StatusSettings | None) -> Callable[[], None]:
+        """Check the settings of an instance; return what makes it. It is not connected yet then.
 
         Args:
             name: of the instance.
@@ -227,19 +228,22 @@ class GatewayInstances:
         for _, text in settings.refusals():
             raise ConfigurationError(f"gateway '{self._gateway}': instances.{name}: {text}")
         arguments = settings.keywords(f"{self._gateway}-{name}") | dict(self._arguments)
+        given = {key: value for key, value in arguments.items() if key not in PARAMETERS}
+        adapter = unconnected(settings.url, given)
         if status is not None and status.instance == name:
-            given = {key: value for key, value in arguments.items() if key not in PARAMETERS}
-            will = last_will(status, self._gateway, announced(unconnected(settings.url, given)))
-            arguments = {"will": will} | arguments
-        instance = messaging.connect(settings.url, **arguments)
+            arguments = {"will": last_will(status, self._gateway, announced(adapter))} | arguments
+        return partial(self._connect, name, settings.url, arguments)
+
+    def _connect(self, name: str, url: str, arguments: Mapping[str, Any]) -> None:
+        instance = messaging.connect(url, **arguments)
         self.by_name[name] = instance
         self.targets[name] = Target(instance, 1)
         instance.connection_state.subscribe(lambda state: self._changed(name, state))
 
     def close(self, name: str) -> None:
         """Close an instance, and forget it."""
-        self.targets.pop(name)
-        self.by_name.pop(name).close(_CLOSE_TIMEOUT)
+        if self.targets.pop(name, None) is not None:  # otherwise the last reload could not make it
+            self.by_name.pop(name).close(_CLOSE_TIMEOUT)
 
     def close_all(self) -> None:
         """Close all instances, which are known after that: their reports are asked for."""

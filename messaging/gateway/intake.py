@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -318,7 +319,11 @@ class RouteIntake:
         buffer = self._buffer
         if buffer.storing >= _STORING:  # of a source that cannot be held back
             self._room.wait_for(lambda: buffer.storing < _STORING or self._is_stopped, _HOLD)
-        buffer.store(stored)
+        with suppress(ClosedError):  # it stays with its broker
+            buffer.store(stored, self._is_left)
+
+    def _is_left(self) -> bool:
+        return self._is_stopped
 
     def _identify(self, message: ReceivedMessage, extensions: Mapping[str, Any]) -> str:
         """Return an id for a message that has none: the same as before, if its source delivers it again."""

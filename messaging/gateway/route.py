@@ -78,7 +78,12 @@ class Route:
         self._counts = IntakeCounts()
         rules = self._rules(settings)
         self.buffer = Buffer(name, path, settings.buffer, self._wake)
-        self.drain = self._new_drain(settings)
+        self._target = targets[settings.target.instance]
+        self._target.widen(settings.buffer.in_flight)
+        self.drain = Drain(
+            name, self.buffer, self._target, priority=settings.priority, in_flight=settings.buffer.in_flight,
+            rate=settings.rate, dead_letter=self._keep_dead_letter,
+        )  # fmt: skip
         self.intake = RouteIntake(rules, instances[settings.source.instance], self.buffer, self._counts)
 
     def _rules(self, settings: RouteSettings) -> Rules:
@@ -107,14 +112,6 @@ class Route:
                 logger.warning("route '%s': no rebirth is requested at %r: %s", self.name, channel, error)
 
         return publish
-
-    def _new_drain(self, settings: RouteSettings) -> Drain:
-        target = self._targets[settings.target.instance]
-        target.widen(settings.buffer.in_flight)
-        return Drain(
-            self.name, self.buffer, target, priority=settings.priority, in_flight=settings.buffer.in_flight,
-            rate=settings.rate, dead_letter=self._keep_dead_letter,
-        )  # fmt: skip
 
     def _wake(self) -> None:
         drain = getattr(self, "drain", None)  # the journal may tell of old records while this is being made
@@ -155,11 +152,12 @@ class Route:
             ConfigurationError: a step of the pipeline cannot be made. The old settings stay.
         """
         old, rules = self.settings, self._rules(settings)
-        drain = self.drain
-        if (settings.target.instance, settings.priority, settings.rate, settings.buffer.in_flight) != (
-            old.target.instance, old.priority, old.rate, old.buffer.in_flight,
+        drain, target = self.drain, self._targets[settings.target.instance]
+        if (target, settings.priority, settings.rate, settings.buffer.in_flight) != (
+            self._target, old.priority, old.rate, old.buffer.in_flight,
         ):  # fmt: skip
-            drain.change(self._targets[settings.target.instance], settings)
+            self._target = target
+            drain.change(target, settings)
         if settings.enabled and not old.enabled:
             drain.note_target_back()  # as at the start: what is stored may wait, and no message comes that wakes it
         self.settings = settings
@@ -185,6 +183,10 @@ class Route:
                 after.subscription.subscribing.start()
             else:
                 ended.add_done_callback(lambda _: after.subscription.subscribing.start())
+
+    def suspend(self) -> None:
+        """End the subscription, because the instance of the source is closed, until :meth:`change`."""
+        self.change(self.settings.model_copy(update={"enabled": False}))
 
     def remove(self) -> None:
         """End the subscription of a route that is no longer configured; its buffer stays on the disk."""
@@ -302,7 +304,8 @@ class Route:
         )
 
     def _is_up(self, instance: str) -> bool:
-        return self._instances[instance].connection_state.value.is_up
+        found = self._instances.get(instance)  # it may be about to be replaced
+        return found is not None and found.connection_state.value.is_up
 
     def problems(self) -> list[str]:
         """Return what keeps the route from storing messages; a target that is away is no problem: messages wait."""

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 import messaging
-from messaging.errors import ArgumentError, ClosedError, ConfigurationError, JournalError
+from messaging import Promise
+from messaging.errors import ArgumentError, ClosedError, ConfigurationError, JournalError, JournalFullError
 from messaging.gateway import Gateway, GatewaySettings, check
 from messaging.gateway.control import call
 from messaging.gateway.dead_letters import Selection, letters
@@ -600,14 +601,13 @@ def test_a_reload_that_ends_a_route_gives_back_no_message_that_it_stores(
         journal = gateway.route("r").buffer.journal
         close = journal.close
         monkeypatch.setattr(journal, "close", lambda: (store(), close()))
-        # another name of the target's instance: the route ends, and begins again
-        instances = {"a": names["a"], "c": names["b"]}
-        target = {"instance": "c", "channel": "new/{x}"}
-        gateway.reload(settings(tmp_path, instances=instances, routes={"r": {**route(), "to": target}}))
+        gateway.reload(settings(tmp_path, instances=names, routes={"s": route(target="new/{x}")}))
         started(gateway)
         a.send("in/1", b"end")
-        eventually(lambda: b.payloads[-1:] == [b"end"])
-    assert b.received == [("out/1", b"1"), ("out/1", b"2"), ("out/1", b"3"), ("new/1", b"end")]
+        eventually(lambda: b.received == [("new/1", b"end")])
+        gateway.reload(settings(tmp_path, instances=names))
+        eventually(lambda: len(b.received) == 4)
+    assert b.received[1:] == [("out/1", b"1"), ("out/1", b"2"), ("out/1", b"3")]
 
 
 def test_a_reload_of_a_source_gives_back_no_message_that_it_stores(
@@ -631,6 +631,96 @@ def test_a_reload_of_a_source_gives_back_no_message_that_it_stores(
         a.send("in/1", b"end")
         eventually(lambda: b.payloads[-1:] == [b"end"])
     assert b.received == [("out/1", b"1"), ("out/1", b"2"), ("out/1", b"3"), ("new/1", b"end")]
+
+
+@table("replaced", [["a"], ["b"], ["a", "b"]])
+def test_a_reload_that_replaces_an_instance_keeps_buffer_and_messages_in_flight(
+    replaced: list[str], names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message whose confirmation comes while the instance is replaced is not published again."""
+    with (
+        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b,
+        Gateway(settings(tmp_path, instances=names)) as gateway,
+    ):  # fmt: skip
+        started(gateway)
+        same, before = gateway.route("r"), {**gateway._instances.by_name}
+        confirmed: Promise[None] = Promise()
+        target = gateway._instances.targets["b"]
+        publish = target.publish
+        monkeypatch.setattr(target, "publish", lambda stored: (publish(stored), confirmed)[1])
+        a.send("in/1", b"1")
+        eventually(lambda: b.payloads == [b"1"])
+        others = {name: {**each, "timeout": 17.0} if name in replaced else each for name, each in names.items()}
+        gateway.reload(settings(tmp_path, instances=others))
+        started(gateway)
+        assert gateway.route("r") is same
+        instances = gateway._instances.by_name
+        assert [name for name in before if instances[name] is not before[name]] == replaced
+        monkeypatch.undo()
+        confirmed.resolve(None)
+        a.send("in/1", b"2", b"end")
+        eventually(lambda: b.payloads[-1:] == [b"end"])
+        eventually(lambda: same.is_drained)
+    assert b.payloads == [b"1", b"2", b"end"]
+
+
+def test_a_message_that_a_left_source_still_hands_out_stays_with_its_broker(
+    names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker delivers it again, to the next instance: it must not be stored twice."""
+    with (
+        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b,
+        Gateway(settings(tmp_path, instances=names)) as gateway,
+    ):  # fmt: skip
+        started(gateway)
+        buffer = gateway.route("r").buffer
+        store, going_on, arrived = buffer.store, threading.Event(), threading.Event()
+
+        def hold(*given: Any) -> None:
+            arrived.set()
+            assert going_on.wait(PATIENCE)
+            store(*given)
+
+        monkeypatch.setattr(buffer, "store", hold)
+        a.send("in/1", b"1")
+        assert arrived.wait(PATIENCE)
+        others = {**names, "a": {**names["a"], "timeout": 17.0}}
+        reload = threading.Thread(target=gateway.reload, args=[settings(tmp_path, instances=others)])
+        reload.start()
+        eventually(lambda: not gateway.report().routes[0].is_enabled)
+        going_on.set()
+        reload.join(PATIENCE)
+        started(gateway)
+        a.send("in/1", b"end")
+        eventually(lambda: b.payloads[-1:] == [b"end"])
+    assert b.payloads == [b"1", b"end"]
+
+
+def test_a_reload_whose_instance_cannot_be_made_changes_nothing(bridged: Bridged, names: Names, tmp_path: Path) -> None:
+    with bridged(target="#") as (a, b, gateway):
+        for wrong in ({"password_file": tmp_path / "missing"}, {"timeout": "long"}, {"keepalives": 3}):
+            with pytest.raises(ConfigurationError):
+                gateway.reload(settings(tmp_path, instances={**names, "a": {**names["a"], **wrong}}))
+        a.send("in/1", b"x")
+        eventually(lambda: b.received == [("out/1", b"x")])
+        assert gateway.report().reloads == 0
+
+
+def test_a_reload_whose_instance_is_refused_by_the_disk_can_be_repeated(
+    bridged: Bridged, names: Names, tmp_path: Path
+) -> None:
+    """Routes of the instance end, and begin again with the next reload; nothing that is stored is lost."""
+    outbox = tmp_path / "outbox"
+    others = {**names, "b": {**names["b"], "outbox_path": outbox}}
+    with bridged(target="#") as (a, b, gateway):
+        outbox.write_text("no folder")
+        with pytest.raises(JournalError):
+            gateway.reload(settings(tmp_path, instances=others))
+        outbox.unlink()
+        gateway.reload(settings(tmp_path, instances=others))
+        started(gateway)
+        a.send("in/1", b"y")
+        eventually(lambda: b.payloads[-1:] == [b"y"])
 
 
 def test_a_close_without_time_gives_back_no_message_that_it_stores(
@@ -697,6 +787,28 @@ def test_a_reload_that_cannot_be_run_keeps_the_present_configuration(
         assert "max_bytes take effect with the next start" in caplog.text
     with pytest.raises(ClosedError, match="it is closed"):
         gateway.reload(settings(tmp_path, instances=names))
+
+
+def test_a_route_whose_position_the_disk_does_not_take_leaves_its_folder(
+    names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes = {"r": route(), "s": route({"channel": "other", "queue": "s"}, "there")}
+    with Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b, Gateway(
+        settings(tmp_path, instances=names)
+    ) as gateway:  # fmt: skip
+        started(gateway)
+
+        def full(journal: Journal, *_: Any) -> Any:
+            raise journal.folder.error(JournalFullError, "cannot write state.db: database or disk is full")
+
+        monkeypatch.setattr(Journal, "cursor", full)
+        with pytest.raises(JournalFullError):
+            gateway.reload(settings(tmp_path, instances=names, routes=routes))
+        monkeypatch.undo()
+        gateway.reload(settings(tmp_path, instances=names, routes=routes))
+        started(gateway)
+        a.send("other", b"x")
+        eventually(lambda: b.received == [("there", b"x")])
 
 
 def test_a_disabled_route_takes_nothing_and_keeps_its_buffer(names: Names, tmp_path: Path) -> None:
