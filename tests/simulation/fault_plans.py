@@ -78,6 +78,7 @@ class Breaks:
         closing: moments at which an AMQP broker began to close a connection, by role: it gives the unsettled messages
             back then, and waits for ``connection.close-ok`` before the socket ends.
         ended: moments at which an AMQP broker ended a channel or a consumer, but not its connection, by role.
+        made: the number of connections, by role.
     """
 
     def __init__(self, broker: Broker, scheduler: Scheduler) -> None:
@@ -86,6 +87,7 @@ class Breaks:
         self.times: dict[str, list[float]] = {}
         self.closing: dict[str, list[float]] = {}
         self.ended: dict[str, list[float]] = {}
+        self.made: dict[str, int] = {}
         #: connections that the broker has now, and the times when it had none any more, by role
         self._open: dict[str, list[_Watched]] = {}
         self._away: dict[str, list[tuple[float, float]]] = {}
@@ -100,6 +102,7 @@ class Breaks:
         owner: Any = getattr(peer, "owner", None)
         role = "" if owner is None else owner.name.split(".")[0]
         watched = _Watched(peer, role, self._over)
+        self.made[role] = self.made.get(role, 0) + 1
         found = self._open.setdefault(role, [])
         for each in found:
             each.is_ghost |= each.is_half_open
