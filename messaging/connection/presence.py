@@ -38,6 +38,10 @@ class PresenceMessage:
         self.settled = False
         self.error: MessagingError | None = None
 
+    def prepare(self) -> bool:
+        """See ``Outgoing``."""
+        return True
+
     def sent(self) -> None:
         """See ``Outgoing``."""
 

@@ -328,9 +328,6 @@ class EventAdmin(EventService):
     def _is_in_handler(self) -> bool:
         return is_inside(self) or super()._is_in_handler()
 
-    def _release(self) -> None:
-        self._queue.close()
-
 
 # --- sending: handlers are called one after the other, and the sender waits for each of them (RFC 97 5.2.1, 5.3.2)
 

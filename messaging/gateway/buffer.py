@@ -107,14 +107,11 @@ class Buffer:
     # --- storing
 
     def store(self, stored: StoredMessage, unless: Callable[[], object] | None = None) -> None:
-        """Store a message, unless its source was left meanwhile. From any thread.
-
-        Args:
-            stored: the message.
-            unless: returns whether its source was left. From then on :meth:`wait_stored` need not wait for it.
+        """Store a message. From any thread.
 
         Raises:
-            ClosedError, JournalError: it is not stored.
+            ClosedError, JournalError: it is not stored. ``ClosedError`` also if ``unless`` returns that its source was
+                left: :meth:`wait_stored` need not wait for a message that is stored later.
         """
         with self._lock:
             self.storing += 1

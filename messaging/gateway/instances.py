@@ -217,8 +217,7 @@ class GatewayInstances:
         """Check the settings of an instance; return what makes it. It is not connected yet then.
 
         Args:
-            name: of the instance.
-            settings: of the instance.
+            name, settings: of the instance.
             status: of the gateway: its end is the last will of the instance that publishes it.
 
         Raises:

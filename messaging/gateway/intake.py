@@ -83,13 +83,8 @@ class Rules:
         self.pipeline = pipeline
         self.destinations = destinations
         #: whether messages are held for a time
-        self.has_timers = self.holds_messages(settings)
+        self.has_timers = settings.batch is not None or (settings.sample is not None and settings.sample.keep == "last")
         self._direct: BoundedCache[tuple[Any, ...], Destination] = BoundedCache(_CACHED)
-
-    @staticmethod
-    def holds_messages(settings: RouteSettings) -> bool:
-        """Return whether the pipeline of a route holds messages for a time."""
-        return settings.batch is not None or (settings.sample is not None and settings.sample.keep == "last")
 
     def direct(self, context: MessageContext, extensions: Mapping[str, Any]) -> Destination:
         """Return the destination of a message that the pipeline leaves as it is."""

@@ -162,7 +162,7 @@ class Route:
             drain.note_target_back()  # as at the start: what is stored may wait, and no message comes that wakes it
         self.settings = settings
         same_source = settings.source == old.source and settings.enabled == old.enabled
-        is_alike = rules.has_timers == Rules.holds_messages(old) and settings.target.retain == old.target.retain
+        is_alike = rules.has_timers == self.intake.rules.has_timers and settings.target.retain == old.target.retain
         if same_source and is_alike:
             self.intake.replace(rules)
             return
@@ -183,10 +183,6 @@ class Route:
                 after.subscription.subscribing.start()
             else:
                 ended.add_done_callback(lambda _: after.subscription.subscribing.start())
-
-    def suspend(self) -> None:
-        """End the subscription, because the instance of the source is closed, until :meth:`change`."""
-        self.change(self.settings.model_copy(update={"enabled": False}))
 
     def remove(self) -> None:
         """End the subscription of a route that is no longer configured; its buffer stays on the disk."""

@@ -82,6 +82,13 @@ class Outgoing(Protocol):
     #: whether the message was confirmed or failed
     settled: bool
 
+    def prepare(self) -> bool:
+        """Have the plan tell the time to live that is left; if it is over, fail the message, and return ``False``.
+
+        An adapter calls it before it sends the message another time.
+        """
+        ...
+
     @property
     def message_id(self) -> str:
         """Return the message id: stable across retries, unique across instances and processes, made on first use.

@@ -22,7 +22,6 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from messaging.environment.signals import on_failure
 from messaging.errors import ClosedError, MessagingError, OutboxFullError, OutcomeUnknownError
 from messaging.execution import Engine, clock, may_block, workers
 from messaging.journal import DurableQueue, Journal, Record
@@ -360,4 +359,8 @@ def open_durable(engine: Engine, adapter: Adapter) -> DurableOutbox:
         lock_timeout=_LOCK_TIMEOUT if may_block() else 0.0,
         option="outbox_path",
     )
-    return on_failure(journal.close).call(DurableOutbox, engine, adapter, journal)
+    try:
+        return DurableOutbox(engine, adapter, journal)
+    except BaseException:
+        journal.close()
+        raise

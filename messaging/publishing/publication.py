@@ -179,13 +179,12 @@ class SpecialPublication(Publication):
     def prepare(self) -> bool:
         """See ``Publication``."""
         plan, left = self.plan, self.expires - clock.monotonic()
+        told = plan.options.time_to_live or 0.0
+        if self.was_sent or told - left >= min(told * _PART, _INSTANT):
+            self.plan = plan.replace(options=replace(plan.options, time_to_live=max(left, 0.0)))
+            self.plan.record = plan.record
         if left <= 0:
             why = f"{self.what}: its time to live ended in the outbox"
             error = OutcomeUnknownError(f"{why}; it was sent before") if self.was_sent else DeadlineError(why)
             self.outbox.fail_expired(self, error)
-            return False
-        told = plan.options.time_to_live or 0.0
-        if self.was_sent or told - left >= min(told * _PART, _INSTANT):
-            self.plan = plan.replace(options=replace(plan.options, time_to_live=left))
-            self.plan.record = plan.record
-        return True
+        return left > 0

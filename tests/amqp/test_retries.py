@@ -270,6 +270,38 @@ async def test_a_message_whose_deadline_has_passed_is_not_sent_again(broker: Bro
     assert (await broker.count(6))[5:] == [b"4"]
 
 
+async def test_a_message_whose_time_to_live_is_over_is_not_sent_again(broker: Broker) -> None:
+    """``extensions.md``: "an expired message is not sent"."""
+    client = broker.client
+    batch = messages(client, [1, 2, 3, 4])
+    await client.adapter.publish(batch)
+    await broker.count(4)
+    broker.nack(4, multiple=True)
+    await broker.count(5)
+    batch[0].is_over = batch[2].is_over = True
+    broker.nack(5)
+    assert (await broker.count(6))[5:] == [b"2"]
+    batch[3].is_over = True
+    broker.ack(6)
+    assert await outcomes(batch) == ["OutcomeUnknownError", "", "OutcomeUnknownError", "OutcomeUnknownError"]
+    await broker.stays(6)
+    await client.adapter.publish(messages(client, [5]))
+    assert (await broker.count(7))[6:] == [b"5"]
+
+
+async def test_a_closed_channel_sends_no_message_again_whose_time_to_live_is_over(broker: Broker) -> None:
+    client = broker.client
+    batch = messages(client, [1, 2, 3])
+    await client.adapter.publish(batch)
+    await broker.count(3)
+    batch[0].is_over = batch[2].is_over = True
+    broker.session.send(commands.Channel.Close(406, "PRECONDITION_FAILED - for a test", 60, 40), broker.channel)
+    assert (await broker.count(4))[3:] == [b"2"]
+    broker.ack(4)
+    assert await outcomes(batch) == ["OutcomeUnknownError", "", "OutcomeUnknownError"]
+    await broker.stays(4)
+
+
 async def test_a_loss_fails_waiting_messages(broker: Broker) -> None:
     client = broker.client
     first, later = messages(client, [1, 2]), messages(client, [3])

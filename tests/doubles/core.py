@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from messaging.adapter import Adapter
-from messaging.errors import MessagingError
+from messaging.errors import MessagingError, OutcomeUnknownError
 from messaging.model import Incoming, MessageContext, publish_options
 from messaging.testing.waiting import PATIENCE, eventually_async, within
 from tests.doubles.plans import plan_of
@@ -101,11 +101,18 @@ class Out:
         adapter.check_publish(self.plan)
         self.settled = False
         self.was_sent = False
+        #: whether its time to live is over
+        self.is_over = False
         #: how often it was settled: once, if all is well
         self.settlements = 0
         self.error: MessagingError | None = None
         self.message_id = self.plan.options.message_id or unique("id")
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def prepare(self) -> bool:
+        if self.is_over:
+            self.fail(OutcomeUnknownError("its time to live is over"))
+        return not self.is_over
 
     def sent(self) -> None:
         self.was_sent = True

@@ -189,6 +189,24 @@ async def test_if_the_session_is_lost_unfinished_messages_are_sent_as_new_ones()
         assert [out.error is None for out in outs] == [True, True, False]
 
 
+@table("present", [True, False])
+async def test_a_resumed_session_sends_no_message_again_whose_time_to_live_is_over(present: bool) -> None:
+    """``extensions.md``: "an expired message is not sent"; the broker has begun with one of QoS 2 that it knows."""
+    async with session(**PERSISTENT) as (core, peer, connection):
+        outs = [core.out("t", b"%d" % number, qos=qos) for number, qos in enumerate("1212")]
+        await core.send(*outs)
+        for _ in outs:
+            await connection.publish()
+        outs[0].is_over = outs[1].is_over = True
+        connection, _ = await reconnect(core, peer, connection, present=present)
+        again = [await connection.publish() for _ in range(3 if present else 2)]
+        assert [publish.payload for publish in again] == ([b"1", b"2", b"3"] if present else [b"2", b"3"])
+        for publish in again:
+            await connection.complete(publish.id) if publish.qos == 2 else connection.answer(packets.PUBACK, publish.id)
+        await settled(*(out.done for out in outs))
+        assert [out.error is None for out in outs] == [False, False, True, True]
+
+
 async def test_packet_ids_of_publish_and_subscribe_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_flight, "FIRST_ID", 65_535)
 

@@ -17,6 +17,7 @@ from messaging.errors import (
     PayloadTooLargeError,
     PublishRefusedError,
 )
+from messaging.execution import engine
 from messaging.testing.clock import VirtualClock
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, eventually, in_thread, results
@@ -85,6 +86,34 @@ def test_a_message_that_expires_after_it_was_sent_may_have_arrived(
     m.publish("a", b"last").result(PATIENCE)
     assert broker.payloads[-1] == b"last"
     assert broker.payloads.count(b"short") <= 1
+    eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0)
+    if outbox:
+        eventually(lambda: waiting_on_disk(m) == 0, "an empty outbox")
+
+
+@BOTH
+def test_an_adapter_that_sends_a_message_another_time_tells_what_is_left_of_its_time_to_live(
+    virtual_clock: VirtualClock, broker: FakeBroker, connect: Connect, outbox: dict[str, Any]
+) -> None:
+    """After a refusal, say, on the same connection: an expired message fails, and leaves the outbox."""
+    m = connect(broker, **outbox, timeout=100.0)
+    broker.hold = True
+    short, long = m.publish("a", b"short", time_to_live=5.0), m.publish("a", b"long", time_to_live=60.0)
+    eventually(lambda: len(broker.held) == 2)
+    held = [*broker.held]
+    virtual_clock.advance(10.0)
+    prepared: list[bool] = []
+    engine().call(lambda: prepared.extend(each.prepare() for each in held))
+    with pytest.raises(OutcomeUnknownError, match="time to live"):
+        short.result(PATIENCE)
+    eventually(lambda: prepared == [False, True])
+    assert held[0].plan.options.time_to_live == 0.0
+    assert held[0].settled
+    left = held[1].plan.options.time_to_live
+    assert left is not None
+    assert 45.0 < left < 50.001
+    broker.confirm()
+    results([long])
     eventually(lambda: m.runtime.get_runtime_dto().publisher.pending == 0)
     if outbox:
         eventually(lambda: waiting_on_disk(m) == 0, "an empty outbox")

@@ -348,7 +348,7 @@ class AmqpPublisher:
         """Send unconfirmed messages one by one until the broker closes ``channel`` over one of them, which fails."""
         while self._unconfirmed and self.channels.open.get(True) is channel:
             message = self._unconfirmed[0]
-            form = None if message.settled else self._form_of(message)
+            form = None if message.settled or not message.prepare() else self._form_of(message)
             if form is not None and form.exchange not in self.channels.exchanges:
                 await self.channels.prepare(message, form)
                 continue
@@ -381,9 +381,12 @@ class _HeldMessages:
         self.backoff = Backoff(_FIRST, _LONGEST, has_jitter=False)
         self.timer: asyncio.TimerHandle | None = None
 
-    def drop_settled(self) -> None:
-        self.refused = [each for each in self.refused if not each[1].settled]
-        self.waiting = deque(message for message in self.waiting if not message.settled)
+    def drop_settled(self) -> int:
+        """Forget the messages that are settled, or whose time to live is over; return how many."""
+        before = len(self.refused) + len(self.waiting)
+        self.refused = [each for each in self.refused if not each[1].settled and each[1].prepare()]
+        self.waiting = deque(message for message in self.waiting if not message.settled and message.prepare())
+        return before - len(self.refused) - len(self.waiting)
 
     def messages(self) -> list[Outgoing]:
         return [*(message for _, message in self.refused), *self.waiting]
@@ -463,9 +466,7 @@ class Retries:
     def _probe(self, goal: Goal, held: _HeldMessages) -> None:
         """Send the first message, unless others to the same destination are in flight."""
         held.timer = None
-        before = len(held.refused) + len(held.waiting)
-        held.drop_settled()
-        self.count += len(held.refused) + len(held.waiting) - before
+        self.count -= held.drop_settled()
         messages = held.messages()
         if held.probe is None and not self._publisher.has_in_flight(goal):
             if not messages:
@@ -481,6 +482,7 @@ class Retries:
 
     def _send(self, goal: Goal, held: _HeldMessages) -> None:
         """Send all messages, as far as there is room."""
+        self.count -= held.drop_settled()
         messages = held.messages()
         sent = self._publisher.send_again(messages)
         if self.held.get(goal) is not held:  # the connection has ended

@@ -330,6 +330,8 @@ class Session(NetworkEvents):
         window, session_present = self.window, self._connack.session_present
         while self._transport is not None and window.unresumed and window.fits():
             handshake = window.unresumed.popleft()
+            if not handshake.outgoing.settled and not handshake.released:
+                handshake.outgoing.prepare()
             if handshake.outgoing.settled and (handshake.qos == 1 or not session_present):
                 continue
             window.begin(handshake)
