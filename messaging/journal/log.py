@@ -232,7 +232,11 @@ class LogWriter(Log):
         length = sum(memoryview(part).nbytes for part in parts)
         appender = self._open_segment(first) if self.folder.appends else None
         if appender is None or not appender.size:
-            parts = [*encode(first, 0, [self._head], self.seed), *parts]
+            head = encode(first, 0, [self._head], self.seed)
+            if appender is not None and sync:  # first: of one write the disk may keep the rows, and not the head
+                appender.append(head, sync=True)
+            else:
+                parts = [*head, *parts]
         if appender is not None:
             appender.append(parts, sync=sync)
             self._is_dirty = not sync

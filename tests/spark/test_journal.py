@@ -31,6 +31,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from messaging import Message, MessageContext
 from messaging.journal import repair
 from messaging.journal.folders import LocalFolder
+from messaging.journal.frames import scan
 from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE
 from pyspark_messaging.columns import batch_of
@@ -472,6 +473,24 @@ def test_a_failed_write_adds_nothing_and_the_log_continues(
     assert not stay or "ftruncate" in failed
 
 
+def test_the_head_of_a_segment_is_on_the_disk_before_rows_are_written(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one write a loss of power may keep the rows, and not the head: such a segment would be damaged for good."""
+    _, log = opened_log(path)
+    contents: list[bytes] = []
+    sync = os.fdatasync
+
+    def look(file: int) -> None:
+        contents.append(os.pread(file, 10**6, 0))
+        sync(file)
+
+    monkeypatch.setattr(os, "fdatasync", look)
+    add(log)
+    heads = [[frame.header.rows for frame in scan(memoryview(data), log.seed)] for data in contents]
+    assert heads == [[0], [0, 3]]
+
+
 def test_a_disk_that_did_not_sync_is_not_asked_again_for_the_same_file(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,7 +501,7 @@ def test_a_disk_that_did_not_sync_is_not_asked_again_for_the_same_file(
     with Faults(errno.EIO, 2), pytest.raises(JournalError):
         add(log)
     add(log)
-    assert [name for _, name in calls] == [f"{0:020d}.segment", f"{3:020d}.segment"]
+    assert [name for _, name in calls] == [f"{0:020d}.segment", *[f"{3:020d}.segment"] * 2]  # of it the head first
     check(journal)
     journal.close()
     check(RowJournal.view(path))
