@@ -5,13 +5,14 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from messaging.errors import PublishRefusedError
 from tests.simulation.brokers.amqp import AmqpBroker
 from tests.simulation.plans import Fault
-from tests.simulation.simulation import AMQP_FAULTS, MQTT_FAULTS, span
+from tests.simulation.simulation import AMQP_FAULTS, MQTT_FAULTS, Simulation, span
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tests.simulation.brokers.amqp.connection import AmqpConnection
     from tests.simulation.brokers.host import Broker, Connection, Peer
@@ -157,9 +158,27 @@ class Breaks:
         """Return whether the broker ended a channel or a consumer of ``role`` in that time."""
         return any(begin <= each <= end for each in self.ended.get(role, ()))
 
+    def has_refused(self, kind: str, roles: Iterable[str], begin: float, end: float) -> bool:
+        """Return whether a ``ReplyError`` of a kind says that the broker refused the reply of one of ``roles``.
+
+        The broker may have closed a channel of it in that time. "The broker does not take the reply …: answered with a
+        fault" (``docs/reply-to.md``, Acknowledgement), and a close of the channel with 406 says that it does not
+        (``docs/amqp.md``, Errors).
+        """
+        return kind == PublishRefusedError.__name__ and any(self.ended_between(role, begin, end) for role in roles)
+
     def _note(self, moments: dict[str, list[float]], connection: AmqpConnection) -> None:
         watched: Any = connection.peer
         moments.setdefault(watched.role, []).append(self._scheduler.now)
+
+
+def watch_channels(simulation: Simulation) -> Breaks | None:
+    """Note when the broker ends channels, if it closes some for no reason in the plan of ``simulation``."""
+    service = simulation.service
+    if service is None or not any("close_channel" in fault.arguments for fault in simulation.plan.faults):
+        return None
+    service.broker = breaks = Breaks(simulation.broker, simulation.world.scheduler)
+    return breaks
 
 
 class _Watched:

@@ -34,6 +34,7 @@ from messaging.remoteevent import (
     SequenceTracker,
     StoreAndForwardAgent,
 )
+from tests.simulation.fault_plans import watch_channels
 from tests.simulation.plans import Plan, Step
 from tests.simulation.services.parties import (
     KINDS,
@@ -309,6 +310,7 @@ class Chains(Simulation):
         options = self.plan.options
         self.ledger = Ledger()
         self.timeout: float = options["timeout"]
+        self.breaks = watch_channels(self)
         self.is_resting = False
         self.heard = self._listeners()
         names = [f"generator-{number + 1}" for number in range(options["generators"])]

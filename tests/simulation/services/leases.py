@@ -32,6 +32,7 @@ from messaging.leases import (
     lease_to_value,
     renew_all,
 )
+from tests.simulation.fault_plans import watch_channels
 from tests.simulation.plans import Plan, Step
 from tests.simulation.services.parties import Party, is_calm, make_faults
 from tests.simulation.simulation import Keeper, Simulation, scheduling, span
@@ -385,6 +386,7 @@ class Leasing(Simulation):
     def begin(self) -> None:
         """See ``Simulation``."""
         self.timeout: float = self.plan.options["timeout"]
+        self.breaks = watch_channels(self)
         self.tenancies: dict[str, Tenancy] = {}
         if self.protocol == "memory":
             self.roles.append(Keeper(self, "keeper"))

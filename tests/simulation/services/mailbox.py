@@ -30,6 +30,7 @@ from messaging.remoteevent import (
     RemoteMailbox,
     RetryPolicy,
 )
+from tests.simulation.fault_plans import watch_channels
 from tests.simulation.plans import Plan, Step
 from tests.simulation.services.parties import (
     KINDS,
@@ -261,6 +262,7 @@ class Mailboxes(Simulation):
         options = self.plan.options
         self.ledger = Ledger()
         self.timeout: float = options["timeout"]
+        self.breaks = watch_channels(self)
         self.mailbox_ends = 0
         self.is_resting = False
         self.wants_pulling = not options["is_pushed_at_rest"]

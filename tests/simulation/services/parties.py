@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     import messaging
     from messaging.remoteevent.event import EventKind
+    from tests.simulation.fault_plans import Breaks
 
 #: the kinds of each generator
 KINDS: Final = ("a", "b")
@@ -162,6 +163,15 @@ class Party(Role):
         disk = self.world.disk
         return disk.is_full or disk.failed_at > self.world.scheduler.now - limit
 
+    def _is_fault_of_channel(self, error: MessagingError) -> bool:
+        """Return whether the broker may have refused the reply to a call: it has closed a channel of another role."""
+        breaks: Breaks | None = self.simulation.breaks  # type: ignore[attr-defined]
+        if breaks is None or not isinstance(error, ReplyError):
+            return False
+        now, limit = self.world.scheduler.now, self.simulation.timeout + SLACK  # type: ignore[attr-defined]
+        others = (each.name for each in self.simulation.roles if each is not self)
+        return breaks.has_refused(error.kind, others, now - limit, now)
+
     def settled(self, found: Any, limit: float, what: str) -> Any:
         """Return the result of a promise, which must be there in time; return any other value as it is."""
         if not isinstance(found, Promise):
@@ -188,7 +198,8 @@ class Party(Role):
     def failed(self, what: str, error: MessagingError) -> None:
         """Judge the failure of a call."""
         self.note(f"{what}: {type(error).__name__}: {error}"[:200])
-        if not (is_trouble(error) or self._is_fault_of_closing(error) or self._is_fault_of_disk(error)):
+        faults = self._is_fault_of_closing, self._is_fault_of_disk, self._is_fault_of_channel
+        if not (is_trouble(error) or any(is_fault(error) for is_fault in faults)):
             self.simulation.broken(f"{self.name}: {what} failed with {type(error).__name__}: {error}"[:400])
 
     def insist(self, what: str, function: Callable[[], Any]) -> None:

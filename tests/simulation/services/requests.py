@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from messaging.errors import OutcomeUnknownError, ReplyError
-from tests.simulation.fault_plans import Breaks
+from tests.simulation.fault_plans import watch_channels
 from tests.simulation.plans import Plan, Step
 from tests.simulation.services.messages import Messages
 from tests.simulation.services.requests_ledger import (
@@ -89,9 +89,7 @@ class Requests(Simulation):
             ("responder", "unregister") not in steps or (self.protocol == "amqp" and not options["overlaps"])
         )
         #: where the broker closes channels, for no reason: when it does
-        self.breaks: Breaks | None = None
-        if self.service is not None and any("close_channel" in fault.arguments for fault in self.plan.faults):
-            self.breaks = self.service.broker = Breaks(self.broker, self.world.scheduler)
+        self.breaks = watch_channels(self)
         #: nothing goes wrong between the roles
         self.is_quiet = is_calm and not faults
         is_steady = not {("responder", "reopen"), ("responder", "unregister")} & steps
@@ -236,17 +234,9 @@ class Requests(Simulation):
             self.broken(f"{name} failed with {ask.state}, although it was kept for a responder")
 
     def _is_refused(self, ask: Ask) -> bool:
-        """Return whether the broker may have refused the reply: it has closed a channel of a responder meanwhile.
-
-        "The broker does not take the reply …: answered with a fault" (``docs/reply-to.md``, Acknowledgement), and a
-        close of the channel with 406 says that it does not (``docs/amqp.md``, Errors).
-        """
+        """Return whether the broker may have refused the reply: it has closed a channel of a responder meanwhile."""
         breaks = self.breaks
-        return (
-            breaks is not None
-            and ask.reason == "PublishRefusedError"
-            and any(breaks.ended_between(role, ask.asked, ask.ended) for role in ask.handlers)
-        )
+        return breaks is not None and breaks.has_refused(ask.reason, ask.handlers, ask.asked, ask.ended)
 
     def _is_held(self, ask: Ask) -> bool:
         """Return whether the request ran out of time behind handlers that waited for replies in vain.

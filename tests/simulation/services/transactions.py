@@ -38,6 +38,7 @@ from messaging.remoteevent.transactions import (
     TransactionState,
     Vote,
 )
+from tests.simulation.fault_plans import watch_channels
 from tests.simulation.plans import Plan, Step
 from tests.simulation.services.parties import (
     KINDS,
@@ -557,6 +558,7 @@ class Transacting(Simulation):
         options = self.plan.options
         self.ledger = Ledger()
         self.timeout: float = options["timeout"]
+        self.breaks = watch_channels(self)
         self.is_resting = False
         self.known: dict[str, Known] = {}
         #: what arrived outside: text by number, by kind; and number by text
