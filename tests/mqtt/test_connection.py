@@ -31,6 +31,7 @@ from messaging.model import Features
 from messaging.testing.brokers import Mosquitto
 from messaging.testing.tables import table
 from messaging.testing.waiting import eventually_async, within
+from messaging_adapters.mqtt import packets
 from tests.certificates import LOOPBACK, Authority
 from tests.doubles.core import refusing_port
 from tests.mqtt.conftest import both_versions
@@ -167,6 +168,20 @@ async def test_cancelling_open_on_a_silent_peer_leaves_no_socket_and_no_thread(s
             assert not core.losses
         await eventually_async(lambda: sockets() == before, "sockets are closed")
         await eventually_async(lambda: not connecting(), "threads have stopped waiting")
+
+
+@table("version", ["3.1.1", "5"])
+async def test_cancelling_open_tells_a_broker_that_has_taken_the_connection(peer: Peer, version: str) -> None:
+    """Without DISCONNECT it would publish the will of an instance that was closed in good order."""
+    core = Core(peer.url, version=version)
+    opening = asyncio.create_task(core.open())
+    connection, _ = await peer.accept()
+    opening.cancel()
+    assert await connection.expect(packets.DISCONNECT) == b""
+    await connection.end()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await core.adapter.close()
 
 
 async def test_cancelling_open_while_tcp_connects_ends_the_attempt_at_once() -> None:

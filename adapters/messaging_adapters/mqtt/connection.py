@@ -136,7 +136,7 @@ class NetworkConnection:
             ConnectFailedError: anything else.
         """
         target = self.target
-        with on_failure(self._dispose):
+        with on_failure(self._give_up):
             try:
                 self.transport.open(*await dial(target))
                 # no local: tracebacks show their values
@@ -155,6 +155,11 @@ class NetworkConnection:
             self._tick()
             self.transport.flush()
             return await self._connack
+
+    def _give_up(self) -> None:
+        """Leave nothing behind: a broker that has taken the connection would publish the will without DISCONNECT."""
+        self.transport.tell(packets.disconnect())
+        self._dispose()
 
     def _tick(self) -> None:
         # uvloop reports no end of the stream if data and a reset came together: look whether there is one
