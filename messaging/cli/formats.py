@@ -119,10 +119,6 @@ def _parameters(message: Message, now: int) -> dict[str, Any]:
     return found
 
 
-def _json_text(message: Message, now: int) -> bytes:
-    return dump(_parameters(message, now) | payload_fields(message.payload))[:-1]
-
-
 def _json_value(message: Message, now: int) -> bytes:
     try:
         json.loads(message.payload)
@@ -137,7 +133,7 @@ _PARTS: Final[Mapping[str, _Part]] = {
     "D": lambda message, _: _text(message.context.correlation_id),
     "E": lambda message, _: _text(_time_to_live(message)),
     "I": lambda _, now: _local("%Y-%m-%dT%H:%M:%S%z", now).encode(),
-    "j": _json_text,
+    "j": lambda message, now: dump(_parameters(message, now) | payload_fields(message.payload))[:-1],
     "J": _json_value,
     "l": lambda message, _: b"%d" % len(message.payload),
     "m": lambda message, _: _text(message.context.extensions.get(PACKET_ID) or 0),

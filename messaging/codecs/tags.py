@@ -5,6 +5,7 @@ They replace the decoders of cbor2, which have no bounds. Each raises ``ValueErr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
@@ -27,10 +28,6 @@ def _positive(content: Any, _immutable: bool) -> int:
     if is_vast(number):
         raise ValueError(f"bignum of more than {MAX_INT_BITS} bits")
     return number
-
-
-def _negative(content: Any, immutable: bool) -> int:
-    return -1 - _positive(content, immutable)
 
 
 def _parts(content: Any) -> tuple[int, int]:
@@ -70,9 +67,9 @@ def _report_reference(*_: Any) -> Any:
 
 #: tag -> decoder. Shared values (29) may contain themselves, regular expressions (35) may take any time to match, and
 #: no model can request MIME messages (36).
-WITH_REFERENCES: Final = {
+WITH_REFERENCES: Final[dict[int, Callable[..., Any]]] = {
     2: _positive,
-    3: _negative,
+    3: lambda content, immutable: -1 - _positive(content, immutable),
     4: _decimal_fraction,
     5: _bigfloat,
     29: _refuse,

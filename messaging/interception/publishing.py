@@ -62,7 +62,7 @@ class PublishChain:
         self._adapter = adapter
         self._engine = engine()
         self._outcomes: deque[Callable[[], object]] = deque()
-        self._serial = Serial(self._tell_all, lambda: self._outcomes)
+        self._serial = Serial(lambda: self._tell(len(self._outcomes)), lambda: self._outcomes)
 
     def is_bypassed(self) -> bool:
         """Return whether messages of this thread are not intercepted: the engine's, or an interceptor runs on it."""
@@ -136,9 +136,6 @@ class PublishChain:
             self._serial.wake()
         except RuntimeError:  # no thread can be started: the next outcome tries again
             logger.warning("interceptors of '%s': cannot start a thread; outcomes are told later", self._instance.name)
-
-    def _tell_all(self) -> None:
-        self._tell(len(self._outcomes))
 
     def _tell(self, most: int) -> None:
         outcomes = self._outcomes

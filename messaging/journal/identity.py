@@ -18,7 +18,7 @@ from messaging.errors import JournalUnreadableError
 from messaging.execution import clock
 from messaging.journal.folders import Folder, LocalFolder
 from messaging.journal.frames import HEADER_BYTES, header, rewound, seed_in
-from messaging.journal.log import META, segment_paths
+from messaging.journal.log import META, Log
 
 FORMAT: Final = 1
 #: of journals of messages; those of Spark queries name no kind
@@ -191,9 +191,8 @@ def keys_in(folder: Folder, partitions: Iterable[int]) -> Iterator[int]:
 def _files(folder: Folder, partitions: list[int]) -> Iterator[tuple[int, str]]:
     """Yield partition and name of each segment that has bytes, the newest of a partition first."""
     for number in partitions:
-        for name, size in reversed(segment_paths(folder, number)):
-            if size:
-                yield number, name
+        log = Log(folder, number)
+        yield from ((number, log.segment_name(segment)) for segment, size in reversed(log.list_segments()) if size)
 
 
 def _read(folder: Folder, name: str, length: int | None = None) -> memoryview:

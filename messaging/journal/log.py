@@ -36,20 +36,6 @@ def segment_path(partition: int, segment: int) -> str:
     return f"{partition}/{segment:020d}{_SUFFIX}"
 
 
-def _listed(folder: Folder, partition: int) -> list[tuple[int, int]]:
-    found = []
-    for name, size in folder.list(str(partition)).items():
-        stem = name.removesuffix(_SUFFIX)
-        if stem != name and len(stem) == 20 and stem.isascii() and stem.isdecimal() and int(stem) <= _LAST_SEGMENT:
-            found.append((int(stem), size))
-    return sorted(found)
-
-
-def segment_paths(folder: Folder, partition: int) -> list[tuple[str, int]]:
-    """Return the name and the size in bytes of each segment of a partition, in order."""
-    return [(segment_path(partition, segment), size) for segment, size in _listed(folder, partition)]
-
-
 class Tail(NamedTuple):
     """The end of a log as it was loaded."""
 
@@ -89,7 +75,12 @@ class Log:
 
     def list_segments(self) -> list[tuple[int, int]]:
         """Return the first offset and the size in bytes of each segment on the disk, in order."""
-        return _listed(self.folder, self.partition)
+        found = []
+        for name, size in self.folder.list(str(self.partition)).items():
+            stem = name.removesuffix(_SUFFIX)
+            if stem != name and len(stem) == 20 and stem.isascii() and stem.isdecimal() and int(stem) <= _LAST_SEGMENT:
+                found.append((int(stem), size))
+        return sorted(found)
 
     # --- loading
 

@@ -29,7 +29,7 @@ from messaging.journal.identity import (
     new_identity,
     sealed,
 )
-from messaging.journal.log import META, segment_paths
+from messaging.journal.log import META, Log
 from messaging.journal.records import FORMAT as RECORDS
 from messaging.journal.state import State
 
@@ -149,5 +149,6 @@ def _replaced(folder: LocalFolder, text: bytes, key: int | None) -> tuple[bytes,
 
 def _holds_records(folder: LocalFolder) -> bool:
     """Return whether the segments are those of a journal of messages."""
-    names = (name for name, size in segment_paths(folder, 0) if size)
+    log = Log(folder)
+    names = (log.segment_name(segment) for segment, size in log.list_segments() if size)
     return any(RECORDS in bytes(folder.read(name, 0, HEADER_BYTES + len(RECORDS))) for name in names)

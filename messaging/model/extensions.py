@@ -276,7 +276,8 @@ def check_extensions(
         if check is None and publishing and key in RECEIVED_ONLY and key in capabilities.subscribe_extensions:
             continue
         check = check or capabilities.subscribe_extensions.get(key)
-        if check is None and key in RECEIVED_ONLY and _is_told(key, value):
+        # a packet id of a received message is a number: ``True`` asks for them
+        if check is None and key in RECEIVED_ONLY and not (key == "packetId" and value is True):
             continue
         if check is None:
             supported = known(capabilities)
@@ -306,11 +307,6 @@ def _check_header_types(given: Mapping[str, Any], capabilities: Capabilities) ->
             f"the value of {name[:60]!r} is a {type(given[name]).__name__}; {capabilities.name} carries "
             f"{headers.described(capabilities.header_types)}: make it a str",
         )
-
-
-def _is_told(key: str, value: Any) -> bool:
-    """Return whether a value may come from a received message: a packet id is a number, so ``True`` is a request."""
-    return not (key == "packetId" and value is True)
 
 
 def _checked(key: str, check: Callable[[Any], Any], value: Any) -> Any:

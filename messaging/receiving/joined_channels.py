@@ -548,15 +548,13 @@ class JointIntake:
                 self._batch.append(incoming)
             elif incoming.token is not None:
                 is_abandoned = self._leave(incoming.channel)
-                if self._unclaimed is None or is_abandoned or self._was_joined(incoming.channel):
+                was_joined = any(channels.matches(pattern, incoming.channel) for pattern in self._parted)
+                if self._unclaimed is None or is_abandoned or was_joined:
                     unwanted.append(incoming.token)
                 else:
                     self._unclaimed.append(incoming)
         if unwanted:
             self._owner.connection.adapter.acknowledge(unwanted)
-
-    def _was_joined(self, channel: str) -> bool:
-        return any(channels.matches(pattern, channel) for pattern in self._parted)
 
     def _leave(self, channel: str) -> bool:
         """Have a channel parted if it is abandoned; return whether it is."""

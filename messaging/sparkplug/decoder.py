@@ -268,7 +268,7 @@ class SparkplugDecoder:
         reason: str | None = None
         if definitions is None:
             reason = "there is data, and no birth was received"
-        elif any(_is_undefined(each, definitions) for each in found.metrics):
+        elif any(definitions.find(each.name or None, each.alias) is None for each in found.metrics):
             reason = "there is data of a metric that its birth does not define"
         if node is not None and is_new:
             lost = node.follow(found.seq)
@@ -331,10 +331,6 @@ def _stale(topic: Topic, device: str | None, definitions: Definitions, timestamp
         Reading(topic.group, topic.edge_node, device, each.name, each.type, None, timestamp, quality=STALE)
         for each in definitions.metrics
     ]
-
-
-def _is_undefined(metric: Metric, definitions: Definitions) -> bool:
-    return definitions.find(metric.name or None, metric.alias) is None
 
 
 def _check_known(topic: Topic, metrics: Iterable[Metric], definitions: Definitions | None) -> None:

@@ -73,10 +73,6 @@ def _write_created(transaction: Transaction) -> dict[str, Any]:
     return {"id": transaction.id, "lease": LEASE.write(transaction.lease)}
 
 
-def _write_joined(remaining: float) -> dict[str, Any]:
-    return {"remaining": value_of(remaining)}
-
-
 def _read_joined(value: Any) -> float | None:
     return seconds_of(value.get("remaining")) if isinstance(value, dict) else None
 
@@ -91,7 +87,7 @@ TRANSACTIONS: Final = Interface(
     create=Operation(WireForm("a transaction", _write_created), duration=SECONDS._replace(missing=Lease.ANY)),
     # seconds that are left of the lease; managers of earlier versions return nothing
     join=Operation(
-        WireForm("the lease", _write_joined, _read_joined),
+        WireForm("the lease", lambda remaining: {"remaining": value_of(remaining)}, _read_joined),
         transaction=_ID,
         name=_NAME,
         crash_count=WireForm(missing=0),

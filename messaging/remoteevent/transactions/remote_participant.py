@@ -31,14 +31,12 @@ S = TypeVar("S", bound="ParticipantServer")
 GRACE: Final = 60.0
 
 
-def _vote(vote: Any) -> str:
-    return vote.value if isinstance(vote, Vote) else Vote.ABORTED.value
-
-
 _ID: Final = WireForm("the id of a transaction", read=str, missing="")
 #: what a manager asks a participant; the vote travels as text
 PARTICIPANTS: Final = Interface(
-    prepare=Operation(WireForm("a vote", _vote, Vote), transaction=_ID),
+    prepare=Operation(
+        WireForm("a vote", lambda vote: (vote if isinstance(vote, Vote) else Vote.ABORTED).value, Vote), transaction=_ID
+    ),
     commit=Operation(NOTHING, transaction=_ID),
     abort=Operation(NOTHING, transaction=_ID),
 )
