@@ -162,13 +162,10 @@ class SpecialPublication(Publication):
         super().__init__(outbox, payload, plan, deadline)
         options = plan.options
         self.own_id: str | None = options.message_id
-        time_to_live = options.time_to_live
-        if time_to_live is None:
-            self.may_expire = False
-        else:
-            self.may_expire = True
+        self.may_expire = options.time_to_live is not None
+        if options.time_to_live is not None:
             #: when its time to live is over, monotonic seconds
-            self.expires = clock.monotonic() + time_to_live
+            self.expires = clock.monotonic() + options.time_to_live
 
     @property
     def message_id(self) -> str:
@@ -178,6 +175,8 @@ class SpecialPublication(Publication):
 
     def prepare(self) -> bool:
         """See ``Publication``."""
+        if not self.may_expire:
+            return True
         plan, left = self.plan, self.expires - clock.monotonic()
         told = plan.options.time_to_live or 0.0
         if self.was_sent or told - left >= min(told * _PART, _INSTANT):

@@ -119,6 +119,23 @@ def test_an_adapter_that_sends_a_message_another_time_tells_what_is_left_of_its_
         eventually(lambda: waiting_on_disk(m) == 0, "an empty outbox")
 
 
+@BOTH
+def test_an_adapter_may_send_a_message_without_a_time_to_live_another_time(
+    broker: FakeBroker, connect: Connect, outbox: dict[str, Any]
+) -> None:
+    m = connect(broker, **outbox)
+    broker.hold = True
+    promises = [m.publish("a", b"plain"), m.publish("a", b"with an id", message_id="7")]
+    eventually(lambda: len(broker.held) == 2)
+    held = [*broker.held]
+    prepared: list[bool] = []
+    engine().call(lambda: prepared.extend(each.prepare() for each in held))
+    eventually(lambda: prepared == [True, True])
+    assert [each.plan.options.time_to_live for each in held] == [None, None]
+    broker.confirm()
+    results(promises)
+
+
 def waiting_on_disk(m: Messaging) -> int:
     dto = m.runtime.get_runtime_dto().outbox
     assert dto is not None
