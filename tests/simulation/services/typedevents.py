@@ -59,13 +59,18 @@ class BusLedger(Ledger):
         """Return whether the history of a role may have an event twice.
 
         "A bus that starts again may get an event that a broker kept for it and an earlier run had taken, or published:
-        its durable history has it twice then" (``docs/events.md``).
+        its durable history has it twice then" (``docs/events.md``). A run may have recorded an event for which none of
+        its handlers was called before its end.
         """
-        if role not in self.recorded:
+        if role not in self.recorded or event.topic != KEPT:
             return False
         is_own = event.role == role and event.member != member
         former = (each for each in self.consumers if each.role == role and each.member != member)
-        return is_own or any(event.key in each.got for each in former)
+        return is_own or any(event.at <= self._end_of(each) for each in former)
+
+    def _end_of(self, consumer: Consumer) -> float:
+        """Return when a consumer of an earlier run, which was closed or killed, may no longer have been called."""
+        return min([consumer.left, *(kill for kill in self.kills.get(consumer.role, ()) if kill >= consumer.off)])
 
     def may_overtake(self, consumer: Consumer, event: Event) -> bool:
         """See ``Ledger``: "live events wait for the past ones", which are only the newest that the others keep."""
