@@ -159,6 +159,14 @@ class Ledger:
             for name in members
         )
 
+    def _has_waited(self, delivery: Delivery, seconds: float) -> bool:
+        """Return whether a call of the member has ended in the last seconds before a delivery."""
+        return any(
+            each.member == delivery.member and delivery.at - seconds <= each.settled <= delivery.at
+            for found in self.deliveries.values()
+            for each in found
+        )
+
     def delivered(self, group: str, message: str, delivery: Delivery, told: dict[str, Any]) -> None:
         """Judge a delivery: it may be one, and no other member has the message."""
         simulation = self._simulation
@@ -175,8 +183,9 @@ class Ledger:
         if simulation.protocol == "memory" and more.ttl < inf and not self._options["hold_up"]:
             left = told.get("timeToLive", 0.0)
             late = simulation.world.scheduler.now - more.at - more.ttl
-            # at least a millisecond is told
-            if left > more.ttl + 1e-6 or (left <= 0.001 and late > 0.001 and more.copies < 2):
+            # at least a millisecond is told, also to a message that is taken then, and waits for the calls before it
+            is_late = left <= 0.001 and late > 0.001 and more.copies < 2 and not self._has_waited(delivery, late)
+            if left > more.ttl + 1e-6 or is_late:
                 simulation.broken(f"{message} arrived with {left:g} s to live of {more.ttl:g} s")
         earlier = before[:-1]
         if more.copies > 1 or simulation.may_duplicate(message):
