@@ -12,19 +12,19 @@ and so is a frame that a sender puts into a payload.
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 MAGIC: Final = b"RXJ1"
+_MAGIC: Final = re.compile(MAGIC)
 _FIELDS: Final = struct.Struct("<4sIQQI")
 _CHECK: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _FIELDS.size + _CHECK.size
 #: a header with a longer body is invalid: a body holds a few MiB, or one message
 MAX_BODY: Final = 2**32
-#: bytes that are searched at a time
-_CHUNK: Final = 2**20
 
 
 class Header(NamedTuple):
@@ -128,17 +128,18 @@ def scan(data: memoryview, seed: int = 0, position: int = 0) -> Iterator[Frame]:
         position = end
 
 
+def headers(data: memoryview, position: int, seed: int = 0) -> Iterator[tuple[int, Header]]:
+    """Yield the place of each header of ``data`` from ``position`` on, and the header. Bodies may be damaged."""
+    for match in _MAGIC.finditer(data, position):
+        found = header(data[match.start() : match.start() + HEADER_BYTES], seed)
+        if found is not None:
+            yield match.start(), found
+
+
 def next_intact(data: memoryview, position: int, seed: int = 0) -> Frame | None:
     """Return the first intact frame behind ``position``; with one, the damage there is no unfinished write."""
-    for begin in range(position + 1, len(data), _CHUNK):
-        chunk = bytes(data[begin : begin + _CHUNK + len(MAGIC) - 1])
-        at = chunk.find(MAGIC)
-        while at >= 0:
-            frame = next(scan(data, seed, begin + at), None)
-            if frame is not None and frame.is_intact():
-                return frame
-            at = chunk.find(MAGIC, at + 1)
-    return None
+    frames = (next(scan(data, seed, place), None) for place, _ in headers(data, position + 1, seed))
+    return next((each for each in frames if each is not None and each.is_intact()), None)
 
 
 class Damage(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Final
 
 from messaging.errors import JournalUnreadableError
 from messaging.journal.folders import Appender, Folder
-from messaging.journal.frames import HEADER_BYTES, Damage, Frame, header, walk
+from messaging.journal.frames import HEADER_BYTES, Damage, Frame, headers, walk
 from messaging.journal.log import Log, LogWriter, Tail
 from messaging.journal.records import FORMAT, LEAST_RECORD
 
@@ -264,7 +264,8 @@ class RecordWriter(LogWriter, RecordLog):
 def lost_rows(data: memoryview, end: int, seed: int) -> int:
     """Return how many records the bytes behind the last whole frame of a log may have held, at most.
 
-    An unfinished write holds none: it ends before its frame does, or the system has kept nothing of it but zeros.
+    An unfinished write holds none: it ends before its frame does, or the system has kept nothing of it but zeros. Where
+    headers are lost, the next one that is left tells how many records were before it.
 
     Args:
         data: the bytes. No intact frame is in them.
@@ -272,13 +273,13 @@ def lost_rows(data: memoryview, end: int, seed: int) -> int:
         seed: of the log.
     """
     rows = position = 0
-    while position < len(data):
-        found = header(data[position : position + HEADER_BYTES], seed)
-        if found is None:
-            rest = bytes(data[position:])
-            return rows if len(rest) < HEADER_BYTES or not rest.strip(b"\0") else rows + len(rest) // LEAST_RECORD + 1
-        if position + HEADER_BYTES + found.length > len(data):
+    for place, found in headers(data, 0, seed):
+        if place < position or found.first < end + rows:
+            continue  # in the body of a frame
+        rows = found.first - end
+        position = place + HEADER_BYTES + found.length
+        if position > len(data):
             return rows  # not finished
-        rows = max(rows, found.first + found.rows - end)
-        position += HEADER_BYTES + found.length
-    return rows
+        rows += found.rows
+    rest = bytes(data[position:])
+    return rows if len(rest) < HEADER_BYTES or not rest.strip(b"\0") else rows + len(rest) // LEAST_RECORD + 1

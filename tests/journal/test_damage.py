@@ -245,6 +245,25 @@ def test_the_offsets_of_a_lost_end_are_not_used_again(path: str, opened: Open) -
     assert [(each.first, each.until) for each in journal.info().damage] == [(3, 6)]
 
 
+@table("headers", [(1,), (2,), (1, 2)])
+def test_a_damaged_end_holds_no_more_records_than_a_header_in_it_tells(
+    in_memory: str, no_sync: None, headers: tuple[int, ...]
+) -> None:
+    """After a loss of power any part of what was not synced may be missing, and what follows it may be there."""
+    folder = f"{in_memory}/{headers}"
+    made = writer(folder)
+    add(made, 2, 3, 1, 4)
+    made.close()
+    (file,) = segment_files(folder)
+    _, *frames = scan(memoryview(file.read_bytes()), SEED)
+    flip(file, *(each.position if n in headers else each.end - 1 for n, each in enumerate(frames) if n))
+    lost = Lost([])
+    opened = writer(folder, lost=lost)
+    assert opened.end == 10
+    assert lost.offsets == {*range(2, 10)}
+    opened.close()
+
+
 @table("tail", [b"\0" * 5000, b"R", b"RXJ1" * 7], ids=["zeros", "a byte", "half a header"])
 def test_an_unfinished_write_is_cut_off_without_a_report_of_damage(
     tmp_path: Path, opened: Open, tail: bytes, caplog: pytest.LogCaptureFixture

@@ -41,6 +41,14 @@ JOURNAL = (
         (Edit("messaging/journal/identity.py", "    check_key(folder, found.key, folder.partitions())\n", ""),),
         "tests/journal/test_identity.py::test_segments_of_another_journal_are_refused",
     ),
+    # --- damage
+    Planted(
+        "the records of the last frame of a damaged end are not reported",
+        "Count no more lost records than the headers of a damaged end tell",
+        "journal",
+        (Edit("messaging/journal/segments.py", "        rows += found.rows\n", ""),),
+        "tests/journal/test_damage.py::test_a_flip_of_any_byte_loses_only_what_is_reported",
+    ),
     # --- cursors
     Planted(
         "acknowledgements out of order are lost when the journal is closed",
