@@ -56,6 +56,7 @@ KEPT: Final = {
     "gateway/amqp/1520048/steps=4,6,7,10,11,16,17/faults=0": "a device's own copies counted as those of the gateway",
     "gateway/amqp/1520013/steps=16,17,18,19,20,21,22,23,29,30/faults=0/world=1": "lost records counted as dropped",
     "gateway/amqp/2900147": "a damaged end was said to have held more records than a header in it tells",
+    "gateway/amqp/3000539/world=3": "records of a write that a loss of power tore counted as dropped, as documented",
     "distributed/amqp/2400006": "a member that the broker refused at first never joined its network",
     "mailbox/memory/2810042": "a mailbox whose disk failed closed without a word, and lost the renewal of a lease",
     "mailbox/memory/2810182": "the same, on a full disk",
