@@ -292,8 +292,8 @@ class Gateway(Startable):
             if {route.settings.source.instance, route.settings.target.instance} & gone
         }  # fmt: skip
         for route in affected.values():
-            if route.settings.source.instance in gone:  # its subscription ends; what is stored goes on
-                route.change(route.settings.model_copy(update={"enabled": False}))
+            if route.settings.source.instance in gone:
+                route.leave()
         for name in gone:
             self._instances.close(name)
         with on_failure(self._remove, affected):

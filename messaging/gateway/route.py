@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from messaging import Messaging
+from messaging import Messaging, Promise
 from messaging.errors import ArgumentError, ConfigurationError, DeadlineError, JournalError, MessagingError
 from messaging.errors.text import SafeLog, counted
 from messaging.execution import Waiters, clock, seconds
@@ -174,15 +174,23 @@ class Route:
         if settings.enabled and not waits:
             # the new subscription is made before the old one ends: a message may come twice, and none is missed
             after.subscription.subscribing.start()
-        before.pause()
-        # what is not acknowledged by then is given back, and would be stored twice
-        self.buffer.wait_stored(STORE_TIMEOUT)
-        ended = before.subscription.end()
+        ended = self._end(before)
         if settings.enabled and waits:
             if ended is None:
                 after.subscription.subscribing.start()
             else:
                 ended.add_done_callback(lambda _: after.subscription.subscribing.start())
+
+    def leave(self) -> None:
+        """End the subscription, whose instance is closed next, until :meth:`change`. What is stored goes on."""
+        self.settings = self.settings.model_copy(update={"enabled": False})
+        self._end(self.intake)
+
+    def _end(self, intake: RouteIntake) -> Promise[None] | None:
+        intake.pause()
+        # what is not acknowledged by then is given back, and would be stored twice
+        self.buffer.wait_stored(STORE_TIMEOUT)
+        return intake.subscription.end()
 
     def remove(self) -> None:
         """End the subscription of a route that is no longer configured; its buffer stays on the disk."""

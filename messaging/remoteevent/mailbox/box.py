@@ -235,20 +235,17 @@ _SLACK: Final = 1000
 _SLACK_BYTES: Final = 2**20
 
 
-class _Latest:
+class _Latest(NamedTuple):
     """The newest event of a kind."""
 
-    __slots__ = ("event", "offset", "size", "suppressed", "ticket")
-
-    def __init__(self, event: RemoteEvent, suppressed: int, ticket: int, offset: int, size: int) -> None:
-        self.event = event
-        #: older events of the kind that were dropped for this one
-        self.suppressed = suppressed
-        self.ticket = ticket
-        #: of its record
-        self.offset = offset
-        #: bytes of its line
-        self.size = size
+    event: RemoteEvent
+    #: older events of the kind that were dropped for this one
+    suppressed: int
+    ticket: int
+    #: of its record
+    offset: int
+    #: bytes of its line
+    size: int
 
 
 class LatestBox(Box):
