@@ -107,11 +107,9 @@ class Buffer:
     # --- storing
 
     def store(self, stored: StoredMessage, unless: Callable[[], object] | None = None) -> None:
-        """Store a message. From any thread.
+        """Store a message, unless ``unless()`` says that its source was left: :meth:`wait_stored` may be over then.
 
-        Raises:
-            ClosedError, JournalError: it is not stored. ``ClosedError`` also if ``unless`` returns that its source was
-                left: :meth:`wait_stored` need not wait for a message that is stored later.
+        From any thread. Raises ``ClosedError``, then as well, and ``JournalError``.
         """
         with self._lock:
             self.storing += 1

@@ -12,6 +12,7 @@ import heapq
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -235,7 +236,8 @@ _SLACK: Final = 1000
 _SLACK_BYTES: Final = 2**20
 
 
-class _Latest(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Latest:
     """The newest event of a kind."""
 
     event: RemoteEvent

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from messaging.errors import ArgumentError, DeadlineError, InvalidIteratorError, MessagingError
@@ -217,17 +218,15 @@ class RemoteEventIterator(Closeable):
             self._is_closed = True
 
 
+@dataclass(slots=True, eq=False)
 class WaitingFetch:
     """A fetch that waits for events."""
 
-    __slots__ = ("is_patient", "most", "promise", "token")
-
-    def __init__(self, token: str, most: int, promise: Promise[list[Entry]], *, is_patient: bool) -> None:
-        self.token = token
-        self.most = most
-        self.promise = promise
-        #: whether it waits for events; otherwise only for the outcomes of the last batch of the delivery
-        self.is_patient = is_patient
+    token: str
+    most: int
+    promise: Promise[list[Entry]]
+    #: whether it waits for events; otherwise only for the outcomes of the last batch of the delivery
+    is_patient: bool
 
 
 class Pulling:
