@@ -146,11 +146,12 @@ class Durable(Simulation):
             return  # "without it they are kept in memory, until the stream is closed"
         if message in role.held:
             return  # "the messages that a consumer with manual acknowledgement still holds" are released
+        if self.has_disk_faults and before.at <= role.since:
+            # "their ids are stored when there is room again, and may not outlive their instance before that"
+            return
         if before.life == role.lives:
             self.broken(f"{message} was handled again in the same process")
             return
-        if self.has_disk_faults:
-            return  # "their ids are stored when there is room again, and may not survive a crash before that"
         if self.has_clock_faults and window is not True:
             return  # "a wall clock that is ahead at a start cannot be told from time that has passed"
         ledger.again[role.lives] = ledger.again.get(role.lives, 0) + 1

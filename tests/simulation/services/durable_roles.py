@@ -193,6 +193,8 @@ class DurableConsumer(Consumer):
         if self.simulation.protocol.startswith("mqtt"):
             settings["client_id"] = self.name
         self.session = getattr(self, "session", 0) + 1
+        #: when the present instance was made
+        self.since = self.world.scheduler.now
         while True:
             try:
                 self.m = self.simulation.connect(self, retry_connect=True, **settings)
