@@ -259,6 +259,8 @@ class Ledger:
         now = simulation.world.scheduler.now
         # nothing says when memory:// and subscribers of the envelope drop what has expired
         is_silent = simulation.protocol in ("memory", "mqtt311") or simulation.restarts
+        # "an expired message is not sent" (``docs/extensions.md``): of an earlier process no promise tells it
+        is_silent = is_silent or not more.copies
         if is_silent and now > more.at + more.ttl:
             return True
         if simulation.protocol.startswith("mqtt") and self._is_lost_as_told(group, more, members):
