@@ -154,9 +154,7 @@ class _Bench:
                 logger.info("subscribed to %s at %s", self._topic, identity(m))
         if self._mode == "request" and plan.responder:
             m = self._instance()
-            m.reply(
-                self._topic, lambda request: request.payload, concurrency=max(8, min(64, self._window)), **extensions
-            )
+            m.reply(self._topic, lambda payload: payload, concurrency=max(8, min(64, self._window)), **extensions)
         for number in range(plan.publishers if self._mode != "sub" else 0):
             m = self._instance()
             send: Any = m.reply_to.publish_with_reply if self._mode == "request" else m.publisher.publish

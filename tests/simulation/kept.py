@@ -39,7 +39,7 @@ KEPT: Final = {
     "spark/mqtt5/2900427/steps=0,2,11,12,13,14,15,17,18,19,31/faults=0,1": "a segment without head held up a query",
     "devices/mqtt311/2900497/steps=5,6,7/faults=/world=2": "an instance closed while it connected left its will",
     "sharing/memory/2900616/steps=1,60,69/faults=": "a message taken with its last millisecond waited for a handler",
-    "durable/mqtt5/2960009": "ids that a full disk refused ended with their instance",
+    "durable/mqtt5/2960009": "ids that a full disk refused ended with their stream",
     "sharing/amqp/2960049/steps=14,15,21/faults=4,5": "what expired in the outbox of a killed publisher was lost",
     "sharing/amqp/2900313/steps=2,3,8,13,15,30/faults=0,2": "messages that a closed channel took came again expired",
     "sharing/amqp/900116": "an AMQP broker that closes a connection requeues before the connection has ended",

@@ -147,7 +147,7 @@ class Durable(Simulation):
         if message in role.held:
             return  # "the messages that a consumer with manual acknowledgement still holds" are released
         if self.has_disk_faults and before.at <= role.since:
-            # "their ids are stored when there is room again, and may not outlive their instance before that"
+            # "their ids are stored when there is room again, and may not outlive their stream before that"
             return
         if before.life == role.lives:
             self.broken(f"{message} was handled again in the same process")

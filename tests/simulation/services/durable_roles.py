@@ -193,8 +193,6 @@ class DurableConsumer(Consumer):
         if self.simulation.protocol.startswith("mqtt"):
             settings["client_id"] = self.name
         self.session = getattr(self, "session", 0) + 1
-        #: when the present instance was made
-        self.since = self.world.scheduler.now
         while True:
             try:
                 self.m = self.simulation.connect(self, retry_connect=True, **settings)
@@ -229,6 +227,8 @@ class DurableConsumer(Consumer):
             self.held[self.current] = None
 
     def _subscribe(self) -> None:
+        #: when the present stream was opened
+        self.since = self.world.scheduler.now
         super()._subscribe()
         self.is_leaving = False
 
