@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 #: time in which a handler gets an event that nothing disturbs, seconds
 ARRIVES: Final = 60.0
+#: longest pause between two looks for calls that take too long, seconds: see ``messaging.execution.deadlines``
+_LOOK: Final = 0.25
 TOPICS: Final = ("ev/a", "ev/b", "ev/x/c", "other/d")
 FILTERS: Final = ("*", "ev/*", "ev/a", "ev/x/*", "ev/b", "other/d")
 NAMES: Final = ("main", "one", "two")
@@ -473,7 +475,9 @@ class EventAdminAlone(Simulation):
             return True
         updated = max((each.time for each in handler.terms if each.began < event.at), default=0.0)
         is_held_up = bool(self.plan.options["hold_up"])
-        return any(each >= updated - self.slack for each, _ in handler.stalls) or (is_held_up and handler.is_close)
+        # an update between the end of the time limit and the next look at it ends no call: the handler is blocked then
+        since = updated - self.slack - _LOOK
+        return any(each >= since for each, _ in handler.stalls) or (is_held_up and handler.is_close)
 
     # --- judging
 
