@@ -175,6 +175,8 @@ class Sharing(Simulation):
     def has_broken(self, role: str, begin: float, end: float) -> bool:
         """Return whether a connection of a role ended in that time."""
         if self.protocol == "memory":
+            # the loop of the broker makes the cut, and may be held up before
+            begin -= self.plan.options["longest"] if self.plan.options["hold_up"] else 0.0
             return any(begin <= moment <= end and name in (role, None) for moment, name in self.cuts)
         # the channel, or the consumer alone, may have ended as well
         return self.may_end_channels or self.breaks.between(role, begin, end)
