@@ -43,6 +43,7 @@ KEPT: Final = {
     "sharing/amqp/2960049/steps=14,15,21/faults=4,5": "what expired in the outbox of a killed publisher was lost",
     "eventadmin/memory/2970025": "a handler was updated before its block was noticed, and was blocked all the same",
     "sharing/memory/2970133": "a cut that a loop made late came before the message that it gave back",
+    "journal/memory/3100178/steps=31/faults=0,4": "a changed byte of a refused journal was a change by its writer",
     "sharing/amqp/2900313/steps=2,3,8,13,15,30/faults=0,2": "messages that a closed channel took came again expired",
     "sharing/amqp/900116": "an AMQP broker that closes a connection requeues before the connection has ended",
     "gateway/mqtt311/900090": "a loss of power took the records by which a gateway recognises equal messages",

@@ -638,6 +638,7 @@ class JournalAlone(Simulation):
                 and self.world.disk.change_bytes(folder / "journal.json", 1)
             ):
                 self.is_unreadable = True
+                self._keep_damage()
         elif segments:
             at = int(self.world.disk.random.random() * len(segments))
             name = f"0/{segments[at]:020d}.segment"
@@ -660,9 +661,13 @@ class JournalAlone(Simulation):
         with self.world.disk.work():
             return sorted(int(path.stem) for path in folder.glob("*.segment"))
 
-    def _damage(self, segments: list[int], at: int) -> None:
-        if self._exchanged is not None:  # it is this damage that the refused journal has, and keeps
+    def _keep_damage(self) -> None:
+        """Note that a journal that is refused has this damage, and keeps it."""
+        if self._exchanged is not None:
             self._exchanged = self._exchanged[0], self.world.disk.copy(FOLDER)
+
+    def _damage(self, segments: list[int], at: int) -> None:
+        self._keep_damage()
         in_flight = sum(entry.state == "sent" for entry in self.ledger.entries.values())
         end = max(self.ledger.at, default=-1) + 1 + in_flight
         self.ledger.damaged.append((segments[at], segments[at + 1] if at + 1 < len(segments) else end))
