@@ -589,14 +589,10 @@ def _send_and_hold(gateway: Gateway, a: Broker, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_reload_that_ends_a_route_gives_back_no_message_that_it_stores(
-    names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bridged: Bridged, names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is on its way to the disk is acknowledged before the subscription ends, else the next one gets it again."""
-    with (
-        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b,
-        Gateway(settings(tmp_path, instances=names)) as gateway,
-    ):  # fmt: skip
-        started(gateway)
+    with bridged(target="#") as (a, b, gateway):
         store = _send_and_hold(gateway, a, monkeypatch)
         journal = gateway.route("r").buffer.journal
         close = journal.close
@@ -611,13 +607,9 @@ def test_a_reload_that_ends_a_route_gives_back_no_message_that_it_stores(
 
 
 def test_a_reload_of_a_source_gives_back_no_message_that_it_stores(
-    names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bridged: Bridged, names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b,
-        Gateway(settings(tmp_path, instances=names)) as gateway,
-    ):  # fmt: skip
-        started(gateway)
+    with bridged(target="#") as (a, b, gateway):
         store = _send_and_hold(gateway, a, monkeypatch)
         changed = route({"channel": "in/{x}", "queue": "gw", "prefetch": 7}, "new/{x}")
         reload = threading.Thread(
@@ -665,14 +657,10 @@ def test_a_reload_that_replaces_an_instance_keeps_buffer_and_messages_in_flight(
 
 
 def test_a_message_that_a_left_source_still_hands_out_stays_with_its_broker(
-    names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bridged: Bridged, names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker delivers it again, to the next instance: it must not be stored twice."""
-    with (
-        Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b,
-        Gateway(settings(tmp_path, instances=names)) as gateway,
-    ):  # fmt: skip
-        started(gateway)
+    with bridged(target="#") as (a, b, gateway):
         buffer = gateway.route("r").buffer
         store, going_on, arrived = buffer.store, threading.Event(), threading.Event()
 
@@ -709,7 +697,7 @@ def test_a_reload_whose_instance_cannot_be_made_changes_nothing(bridged: Bridged
 def test_a_reload_whose_instance_is_refused_by_the_disk_can_be_repeated(
     bridged: Bridged, names: Names, tmp_path: Path
 ) -> None:
-    """Routes of the instance end, and begin again with the next reload; nothing that is stored is lost."""
+    """Routes of the instance end, and begin again with the next reload."""
     outbox = tmp_path / "outbox"
     others = {**names, "b": {**names["b"], "outbox_path": outbox}}
     with bridged(target="#") as (a, b, gateway):
@@ -790,13 +778,10 @@ def test_a_reload_that_cannot_be_run_keeps_the_present_configuration(
 
 
 def test_a_route_whose_position_the_disk_does_not_take_leaves_its_folder(
-    names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bridged: Bridged, names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     routes = {"r": route(), "s": route({"channel": "other", "queue": "s"}, "there")}
-    with Broker(names["a"]["url"]) as a, Broker(names["b"]["url"], "#") as b, Gateway(
-        settings(tmp_path, instances=names)
-    ) as gateway:  # fmt: skip
-        started(gateway)
+    with bridged(target="#") as (a, b, gateway):
 
         def full(journal: Journal, *_: Any) -> Any:
             raise journal.folder.error(JournalFullError, "cannot write state.db: database or disk is full")
