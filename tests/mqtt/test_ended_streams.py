@@ -133,6 +133,39 @@ async def test_messages_left_to_the_next_stream_survive_a_connection_that_is_los
     await farewell(core, connection)
 
 
+@table("where", ["ended stream", "resumed session"])
+async def test_messages_kept_over_a_connection_come_behind_those_sent_again_in_front_of_them(
+    peer: Peer, where: str
+) -> None:
+    """The answers to the first ones were lost with the connection: the broker sends them again, at the old place."""
+    core = Core(peer.url, client_id="me", clean_start=False, session_expiry=1000)
+    connection, _ = await accept(core, peer, present=where == "resumed session")
+    other, _ = await subscribed(core, connection, "b", qos="0")
+    if where == "ended stream":
+        sink, handle = await subscribed(core, connection, "a", qos="1")
+        for number in (1, 2, 3):
+            connection.deliver("a", b"%d" % number, number, 1)
+        await sink.count(3)
+        core.acknowledge(*sink.arrived[:2])
+        assert [await connection.expect(packets.PUBACK) for _ in range(2)] == [b"\0\x01", b"\0\x02"]
+        await unsubscribed(core, connection, handle)
+    else:
+        connection.deliver("a", b"3", 3, 1)
+    connection.deliver("b", b"behind it")
+    await other.count(1)
+    connection, _ = await reconnect(core, peer, connection, present=True)
+    for number in (1, 2, 3, 4):
+        connection.deliver("a", b"%d" % number, number, 1, 8)
+    connection.deliver("b", b"behind them")
+    await other.count(2)
+    sink, _ = await subscribed(core, connection, "a", qos="1")
+    await sink.count(4)
+    assert sink.payloads == [b"1", b"2", b"3", b"4"]
+    core.acknowledge(*sink.arrived)
+    assert [await connection.expect(packets.PUBACK) for _ in range(4)] == [bytes([0, each]) for each in (1, 2, 3, 4)]
+    await farewell(core, connection)
+
+
 async def test_messages_of_a_resumed_session_wait_for_a_stream_whose_first_attempt_was_lost(peer: Peer) -> None:
     core = Core(peer.url, client_id="me", clean_start=False, session_expiry=1000)
     connection, _ = await accept(core, peer, present=False)

@@ -212,6 +212,8 @@ class Inbound:
                 self.answers.settled(receipt)
             else:
                 self._deliver(receipt.publish.topic, decoded, receipt, (stream,))
+        # the broker's order: it may have sent one whose answer was lost again, in front of messages that were kept
+        stream.outlet.batch.sort(key=lambda each: each.token.receipt.number)
         self.hand_over()
 
     def release(self, stream: Stream) -> None:

@@ -96,6 +96,7 @@ class SessionConsumer(DistributableEventConsumer[Any]):
         if number not in session.sent or session.sent[number].state == "refused":
             broken(f"{name} got {number}, which was not published")
         view.got.append(number)
+        view.consumer.got[event_of.key] = member.world.scheduler.now
         member.note(f"{name} got {number}")
         if member.slow:
             clock.pause(member.slow)
