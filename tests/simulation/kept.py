@@ -57,6 +57,7 @@ KEPT: Final = {
     "gateway/amqp/1500034": "a message that came again on its way to the disk was stored twice",
     "gateway/mqtt311/1500040": "a route that a reload enabled did not publish what was stored",
     "distributed/mqtt311/2970043": "events sent again in front of kept ones came behind them to a reopened member",
+    "sharing/amqp/3000022": "the first delivery of a copy sent again counted its time to live from the first one",
     "distributed/mqtt5/1400024": "events of a kept session came between the registrations of consumers that overlap",
     "distributed/amqp/1500214": "the broker gave events to the connection of a killed member beside the new one",
     "gateway/amqp/1520048/steps=4,6,7,10,11,16,17/faults=0": "a device's own copies counted as those of the gateway",
