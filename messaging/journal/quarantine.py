@@ -6,10 +6,12 @@ Nothing is destroyed that may still be of use: bytes that cannot be read, or are
 
 from __future__ import annotations
 
+import bisect
 import logging
 import re
 import threading
 from collections.abc import Iterable
+from math import inf
 from typing import Final, NamedTuple
 
 from messaging.journal.folders import LocalFolder
@@ -36,6 +38,12 @@ class DamagedRange(NamedTuple):
     first: int
     until: int
 
+    def is_part_of(self, other: DamagedRange) -> bool:
+        """Return whether ``other`` has all its bytes, if it has any, and tells its records as lost as well."""
+        is_within = other.segment == self.segment and other.position <= self.position and self.end <= other.end
+        is_told = self.first == self.until or covers(other, self.first, self.until)
+        return is_told and (is_within or self.position == self.end)
+
 
 class Quarantine:
     """The damage of one journal that was found so far. Thread safe.
@@ -50,9 +58,8 @@ class Quarantine:
         self._writable = writable
         #: guards everything below, and the files
         self._lock = threading.Lock()
-        self._known: set[DamagedRange] = set()
-        #: the damage that an earlier writer has found; ``None`` until it is needed
-        self._earlier: set[DamagedRange] | None = None
+        #: the damage that was logged, by an earlier writer, too, in order of the bytes; ``None`` until it is needed
+        self._known: list[DamagedRange] | None = None
         #: files in the folder, and their bytes
         self._files = self._bytes = 0
 
@@ -60,13 +67,13 @@ class Quarantine:
         """Copy damaged bytes, log the damage, and remember it; once for each damage."""
         found = DamagedRange(segment, damage.position, damage.end, damage.first, damage.until)
         with self._lock:
-            if found in self._known:
+            known = self._load() if self._known is None else self._known
+            at = bisect.bisect(known, (found.segment, found.position, inf))
+            # a reader that begins within the damage finds a part of it again, and one that passes the gap which
+            # offsets are missing
+            if any(map(found.is_part_of, known if found.position == found.end else known[max(at - 1, 0) : at])):
                 return
-            earlier = self._load() if self._writable else set()
-            self._known.add(found)
-            # a reader that passes the gap finds again which offsets are missing
-            if found in earlier or (found.position == found.end and self._is_covered(found)):
-                return
+            known.insert(at, found)
             copy = self._copy(found, data) if self._writable else "nothing is copied by a reader"
         lost = f"{found.until - found.first} records are lost, with offsets from {found.first}"
         logger.error(
@@ -75,18 +82,11 @@ class Quarantine:
             lost if found.until > found.first else "no stored record is lost", copy,
         )  # fmt: skip
 
-    def _load(self) -> set[DamagedRange]:
-        if self._earlier is None:
-            files = self._folder.list(FOLDER)
-            self._files, self._bytes = len(files), sum(files.values())
-            self._earlier = _parsed(files)
-        return self._earlier
-
-    def _is_covered(self, found: DamagedRange) -> bool:
-        """Return whether other damage tells the records of ``found`` as lost already."""
-        return any(
-            covers(each, found.first, found.until) for each in self._known | (self._earlier or set()) if each != found
-        )
+    def _load(self) -> list[DamagedRange]:
+        files = self._folder.list(FOLDER) if self._writable else {}
+        self._files, self._bytes = len(files), sum(files.values())
+        self._known = sorted(_parsed(files))
+        return self._known
 
     def _copy(self, found: DamagedRange, data: memoryview) -> str:
         """Copy damaged bytes; return what became of them."""
@@ -109,7 +109,7 @@ class Quarantine:
     def ranges(self) -> list[DamagedRange]:
         """Return the damage that this process has found, and that the folder has copies of, in order of the offsets."""
         with self._lock:
-            found = self._known | _parsed(self._folder.list(FOLDER))
+            found = set(self._known or ()) | _parsed(self._folder.list(FOLDER))
         spans = [each for each in found if each.position < each.end]
         found -= {
             each

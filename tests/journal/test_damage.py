@@ -177,6 +177,26 @@ def test_damage_is_quarantined_logged_and_told_after_the_next_open(
         assert seen.info().damage == [found]
 
 
+@table("part", ["header", "body", "both"])
+def test_damage_is_logged_once_wherever_a_reader_begins(
+    tmp_path: Path, opened: Open, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    caplog.clear()
+    journal = filled(opened, 12, where=str(tmp_path / "j"))
+    journal.close()
+    (file,) = segment_files(tmp_path / "j")
+    frames = [*scan(memoryview(file.read_bytes()), seed_with(key_of(journal.id), 0))][5:9]  # behind the head
+    flip(file, *(frame.position for frame in frames if part != "body"))
+    flip(file, *(frame.end - 1 for frame in frames if part != "header"))
+    journal = opened(str(tmp_path / "j"))
+    for offset in (*range(12), *reversed(range(12))):
+        assert offsets(journal.read(offset)) == [each for each in range(offset, 12) if not 4 <= each < 8]
+    assert caplog.text.count("is damaged at bytes") == 1
+    (found,) = journal.info().damage
+    assert (found.first, found.until) == (4, 8)
+    assert len([*(tmp_path / "j" / "quarantine").iterdir()]) == 1
+
+
 @table("part", ["header", "body"])
 def test_damage_in_many_places_is_passed_fast_and_copied_up_to_a_bound(
     in_memory: str, no_sync: None, opened: Open, part: str, caplog: pytest.LogCaptureFixture
