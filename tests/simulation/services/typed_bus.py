@@ -267,8 +267,7 @@ class BusProgram(Role):
             if manner == "raises":
                 failures[0] += 1
                 if failures[0] == BLOCKED_AFTER:
-                    made.end(self.world.scheduler.now, "discarded")
-                    made.why = "discarded"
+                    made.end(self.world.scheduler.now, "discarded")  # unless it is being unregistered
                 raise PlannedError("as planned")
             made.done[key] = self.world.scheduler.now
 
