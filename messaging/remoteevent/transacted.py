@@ -190,9 +190,8 @@ class TransactedEvents:
             except Exception:
                 logger.exception(
                     "generator '%s': transaction %s does not say when it ends; its manager is asked",
-                    self._source,
-                    transaction.id,
-                )
+                    self._source, transaction.id,
+                )  # fmt: skip
                 left = 0.0
             if left > 0:
                 self._watch(scope, left)
@@ -214,36 +213,41 @@ class TransactedEvents:
             state = None if error is not None else answer.result(0)
             if state is not None and state not in (TransactionState.COMMITTED, TransactionState.ABORTED):
                 return
-            if self._is_prepared(transaction.id):
+            scope = self._scopes.get(transaction.id)
+            if scope is not None and scope.is_prepared:
                 is_aborted = state is TransactionState.ABORTED or isinstance(error, UnknownTransactionError)
                 if is_aborted or state is TransactionState.COMMITTED:
-                    workers().submit(partial(self._settle, transaction.id, is_aborted=is_aborted))
+                    workers().submit(partial(self._settle, transaction.id, self.abort if is_aborted else self.commit))
                 return
             logger.info(
                 "generator '%s': the lease of transaction %s has ended: %s; its registrations end",
                 self._source, transaction.id, error or f"it is {state.name.lower() if state else 'unknown'}",
             )  # fmt: skip
-            workers().submit(partial(self._end, transaction.id, unless_prepared=True))
+            workers().submit(partial(self._settle, transaction.id, self._give_up))
 
         answer.listen(answered)
 
-    def _is_prepared(self, transaction_id: str) -> bool:
-        """Return whether a transaction waits for its outcome. On any thread."""
-        scope = self._scopes.get(transaction_id)
-        return scope is not None and scope.is_prepared
-
-    def _settle(self, transaction_id: str, *, is_aborted: bool) -> None:
-        """End a prepared transaction whose outcome the manager has told on request. On a worker thread."""
+    def _settle(self, transaction_id: str, settle: Callable[[str], object]) -> None:
+        """End a transaction whose outcome the manager has told on request, or whose lease is over. On a worker."""
         try:
-            if is_aborted:
-                self.abort(transaction_id)
-            else:
-                self.commit(transaction_id)
+            settle(transaction_id)
         except MessagingError as error:  # it is asked again
             logger.warning(
                 "generator '%s': the outcome of transaction %s is not carried out: %s; the manager is asked again",
                 self._source, transaction_id, error,
             )  # fmt: skip
+
+    def _give_up(self, transaction_id: str) -> None:
+        """Drop the events of a transaction whose lease is over. One that is being prepared is asked for again."""
+        scope = self._scopes.get(transaction_id)
+        if scope is None or not scope.settling.acquire(blocking=False):
+            return
+        try:
+            if not scope.is_prepared:
+                self._prepared.keep_transaction(transaction_id, None)
+                self._end(transaction_id)
+        finally:
+            scope.settling.release()
 
     # --- registering and generating
 
@@ -380,8 +384,8 @@ class TransactedEvents:
         for number, event in enumerate(scope.events):
             message_id = f"{transaction_id}/{number}"
             promise = scope.publishing.get(number)
-            is_to_publish = not self._prepared.is_stored(message_id) if promise is None else _has_failed(promise)
-            if is_to_publish:
+            has_failed = promise is not None and promise.done() and promise.exception(0) is not None
+            if has_failed or (promise is None and not self._prepared.is_stored(message_id)):
                 scope.publishing[number] = self._publish_outside(event, message_id)
         failure: MessagingError | None = None
         for number, promise in scope.publishing.items():
@@ -403,14 +407,13 @@ class TransactedEvents:
             self._prepared.keep_transaction(transaction_id, None)
             self._end(transaction_id)
 
-    def _end(self, transaction_id: str, *, unless_prepared: bool = False) -> None:
+    def _end(self, transaction_id: str) -> None:
         """End the registrations of a transaction (EV.2.4)."""
         with self._lock:
-            scope = self._scopes.get(transaction_id)
-            if scope is None or (unless_prepared and scope.is_ended):
+            scope = self._scopes.pop(transaction_id, None)  # a later `prepare` finds no transaction
+            if scope is None:
                 return
             scope.is_ended = True
-            del self._scopes[transaction_id]  # a later `prepare` finds no transaction
             interests = [each for kind in scope.kinds.values() for each in kind.interests]
         for each in interests:
             release(each.lease)
@@ -424,7 +427,3 @@ class TransactedEvents:
                 each for scope in self._scopes.values() for kind in scope.kinds.values() for each in kind.interests
             ]
         wait_for_all([each.delivery.close() for each in interests])
-
-
-def _has_failed(promise: Promise[int]) -> bool:
-    return promise.done() and promise.exception(0) is not None

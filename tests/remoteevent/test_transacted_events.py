@@ -14,6 +14,7 @@ import messaging
 from messaging.errors import CannotCommitError, DeadlineError, JournalError, MessagingError, UnknownLeaseError
 from messaging.execution import Promise
 from messaging.remoteevent import EventGenerator, EventRegistration, transacted
+from messaging.remoteevent.storage import Storage
 from messaging.remoteevent.transactions import (
     RemoteTransactionManager,
     TransactionManager,
@@ -313,8 +314,11 @@ def test_a_transaction_goes_on_if_its_lease_was_renewed_in_another_process(
 class Foreign:
     """A transaction of a manager of an application."""
 
-    def __init__(self, remaining: Callable[[], float], name: str = "foreign") -> None:
+    def __init__(
+        self, remaining: Callable[[], float], name: str = "foreign", answer: Promise[TransactionState] | None = None
+    ) -> None:
         self.id = name
+        self._answer = answer or Promise.resolved(TransactionState.ABORTED)
         self.asked: waiting.Recorder[str] = waiting.Recorder()
         self._remaining = remaining
 
@@ -330,7 +334,7 @@ class Foreign:
 
     def ask_state(self) -> Promise[TransactionState]:
         self.asked.append(threading.current_thread().name)
-        return Promise.resolved(TransactionState.ABORTED)
+        return self._answer
 
 
 def test_a_transaction_of_an_application_that_does_not_answer_keeps_no_generator_waiting(
@@ -475,3 +479,58 @@ def test_a_prepared_transaction_asks_for_an_outcome_that_it_was_not_told(
     virtual_clock.advance(2.0)
     eventually(lambda: not generator.participant.is_active)
     assert len(foreign.asked) == 1
+
+
+def test_a_transaction_that_a_failing_disk_did_not_prepare_ends_when_the_disk_works_again(
+    virtual_clock: VirtualClock, generator: EventGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manager tells of the abort a few times only, and what the disk has of it is unknown."""
+    kept: list[object] = []
+    is_failing = True
+
+    def keep(_self: object, _name: str, events: object) -> None:
+        if is_failing:
+            raise JournalError("events", "no space")
+        kept.append(events)
+
+    monkeypatch.setattr(Storage, "keep_transaction", keep)
+    foreign = Foreign(lambda: 30.0)
+    generator.generate("hot", transaction=foreign)  # type: ignore[arg-type]
+    for call in (generator.participant.prepare, generator.participant.abort):
+        with pytest.raises(JournalError):
+            call(foreign.id)
+    virtual_clock.advance(35.0)
+    assert len(foreign.asked) == 1
+    assert generator.participant.is_active
+    is_failing = False
+    virtual_clock.advance(10.0)
+    assert not generator.participant.is_active
+    assert kept == [None]
+
+
+def test_a_transaction_that_is_prepared_while_its_manager_does_not_answer_waits_for_its_outcome(
+    virtual_clock: VirtualClock, generator: EventGenerator, outside: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, storing = threading.Event(), threading.Event()
+
+    def keep(_self: object, _name: str, events: object) -> None:
+        if events is not None:
+            storing.set()
+            assert gate.wait(3600.0)  # of the virtual clock
+
+    monkeypatch.setattr(Storage, "keep_transaction", keep)
+    answer: Promise[TransactionState] = Promise("ask")
+    answer.reject(DeadlineError("no answer"))
+    foreign = Foreign(lambda: 30.0, answer=answer)
+    generator.register("hot", None, outside, 3600.0)
+    generator.generate("hot", transaction=foreign)  # type: ignore[arg-type]
+    prepared = in_background(lambda: generator.participant.prepare(foreign.id))
+    assert storing.wait(PATIENCE)
+    virtual_clock.advance(35.0)
+    assert foreign.asked
+    gate.set()
+    prepared()
+    generator.participant._give_up(foreign.id)  # of an answer that came before
+    virtual_clock.advance(120.0)
+    generator.participant.commit(foreign.id)
+    outside.events.wait_for(1)
