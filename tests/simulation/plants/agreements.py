@@ -102,13 +102,11 @@ TRANSACTIONS = (
             Edit(
                 "messaging/remoteevent/transacted.py",
                 """\
-                    transaction.id,
-                )
+                )  # fmt: skip
                 left = 0.0
             if left > 0:""",
                 """\
-                    transaction.id,
-                )
+                )  # fmt: skip
                 return
             if left > 0:""",
             ),
