@@ -599,12 +599,16 @@ async def test_a_stream_takes_over_a_subscription_whose_end_was_not_answered(lon
 
 async def test_an_unsubscription_without_a_connection_is_sent_when_the_session_is_left() -> None:
     async with session(**PERSISTENT) as (core, peer, connection):
-        _, gone = await subscribed(core, connection, "gone")
+        kept, _ = await subscribed(core, connection, "kept")
+        _, gone = await subscribed(core, connection, "gone", qos="1")
         connection.abort()
         await core.lost()
         await core.adapter.unsubscribe(gone)
         connection, _ = await accept(core, peer, present=True)
         connection, _ = await reconnect(core, peer, connection, present=True)  # it waits on each connection
+        connection.deliver("gone", b"for the session's next connection: no PUBACK", 7, 1)
+        connection.deliver("kept", b"behind it")
+        await kept.count(1)
         closing = asyncio.create_task(core.adapter.close())
         assert (await connection.expect(0xA0)).endswith(b"\x00\x04gone")
         await connection.expect(packets.DISCONNECT)

@@ -267,9 +267,9 @@ class Session(NetworkEvents):
         """See ``Adapter.close``. No unsettled message is settled: a session that lives on delivers it again."""
         self._core = None
         connection, self.connection = self.connection, None
+        self.inbound.close()  # before subscriptions end: what was left of them is for the session's next connection
         self.subscriptions.end_orphans()
         self.subscriptions.disconnected()
-        self.inbound.close()
         self._is_paused = True
         if connection is not None:
             await connection.close(self._last_expiry)
