@@ -363,7 +363,8 @@ class Socket:
         self._error = 0
         self._data = bytearray()
         self._is_at_end = False
-        self._is_shut = False
+        #: whether the program has shut it for sending; for receiving
+        self._is_shut = self._is_deaf = False
         self.is_closed = False
         self._watchers: list[Callable[[], object]] = []
         self._waiting: list[Fiber] = []
@@ -413,7 +414,7 @@ class Socket:
     @property
     def is_readable(self) -> bool:
         """Whether ``recv`` would return or raise."""
-        return bool(self._data) or self._is_at_end or bool(self._error) or self._is_shut
+        return bool(self._data) or self._is_at_end or bool(self._error) or self._is_deaf
 
     @property
     def is_writable(self) -> bool:
@@ -519,6 +520,7 @@ class Socket:
         if self._link is None and self._address is None:
             raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
         link = self._link
+        self._is_deaf = self._is_deaf or how != socket.SHUT_WR
         if how in (socket.SHUT_WR, socket.SHUT_RDWR):
             self._is_shut = True
             if link is not None:
