@@ -215,9 +215,10 @@ class GatewayWorld(Simulation):
     # --- judging
 
     def has_lost(self, device: str, since: float) -> bool:
-        """Return whether a device has lost a connection since a moment."""
+        """Return whether a device has lost a connection, or a channel of it, since a moment."""
         breaks = self.breaks.get(self.sites[0].host) if self.protocol != "memory" else None
-        return breaks is not None and breaks.between(device, since, self.world.scheduler.now)
+        now = self.world.scheduler.now
+        return breaks is not None and (breaks.between(device, since, now) or breaks.ended_between(device, since, now))
 
     def unexpected(self, role: Role, what: str, error: MessagingError) -> None:
         """Note an error that a fault of the disk explains; report any other."""
