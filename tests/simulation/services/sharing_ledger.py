@@ -130,8 +130,9 @@ class Ledger:
         simulation, now = self._simulation, self._simulation.world.scheduler.now
         if simulation.protocol not in _ROUNDED:
             return
-        # "On its way back the broker removes the time to live" (``docs/amqp.md``)
-        if any(self.rejections(group, message) for group in simulation.groups) and simulation.delays_redelivery:
+        # "On its way back the broker removes the time to live" (``docs/amqp.md``), also from one that fits no model
+        has_returned = more.is_malformed or any(self.rejections(group, message) for group in simulation.groups)
+        if has_returned and simulation.delays_redelivery:
             return
         # "the broker, which is told what is left, delivers none": it counts from when it has taken the message
         # An AMQP broker reports what it has taken behind the first delivery: this one may be of a later copy.
