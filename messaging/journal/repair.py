@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
-from messaging.errors import JournalError, JournalUnreadableError
+from messaging.errors import JournalCorruptError, JournalUnreadableError
 from messaging.errors.checks import check_path
 from messaging.execution import clock
 from messaging.journal.database import FILE as STATE
@@ -49,6 +49,7 @@ def repair(path: str | Path) -> str:
     Raises:
         JournalLockedError: a process has the journal open.
         JournalUnreadableError: the folder holds no journal, or its identity cannot be restored.
+        JournalError: ``state.db`` cannot be read now, as on a full disk; nothing was changed.
     """
     folder = LocalFolder(str(check_path("path", path)), private=True)
     with journal_errors(folder, "cannot repair", JournalUnreadableError):
@@ -69,10 +70,10 @@ def repair(path: str | Path) -> str:
                 done = f"one character of {META} was wrong and is restored"
             else:
                 new, done = _replaced(folder, text, key)
+            moved = _moved_state(folder, Identity.of(json.loads(new)).key)  # first: it may be unreadable
             kept = f"{META}.damaged-{clock.wall_ns()}"
             folder.write(kept, [text])
             folder.write(META, [new])
-            moved = _moved_state(folder, Identity.of(json.loads(new)).key)
             return f"{done}; the file of before is {kept}" + (f"; {moved}" if moved else "")
 
 
@@ -86,8 +87,8 @@ def _moved_state(folder: LocalFolder, key: int) -> str:
     except ForeignStateError:
         moved = move_aside(path, "foreign")
         return f"{STATE} was that of another journal and is now {moved}; cursors begin with the oldest record"
-    except JournalError:
-        pass  # a damaged one is replaced by the next writer
+    except JournalCorruptError:
+        pass  # it is replaced by the next writer
     return ""
 
 

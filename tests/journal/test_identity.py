@@ -159,6 +159,30 @@ def test_a_database_of_another_journal_is_refused_and_moved_aside(tmp_path: Path
     assert repair(mine) == "journal.json is intact; nothing was changed"
 
 
+@table("is_damaged", [False, True])
+def test_a_repair_that_cannot_read_the_database_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    """As on a full disk: whose database it is, is not known."""
+    mine, other = acknowledged(tmp_path / "mine", 5, 1), acknowledged(tmp_path / "other", 50, 40)
+    shutil.copy(f"{other}/state.db", f"{mine}/state.db")
+    if is_damaged:
+        change(Path(mine, "journal.json"), "id")
+    before = contents(mine)
+
+    def connect(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(sqlite3, "connect", connect)
+        with pytest.raises(JournalError, match=r"cannot open state\.db: disk I/O error"):
+            repair(mine)
+    assert contents(mine) == before
+    assert "is now state.db.foreign-" in repair(mine)
+    with Journal.open(mine) as journal:
+        assert offsets(journal.read()) == [0, 1, 2, 3, 4]
+
+
 @table("harm", ["damage", "unfinished write"])
 def test_damage_is_left_alone_in_a_journal_whose_database_is_that_of_another(tmp_path: Path, harm: str) -> None:
     mine, other = acknowledged(tmp_path / "mine", 5, 1), acknowledged(tmp_path / "other", 50, 40)
