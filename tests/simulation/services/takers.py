@@ -195,7 +195,7 @@ class Taker(Party):
         for kind in [(source, event_id) for source, event_id in self.own["interests"]]:
             living = [each for each in box.interests if each.kind == kind and not each.is_over]
             for each in living:
-                if not each.is_forever and not each.is_renewed:
+                if not each.is_forever and not each.is_renewed and box is self.box:
                     self.attempt("have a lease renewed", lambda each=each: self._renew_interest(each))  # type: ignore[misc]
             if not any(not each.is_over for each in living) and box is self.box:
                 self.attempt(f"register for {kind}", lambda kind=kind: self._register_interest(box, kind))  # type: ignore[misc]
