@@ -127,12 +127,14 @@ class DistributedEvents(Simulation):
     def check_notified(self, event: Event) -> None:
         """Check that a notification was right to resolve."""
         sender = self.admins.get(event.role)
-        now = {} if sender is None else self.view(sender)
+        now, moment = {} if sender is None else self.view(sender), self.world.scheduler.now
         for each in self.ledger.consumers:
             if each.why or not self._reaches(event, each) or each.member in event.lost:
                 continue
             if each.member != event.member and each.topics not in now.get(each.member, (False, ()))[1]:
                 continue  # it withdrew its interest: the broker ended its subscription
+            if self.breaks is not None and self.breaks.ended_between(each.role, event.at, moment):
+                continue  # the same, and it has the interest again
             if each.label.startswith("s-"):
                 if event.key not in each.got and not each.over:
                     continue  # a stream has it; its observer need not
