@@ -286,8 +286,8 @@ class GatewayRole(Role):
 
     # --- steps
 
-    def do_reload(self, variant: dict[str, Any], way: str) -> None:
-        """Step: change the configuration."""
+    def do_reload(self, variant: dict[str, Any], way: str) -> bool:
+        """Step: change the configuration. Return whether that was done."""
         simulation, before = self.simulation, self.variant
         self.variant = variant
         after = simulation.settings(variant, self.folder)
@@ -307,8 +307,10 @@ class GatewayRole(Role):
                 self.gateway.reload(GatewaySettings.model_validate(after))
         except MessagingError as error:
             simulation.unexpected(self, "reload", error)
+            return False
         finally:
             simulation.is_changing = False
+        return True
 
     def do_refused(self) -> None:
         """Step: reload a configuration that cannot be run; the present one goes on."""
@@ -377,8 +379,7 @@ class GatewayRole(Role):
             self.is_turned = self.variant == turned and self._is_covered()
             return
         if not self.is_resting:
-            self.do_reload(final, "call")
-            self.is_resting = self.variant == final
+            self.is_resting = self.do_reload(final, "call")
             return
         self.look()
 
