@@ -68,6 +68,8 @@ KEPT: Final = {
     "journal/memory/3020025": "a repair called a database intact that a full disk kept it from reading",
     "mailbox/amqp/3020087": "an owner had a second lease renewed by a box that had just ended",
     "distributed/amqp/3020241": "a notification did not wait for a member whose subscriptions had ended, as documented",
+    "gateway/memory/3020279": "a gateway that a full disk had kept from a reload was to run all its routes",
+    "gateway/amqp/3020474": "messages that were settled behind others counted as held",
     "distributed/mqtt5/1400024": "events of a kept session came between the registrations of consumers that overlap",
     "distributed/amqp/1500214": "the broker gave events to the connection of a killed member beside the new one",
     "gateway/amqp/1520048/steps=4,6,7,10,11,16,17/faults=0": "a device's own copies counted as those of the gateway",

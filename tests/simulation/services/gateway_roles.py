@@ -256,8 +256,8 @@ class GatewayRole(Role):
                     with Journal.open(path, lock_timeout=5.0) as journal:
                         cursors = journal.cursors()
                         later = [each for each in cursors if each != "target"]
-                        if later:
-                            del found[name]  # several ranges: not counted
+                        if later or ("target" in cursors and journal.cursor("target").is_ahead):
+                            del found[name]  # several ranges, or one with settled messages in between: not counted
                         else:
                             found[name] = journal.end - max(journal.begin, cursors.get("target", 0))
                 except MessagingError as error:
