@@ -220,6 +220,12 @@ class DurableConsumer(Consumer):
         self._leave("manual")
         super()._close_streams()
 
+    def _ended(self, what: Any, error: BaseException | None) -> None:
+        super()._ended(what, error)
+        if error is not None and what is self.stream:
+            # "The id of a message that its consumer holds when the broker ends the subscription is not stored"
+            self.held[self.current] = None
+
     def _leave(self, *ways: str) -> None:
         """Note that the streams are being closed, after which consumers of these ways may hold messages."""
         self.is_leaving = self.simulation.plan.options["way"] in ways
