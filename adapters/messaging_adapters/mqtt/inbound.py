@@ -212,7 +212,7 @@ class Inbound:
                 self.answers.settled(receipt)
             else:
                 self._deliver(receipt.publish.topic, decoded, receipt, (stream,))
-        # the broker's order: it may have sent one whose answer was lost again, in front of messages that were kept
+        # the broker's order: in front of kept messages it may have sent one again, whose answer was lost
         stream.outlet.batch.sort(key=lambda each: each.token.receipt.number)
         self.hand_over()
 
