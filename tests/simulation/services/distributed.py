@@ -133,7 +133,7 @@ class DistributedEvents(Simulation):
                 continue
             if each.member != event.member and each.topics not in now.get(each.member, (False, ()))[1]:
                 continue  # it withdrew its interest: the broker ended its subscription
-            if self.breaks is not None and self.breaks.ended_between(each.role, event.at, moment):
+            if self.breaks is not None and self.breaks.ended_between(each.role, event.at - REPAIR, moment):
                 continue  # the same, and it has the interest again
             if each.label.startswith("s-"):
                 if event.key not in each.got and not each.over:
