@@ -73,6 +73,8 @@ KEPT: Final = {
     "durable/amqp/3020300": "a message in hand when the broker ended its subscription was handled again",
     "durable/amqp/3020296": "the same, by a handler",
     "streams/amqp/3020395": "messages that a half-lost AMQP connection held came behind newer ones, as documented",
+    "distributed/amqp/3020779": "a notification did not wait for subscriptions that had ended just before it",
+    "durable/memory/3020709": "a dead letter hid which message a consumer held when its stream was closed",
     "distributed/mqtt5/1400024": "events of a kept session came between the registrations of consumers that overlap",
     "distributed/amqp/1500214": "the broker gave events to the connection of a killed member beside the new one",
     "gateway/amqp/1520048/steps=4,6,7,10,11,16,17/faults=0": "a device's own copies counted as those of the gateway",

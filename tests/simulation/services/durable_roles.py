@@ -256,5 +256,7 @@ class DurableConsumer(Consumer):
         ledger.last[message] = Handled(self.lives, now, len(ledger.settlements))
 
     def _letter(self, payload: bytes) -> None:
+        current = self.current
         super()._letter(payload)
+        self.current = current  # of the other stream
         self.simulation.ledger.settlements.append(payload.rstrip(b".").decode())
