@@ -41,7 +41,7 @@ class DamagedRange(NamedTuple):
     def is_part_of(self, other: DamagedRange) -> bool:
         """Return whether ``other`` has all its bytes, if it has any, and tells its records as lost as well."""
         is_within = other.segment == self.segment and other.position <= self.position and self.end <= other.end
-        is_told = self.first == self.until or covers(other, self.first, self.until)
+        is_told = self.first == self.until or (other.first <= self.first and self.until <= other.until)
         return is_told and (is_within or self.position == self.end)
 
 
@@ -111,19 +111,10 @@ class Quarantine:
         with self._lock:
             found = set(self._known or ()) | _parsed(self._folder.list(FOLDER))
         spans = [each for each in found if each.position < each.end]
-        found -= {
-            each
-            for each in found
-            if each.position == each.end and any(covers(span, each.first, each.until) for span in spans)
-        }
+        found -= {each for each in found if each.position == each.end and any(map(each.is_part_of, spans))}
         return sorted(found, key=lambda each: (each.first, each.segment, each.position))
 
 
 def _parsed(names: Iterable[str]) -> set[DamagedRange]:
     found = map(_NAME.fullmatch, names)
     return {DamagedRange(*map(int, parts.groups())) for parts in found if parts}
-
-
-def covers(known: DamagedRange, first: int, until: int) -> bool:
-    """Return whether ``known`` tells the records from ``first`` to before ``until`` as lost already."""
-    return known.first <= first and until <= known.until

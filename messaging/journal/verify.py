@@ -14,7 +14,7 @@ from messaging.journal.frames import Damage, Frame, walk
 from messaging.journal.identity import KIND, Identity, read_kind
 from messaging.journal.journal import Journal
 from messaging.journal.log import META, Log, segment_path
-from messaging.journal.quarantine import DamagedRange, Quarantine, covers
+from messaging.journal.quarantine import DamagedRange, Quarantine
 from messaging.journal.records import FORMAT, LEAST_RECORD, decode_records
 from messaging.journal.segments import lost_rows
 from messaging.journal.state import State
@@ -66,9 +66,7 @@ class Verification(NamedTuple):
             for each in self.damage
             if not any(
                 each.segment == path
-                and copy.position <= each.position
-                and each.end <= copy.end
-                and covers(copy, each.first, each.until)
+                and DamagedRange(copy.segment, each.position, each.end, each.first, each.until).is_part_of(copy)
                 for copy, path in known
             )
         ]
