@@ -10,8 +10,9 @@ the same content. So an identifier stands for the last message that had it, and 
 has that message's acknowledgement, or that its session is a new one:
 
 - a new message has the same identifier: this acknowledgement, and those before it, have arrived;
-- the first new message of a connection has a smaller identifier than the one before it: a new session. Its id says so,
-  for the next process.
+- the first message of a connection is a new one, with a smaller identifier than the one before it: a new session. Its
+  id says so, for the next process. A connection whose first message is delivered again resumes the session, whatever
+  identifiers follow: a broker that was started again may count from 1.
 
 **Deleted records.** The journal deletes records that the target has confirmed. Their acknowledgements may not have
 reached the source by then, so their keys are first written to a file beside the segments. It has none of a record that
@@ -80,7 +81,7 @@ class Recognition:
         #: packet identifier -> digest and id of the last message that had it, oldest first
         self._identified: OrderedDict[int, tuple[str, str]] = OrderedDict()
         self._last_packet = 0
-        #: of the source when the last message without a ``redelivered`` came: a changed one may have a new session
+        #: of the source when the last message with an identifier came: a changed one may have a new session
         self._connection: object = None
         #: end of the records of earlier runs
         self._earlier_end = journal.end
@@ -109,6 +110,7 @@ class Recognition:
         digest = blake2b(channel.encode("utf-8", "surrogatepass") + b"\0" + payload, digest_size=4).hexdigest()
         self._recall()
         with self._lock:
+            is_first, self._connection = self._connection is not connection, connection
             begins = False
             if is_redelivered:
                 found = self._identified.get(packet)
@@ -116,9 +118,7 @@ class Recognition:
                     self._last_packet = packet
                     return found[1]
             else:
-                is_behind = 0 < self._last_packet - packet <= _WRAP
-                begins = self._connection is not connection and is_behind
-                self._connection = connection
+                begins = is_first and 0 < self._last_packet - packet <= _WRAP
             mark = "_" if begins else "."
             message_id = f"{self._run}-{next(self._numbers):x}{mark}{packet:x}.{digest}"
             self._note_packet(packet, digest, message_id, begins=begins)

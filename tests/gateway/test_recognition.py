@@ -126,6 +126,24 @@ def test_a_new_session_has_numbers_of_its_own(tmp_path: Path) -> None:
         assert source.again(1)[1] is True
 
 
+@table("unread", [0, 2])
+def test_a_session_that_goes_on_may_have_numbers_of_a_new_one(unread: int, tmp_path: Path) -> None:
+    """A broker that was started again sends what is in flight again, and then counts from 1."""
+    with run(tmp_path) as source:
+        ids = [source.new(packet) for packet in range(1, 10 - unread)]
+        source.connection = object()
+        ids += [source.again(packet)[0] for packet in range(10 - unread, 10)]
+        assert [source.again(packet)[0] for packet in range(7, 10)] == ids[6:]
+        first = source.new(1)
+        assert [source.again(packet) for packet in (8, 9, 1)] == [(ids[7], True), (ids[8], True), (first, True)]
+    with run(tmp_path) as source:
+        assert [source.again(packet) for packet in (8, 9, 1)] == [(ids[7], True), (ids[8], True), (first, True)]
+        source.connection = object()
+        assert source.again(8) == (ids[7], True)
+        source.new(2)
+        assert source.again(9) == (ids[8], True)
+
+
 def test_numbers_go_on_from_the_beginning_after_the_last_one(tmp_path: Path) -> None:
     with run(tmp_path) as source:
         ids = [source.new(packet) for packet in (65_534, 65_535)]
