@@ -83,9 +83,13 @@ class Cursors:
                 if name in self._positions:
                     return self._positions[name]
                 self._passed[name] = _Ranges()
-                start = self._positions[name] = max(start, self._log.begin)
+                # until it is stored, which may fail, it keeps its records, and frees none
+                self._positions[name] = min(start, min(self._positions.values(), default=self._log.begin))
             with on_failure(self._forget, name):  # it must not keep records that no reader will acknowledge
+                start = max(start, self._log.begin)
                 self._state.save_cursors({name: start})
+                with self._lock:
+                    start = self._positions[name] = max(start, self._positions[name])
         return start
 
     def remove(self, name: str) -> bool:

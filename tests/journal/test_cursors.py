@@ -267,6 +267,48 @@ def test_a_cursor_that_cannot_be_stored_does_not_keep_records(opened: Open, monk
     assert journal.cursors() == {}
 
 
+def test_a_cursor_that_cannot_be_stored_frees_no_records(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = filled(opened, 10, segment_bytes=1)
+
+    def broken(*_: Any, **__: Any) -> None:
+        journal.trim(10)
+        raise JournalFullError(journal.path, "no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal._state, "save_cursors", broken)
+        with pytest.raises(JournalFullError):
+            journal.cursor("c", "latest")
+        assert offsets(journal.read()) == [*range(10)]
+    assert journal.cursor("c", "latest").position == 10
+    assert journal.trim(10) == 10
+
+
+@table(("start", "other", "begin"), [("latest", 4, 4), ("earliest", 4, 0), (2, 4, 2), (6, 4, 4), (6, None, 6)])
+def test_a_cursor_keeps_its_records_while_it_is_stored(
+    start: Any, other: int | None, begin: int, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(str(tmp_path / "journal"), segment_bytes=1)
+    append(journal, 10)
+    if other is not None:
+        journal.cursor("other")
+    save = journal._state.save_cursors
+
+    def slow(*arguments: Any, **named: Any) -> None:
+        if other is not None:
+            journal._cursors.acknowledge("other", 0, other)
+        journal.trim(10)
+        kept.append(journal.begin)
+        save(*arguments, **named)
+
+    kept: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(journal._state, "save_cursors", slow)
+        cursor = journal.cursor("c", start)
+    assert kept == [0]
+    assert journal.trim(10) == begin
+    assert cursor.position == {"latest": 10, "earliest": 0}.get(start, start)
+
+
 def test_a_database_that_cannot_be_written_is_told_once_and_tried_again(
     opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
