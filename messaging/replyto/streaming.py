@@ -185,8 +185,9 @@ class _Forwarder:
     def __init__(self, request: ServedRequest, ended: Callable[[], object] | None = None) -> None:
         self._request = request
         self._ended = ended
-        #: the thread that subscribes to the observable, as long as it does
+        #: the thread that subscribes to the observable, as long as it does: an end of the request waits for it
         self._following: int | None = None
+        self._is_concluding = False
         #: emitting threads that wait for room
         self._blocked = Waiters()
         self._lock = threading.RLock()  # guards all below
@@ -203,14 +204,17 @@ class _Forwarder:
         Raises:
             Exception: subscribing raised it.
         """
-        self._request.begin(self._stopped)
         self._following = threading.get_ident()
         try:
+            self._request.begin(self._stopped)
             self._disposable.disposable = observable.subscribe(self._next, self._failed, self._completed)
         except _EnoughError:
             pass
         finally:
-            self._following = None
+            with self._lock:
+                self._following = None
+        if self._is_concluding:
+            self._request.conclude()
 
     # --- from the observable, and from the request
 
@@ -262,7 +266,10 @@ class _Forwarder:
             try:
                 if not step():
                     self._finish()
-                    self._request.conclude()
+                    with self._lock:
+                        self._is_concluding = self._following is not None
+                    if not self._is_concluding:
+                        self._request.conclude()
             except BaseException as error:  # noqa: BLE001  # it is reported to the requester
                 self._finish()
                 self._request.failed(error)

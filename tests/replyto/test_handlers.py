@@ -51,6 +51,7 @@ from messaging.testing.tables import table
 from messaging.testing.waiting import PATIENCE, Recorder, eventually, observed, results, within
 from tests.doubles.fake import settle_loop
 from tests.replyto.conftest import in_hand, nothing_left, routes
+from tests.threads import in_background
 
 Builder = MessageContextBuilder
 
@@ -489,6 +490,33 @@ def test_an_observable_that_emits_at_once_and_for_ever_is_stopped(m: Messaging, 
     m.request("c").result(PATIENCE)
     nothing_left(responder)
     assert next(made) - count < 10_000  # the first ones do not go on beside it
+
+
+def test_a_request_is_in_hand_as_long_as_a_thread_subscribes_to_its_observable(
+    m: Messaging, responder: Messaging
+) -> None:
+    """Also when its requester has gone: nothing of the handler runs after its instance is closed."""
+    begun: Recorder[str] = Recorder()
+    going = threading.Event()
+
+    def slow(*_: Any) -> Any:
+        begun("begun")
+        assert going.wait(PATIENCE)
+
+    responder.reply("c", lambda: reactivex.create(slow), many=True, concurrency=1)
+    (route,) = routes(responder)
+    stream = m.request_many("c", timeout=30)
+    begun.wait_for(1)
+    (request,) = route.in_hand
+    stream.close()
+    join = in_background(responder.close)
+    eventually(lambda: responder._connection.is_closing and request._stopper.__self__._is_over, "no replies are wanted")
+    settle_loop()
+    assert [*route.in_hand] == [request]
+    going.set()
+    join()
+    assert begun == ["begun"]
+    assert not route.in_hand
 
 
 def test_a_stop_before_the_observable_is_made_stops_it(m: Messaging, responder: Messaging) -> None:
