@@ -282,12 +282,19 @@ class Worker(Client):
             for message in stream:
                 name, delivery = self._arrived(message)
                 self.iterated = name
+                if stream is not self.stream:  # it came while the stream was closed
+                    self._closed_over_it()
                 if self.slow:
                     clock.pause(self.slow)
                 self.iterated = ""
                 self._settled(name, delivery, "acknowledged")
         except MessagingError as error:
             self.ended(stream, error)
+
+    def _closed_over_it(self) -> None:
+        """Note that the stream was closed while a message of it was iterated, which acknowledges that message."""
+        # "when the next message is asked for or the stream is closed" (``docs/guarantees.md``)
+        self.simulation.ledger.handled.setdefault((self.group, self.iterated), 0)
 
     def _hold(self, stream: Any) -> None:
         try:
@@ -350,8 +357,8 @@ class Worker(Client):
     def do_reopen_stream(self, seconds: float) -> None:
         """Step: close the stream, and subscribe again after some time."""
         stream, self.stream, self.hand = self.stream, None, []
-        if self.iterated:  # "when the next message is asked for or the stream is closed" (``docs/guarantees.md``)
-            self.simulation.ledger.handled.setdefault((self.group, self.iterated), 0)
+        if self.iterated:
+            self._closed_over_it()
         self.leave(stream.close)
         clock.pause(seconds)
         self.subscribe()
