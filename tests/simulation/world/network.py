@@ -83,7 +83,7 @@ class Flow:
         """Send ``data``; an empty one ends the stream."""
         network = self._network
         self.size += len(data)
-        piece = network.conditions.piece
+        piece = max(network.conditions.piece, len(data) >> 8)  # each takes memory, however short it is
         if len(data) <= piece:
             self._post(data)
             return
