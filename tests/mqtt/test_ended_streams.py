@@ -22,14 +22,28 @@ from tests.mqtt.harness import Core, lasting
 from tests.mqtt.peer import Peer, accept, farewell, reconnect, session, subscribed, unsubscribed
 
 
-async def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_stream_of_the_session() -> None:
-    async with session(client_id="me", clean_start=False, session_expiry=1000) as (core, _, connection):
+@table("is_awaited, is_answered", [(True, True), (False, True), (False, False)])
+async def test_a_message_that_crosses_the_unsubscription_is_left_to_the_next_stream_of_the_session(
+    *, is_awaited: bool, is_answered: bool
+) -> None:
+    async with session(client_id="me", clean_start=False, session_expiry=1000) as (core, peer, connection):
+        other, _ = await subscribed(core, connection, "b")
         _, handle = await subscribed(core, connection, "a", qos="1")
         ending = asyncio.create_task(core.adapter.unsubscribe(handle))
         body = await connection.expect(0xA0)
+        if not is_awaited:  # it takes too long
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
         connection.deliver("a", b"crossed", 7, 1)
-        connection.send(packets.UNSUBACK, body[:2] + b"\0\0")
-        await ending
+        connection.deliver("b", b"behind it")
+        await other.count(1)
+        if is_answered:
+            connection.send(packets.UNSUBACK, body[:2] + b"\0\0")
+        else:
+            connection, _ = await reconnect(core, peer, connection, present=True)
+            connection.deliver("a", b"crossed", 7, 1, 8)
+        if is_awaited:
+            await ending
         sink, _ = await subscribed(core, connection, "a", qos="1")  # no PUBACK before SUBSCRIBE
         await sink.count(1)
         assert [message.payload for message in sink.arrived] == [b"crossed"]
@@ -182,6 +196,34 @@ async def test_messages_of_a_resumed_session_wait_for_a_stream_whose_first_attem
     await sink.count(1)
     core.acknowledge(*sink.arrived)
     assert await connection.expect(packets.PUBACK) == b"\0\x07"
+
+
+@table("names_filter", [True, False])
+async def test_a_message_of_a_lost_attempt_waits_although_an_ended_stream_matches_it(
+    peer: Peer, *, names_filter: bool
+) -> None:
+    """A broker that has restored the session may send one copy for both, which names either."""
+    core = Core(peer.url, client_id="me", clean_start=False, session_expiry=1000)
+    connection, _ = await accept(core, peer, present=False)
+    other, _ = await subscribed(core, connection, "b")
+    await unsubscribed(core, connection, (await subscribed(core, connection, "a/b", qos="1"))[1])
+    subscribing = asyncio.create_task(core.subscribe("a/+", qos="1"))
+    subscribe = await connection.expect(0x80)
+    properties = subscribe[2 : 3 + subscribe[2]] if names_filter else b"\0"  # the identifier of the subscription
+    connection, _ = await reconnect(core, peer, connection, present=True)
+    with pytest.raises(ConnectionLostError):
+        await subscribing
+    for number in (b"\0\x07", b"\0\x08"):
+        connection.send(packets.PUBLISH | 2, packets.text("a/b") + number + properties + b"meanwhile")
+    connection.deliver("b", b"behind them")
+    await other.count(1)
+    sink, _ = await subscribed(core, connection, "a/+", qos="1")
+    await sink.count(2)
+    core.acknowledge(*sink.arrived)
+    sink, _ = await subscribed(core, connection, "a/b", qos="1")
+    core.acknowledge(*await sink.count(2))
+    assert [await connection.expect(packets.PUBACK) for _ in range(2)] == [b"\0\x07", b"\0\x08"]
+    await farewell(core, connection)
 
 
 async def test_messages_that_a_second_connection_resumes_are_claimed_or_dropped(

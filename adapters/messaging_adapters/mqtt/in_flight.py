@@ -242,6 +242,8 @@ class SubscribeRequests:
             lost: called when the connection has ended before the answer.
         """
         if not self.is_open:
+            if lost is not None:
+                lost()
             return None
         packet_id = self._next_id()
         answer = self._request(packet_id, packets.unsubscribe(packet_id, topic_filter, self._target.settings.v5), read)

@@ -93,9 +93,10 @@ class Leftovers:
     def keep(self, receipt: Receipt) -> bool:
         """Keep a message that has no stream. Return whether a later stream may claim it."""
         router, publish = self._router, receipt.publish
-        ended = [*self.departing, *router.orphans.values(), *router.departed]
+        withdrawn = router.withdrawn.values()
+        ended = [*self.departing, *router.orphans.values(), *router.departed, *withdrawn]
         streams = router.kept(publish, _claimants(dict.fromkeys(ended), publish))
-        if not streams:
+        if all(each in withdrawn for each in streams):
             if self._unclaimed is None:
                 return False
             self._unclaimed.pop(receipt.id, None)  # the broker gave the id to another message
@@ -157,6 +158,9 @@ class Leftovers:
     def _drop_unclaimed(self) -> None:
         """Acknowledge and drop the messages that no stream has claimed."""
         unclaimed, self._unclaimed = self._unclaimed, None
+        for stream in self._router.withdrawn.values():
+            self.drop(stream)
+        self._router.withdrawn.clear()
         if unclaimed:
             logger.warning(
                 "mqtt '%s': %d messages of the resumed session match no subscription and are dropped, the first on %r",

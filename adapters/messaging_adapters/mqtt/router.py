@@ -80,6 +80,8 @@ class Router:
         #: by filter: the last streams that ended without a connection, or whose connection ended before the broker
         #: answered UNSUBSCRIBE. The filters are to be unsubscribed unless other streams take them over
         self.orphans: dict[str, Stream] = {}
+        #: by filter: streams whose SUBSCRIBE was not confirmed; the session may have the subscription all the same
+        self.withdrawn: BoundedCache[str, Stream] = BoundedCache(_FORMER)
 
     def reset(self) -> None:
         """Void every handle: the broker has lost all subscriptions."""
@@ -91,6 +93,7 @@ class Router:
         self._former.clear()
         self._matched.clear()
         self.orphans.clear()
+        self.withdrawn.clear()
 
     def add(self, spec: SubscriptionSpec, sink: Sink, joint: JointOutlet | None = None) -> Stream:
         """Add a stream, by itself or to ``joint``, and its route if this is the first stream of its filter.
@@ -108,6 +111,7 @@ class Router:
             route = self._routes[topic_filter] = FilterRoute(queue, pattern, no_local, as_published, held)
             self._matched.clear()
             self.orphans.pop(topic_filter, None)
+            self.withdrawn.pop(topic_filter, None)
         elif route.options != (no_local, as_published) and route.streams:
             raise SubscriptionRefusedError(
                 f"this instance has a stream of {topic_filter!r} with other values of noLocal and retainAsPublished, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -87,7 +88,7 @@ class BrokerSubscriptions:
         """End the subscriptions that were to end on an earlier connection, and that no stream has taken over."""
         if self._connection is not None:
             for stream in self._router.orphans.values():
-                self._unsubscribe_soon(self._connection, stream)
+                self._connection.requests.unsubscribe_soon(stream.route.filter, *self._ends(stream))
                 self._inbound.leftovers.drop(stream)
             self._router.orphans.clear()
             abandoned, self._abandoned = self._abandoned, {}
@@ -95,16 +96,20 @@ class BrokerSubscriptions:
                 if not self._router.has(topic_filter):
                     self._leave_abandoned(topic_filter)
 
-    def _unsubscribe_soon(self, connection: NetworkConnection, stream: Stream) -> None:
-        """Unsubscribe the filter of a removed stream, again on the next connection if this one ends unanswered."""
-        topic_filter = stream.route.filter
-        read, lost = partial(self._unsubscribed, topic_filter), partial(self._router.orphan, stream)
-        connection.requests.unsubscribe_soon(topic_filter, read, lost)
+    def _ends(self, stream: Stream, last: Stream | None = None) -> tuple[Callable[[Answer], None], Callable[[], None]]:
+        """Return what to call with the answer to the UNSUBSCRIBE of a removed stream, and without one."""
+        departing = self._inbound.leftovers.departing
 
-    def _unsubscribed(self, topic_filter: str, answer: Answer, last: Stream | None = None) -> None:
-        """Process the answer to the UNSUBSCRIBE of removed streams."""
-        if answer.code < packets.FAILURE:
-            self._router.unsubscribed(topic_filter, last)
+        def read(answer: Answer) -> None:
+            departing.pop(stream, None)
+            if answer.code < packets.FAILURE:
+                self._router.unsubscribed(stream.route.filter, last)
+
+        def lost() -> None:  # a session that outlives the connection may keep the subscription
+            departing.pop(stream, None)
+            self._router.orphan(stream)
+
+        return read, lost
 
     async def subscribe(
         self, target: ConnectTarget, spec: SubscriptionSpec, sink: Sink, joint: JointOutlet | None = None
@@ -132,10 +137,8 @@ class BrokerSubscriptions:
             return stream
 
         def read(answer: Answer) -> None:
-            if joint is not None and not _is_refused(answer, asked):
-                joint.grant(stream)
-            elif joint is not None:
-                joint.left(stream)
+            if joint is not None:
+                (joint.left if _is_refused(answer, asked) else joint.grant)(stream)
 
         # a session may have the subscription from an earlier attempt or process: it keeps it for the next one
         with on_failure(partial(self._withdraw, stream, is_at_broker=not self._persistent)):
@@ -224,9 +227,11 @@ class BrokerSubscriptions:
         self._end(stream)
         if stream.route.is_kept and stream.route.streams == [stream] and not is_at_broker:
             self._router.detach(stream)  # as it was before
-        elif self._router.remove(stream) and is_at_broker:
-            if self._connection is not None:
-                self._unsubscribe_soon(self._connection, stream)
+        elif self._router.remove(stream):
+            if not is_at_broker:
+                self._router.withdrawn[stream.route.filter] = stream
+            elif self._connection is not None:
+                self._connection.requests.unsubscribe_soon(stream.route.filter, *self._ends(stream))
             else:
                 self._router.orphan(stream)
 
@@ -246,7 +251,7 @@ class BrokerSubscriptions:
 
         def read(answer: Answer) -> None:
             part()
-            self._unsubscribed(stream.route.filter, answer, stream)
+            self._ends(stream, stream)[0](answer)
 
         if len(stream.route.streams) > 1:
             part()
@@ -284,19 +289,12 @@ class BrokerSubscriptions:
             self._end(stream)
         if not self._router.remove(stream):
             return
-        if self._connection is not None:
-            departing = self._inbound.leftovers.departing
-            if self._persistent:
-                departing[stream] = None
-            try:
-                # a session that outlives the connection may keep the subscription if the broker has not answered
-                lost = partial(self._router.orphan, stream)
-                read = partial(self._unsubscribed, route.filter, last=stream)
-                await self._connection.requests.unsubscribe(route.filter, read, lost)
-            finally:
-                departing.pop(stream, None)
-        else:
+        if self._connection is None:
             self._router.orphan(stream)
+            return
+        if self._persistent:
+            self._inbound.leftovers.departing[stream] = None
+        await self._connection.requests.unsubscribe(route.filter, *self._ends(stream, stream))
 
     def _end(self, stream: Stream) -> None:
         """Leave the unsettled messages of a stream to the session's next one; without a session, settle them."""

@@ -161,7 +161,7 @@ MQTT = (
         (
             Edit(
                 "adapters/messaging_adapters/mqtt/subscriptions.py",
-                "            if self._persistent:\n                departing[stream] = None\n",
+                "        if self._persistent:\n            self._inbound.leftovers.departing[stream] = None\n",
                 "",
             ),
         ),
@@ -175,8 +175,8 @@ MQTT = (
         (
             Edit(
                 "adapters/messaging_adapters/mqtt/subscriptions.py",
-                "read = partial(self._unsubscribed, route.filter, last=stream)",
-                "read = partial(self._unsubscribed, route.filter)",
+                "unsubscribe(route.filter, *self._ends(stream, stream))",
+                "unsubscribe(route.filter, *self._ends(stream))",
             ),
         ),
         "tests/mqtt/test_ended_streams.py"
