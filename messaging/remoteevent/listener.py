@@ -323,12 +323,11 @@ class LocalTarget:
     def _call(self, batch: NotifiedEvents, call: LimitedCall) -> None:
         try:
             for event in batch.further():
-                outcome = batch.refusal(event)
-                if outcome is None:
-                    try:
-                        check_result(self._notify(event), "a listener")
-                    except Exception as error:  # noqa: BLE001  # of the listener
-                        outcome = as_failure(error)
+                outcome: Outcome = None
+                try:
+                    check_result(self._notify(event), "a listener")
+                except Exception as error:  # noqa: BLE001  # of the listener
+                    outcome = as_failure(error)
                 if not batch.note(outcome):
                     break
                 self._limits.go_on(call)
@@ -339,12 +338,11 @@ class LocalTarget:
     async def _call_async(self, batch: NotifiedEvents, call: LimitedCall) -> None:
         try:
             for event in batch.further():
-                outcome = batch.refusal(event)
-                if outcome is None:
-                    try:
-                        await self._notify(event)
-                    except Exception as error:  # noqa: BLE001  # of the listener
-                        outcome = as_failure(error)
+                outcome: Outcome = None
+                try:
+                    await self._notify(event)
+                except Exception as error:  # noqa: BLE001  # of the listener
+                    outcome = as_failure(error)
                 if not batch.note(outcome):
                     break
                 self._limits.go_on(call)
@@ -373,7 +371,7 @@ class NotifiedEvents:
         self._task = loop.create_task(coroutine)
 
     def further(self) -> Iterator[RemoteEvent]:
-        """Yield the events that a listener takes at once, as long as they are wanted."""
+        """Yield the events that a listener takes at once, as long as they are wanted, but for kinds that it refused."""
         is_wanted = wanted_test(self.events)
         until = clock.monotonic() + _LONGEST
         for count, event in enumerate(self.events):
@@ -383,11 +381,10 @@ class NotifiedEvents:
                 if not count:
                     self.note(WithdrawnError("the events are no longer wanted"))
                 return
-            yield event
-
-    def refusal(self, event: RemoteEvent) -> Outcome:
-        """Return the refusal of an earlier event of this kind in the batch: the listener is not asked again."""
-        return self._refused.get(event.kind) if self._refused else None
+            if (refusal := self._refused.get(event.kind)) is None:
+                yield event
+            elif not self.note(refusal):
+                return
 
     def note(self, outcome: Outcome) -> bool:
         """Add the outcome of the next event; return whether the one after it is to be tried."""
