@@ -11,8 +11,7 @@ has that message's acknowledgement, or that its session is a new one:
 
 - a new message has the same identifier: this acknowledgement, and those before it, have arrived;
 - the first message of a connection is a new one, with a smaller identifier than the one before it: a new session. Its
-  id says so, for the next process. A connection whose first message is delivered again resumes the session, whatever
-  identifiers follow: a broker that was started again may count from 1.
+  id says so, for the next process. Behind messages that are delivered again a broker may count from 1 as well.
 
 **Deleted records.** The journal deletes records that the target has confirmed. Their acknowledgements may not have
 reached the source by then, so their keys are first written to a file beside the segments. It has none of a record that
@@ -111,14 +110,11 @@ class Recognition:
         self._recall()
         with self._lock:
             is_first, self._connection = self._connection is not connection, connection
-            begins = False
-            if is_redelivered:
-                found = self._identified.get(packet)
-                if found is not None and found[0] == digest:
-                    self._last_packet = packet
-                    return found[1]
-            else:
-                begins = is_first and 0 < self._last_packet - packet <= _WRAP
+            found = self._identified.get(packet) if is_redelivered else None
+            if found is not None and found[0] == digest:
+                self._last_packet = packet
+                return found[1]
+            begins = is_first and not is_redelivered and 0 < self._last_packet - packet <= _WRAP
             mark = "_" if begins else "."
             message_id = f"{self._run}-{next(self._numbers):x}{mark}{packet:x}.{digest}"
             self._note_packet(packet, digest, message_id, begins=begins)

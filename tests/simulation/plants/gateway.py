@@ -13,8 +13,8 @@ GATEWAY = (
         (
             Edit(
                 "messaging/gateway/recognition.py",
-                "                if found is not None and found[0] == digest:",
-                "                if False and found is not None:",
+                "            if found is not None and found[0] == digest:",
+                "            if False and found is not None:",
             ),
         ),
         "tests/gateway/test_recognition.py"
@@ -28,12 +28,12 @@ GATEWAY = (
             Edit(
                 "messaging/gateway/recognition.py",
                 """\
-                found = self._identified.get(packet)
-                if found is not None and found[0] == digest:
+            found = self._identified.get(packet) if is_redelivered else None
+            if found is not None and found[0] == digest:
 """,
                 """\
-                found = next((each for each in self._identified.values() if each[0] == digest), None)
-                if found is not None:
+            found = next((each for each in self._identified.values() if is_redelivered and each[0] == digest), None)
+            if found is not None:
 """,
             ),
         ),
