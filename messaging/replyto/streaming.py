@@ -207,9 +207,8 @@ class _Forwarder:
         self._following = threading.get_ident()
         try:
             self._request.begin(self._stopped)
-            self._disposable.disposable = observable.subscribe(self._next, self._failed, self._completed)
-        except _EnoughError:
-            pass
+            with contextlib.suppress(_EnoughError):
+                self._disposable.disposable = observable.subscribe(self._next, self._failed, self._completed)
         finally:
             with self._lock:
                 self._following = None
