@@ -405,7 +405,9 @@ class GatewayRole(Role):
             route.published + route.filtered + route.looped + route.repeated + route.failed + route.buffer.dropped
             + route.buffer.depth
         )  # fmt: skip
-        return came - gone
+        # what was too old is dropped while the buffer is opened, before it counts
+        is_bounded = "max_age" in self.simulation.plan.options["buffers"][self.simulation.kind_of(name)]
+        return None if is_bounded and 0 < came - gone <= self.depths[name] else came - gone
 
     def close(self) -> None:
         """Close the gateway."""
