@@ -39,6 +39,7 @@ class BusLedger(Ledger):
         late: members that ask for the past events of others when they connect.
         recorded: members with a durable history.
         is_broken: returns whether a connection of a role to a queue of its own was lost in a time.
+        has_lost: returns whether any connection of a role was lost in a time.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class BusLedger(Ledger):
         self.late = late
         self.recorded = recorded
         self.is_broken: Callable[[str, float, float], bool] = lambda role, begin, end: False
+        self.has_lost: Callable[[str, float, float], bool] = lambda role, begin, end: False
 
     def may_repeat(self, consumer: Consumer, event: Event) -> bool:
         """See ``Ledger``."""
@@ -83,6 +85,10 @@ class BusLedger(Ledger):
         is_late = consumer.role in self.late and isinstance(consumer, Handler) and consumer.history > 0
         if is_late and event.member != consumer.member and event.at < self.up.get(consumer.member, inf):
             return True
+        # the outbox of a killed process sends events again: a member that had lost its connection missed them
+        is_sent_again = any(kill > event.at for kill in self.kills.get(event.role, ()))
+        if is_sent_again and self.has_lost(consumer.role, event.at, self._now()):
+            return True
         return super().may_overtake(consumer, event)
 
 
@@ -110,6 +116,7 @@ class TypedEvents(DistributedEvents):
             self.breaks = Breaks(self.broker, self.world.scheduler)
             self.service.broker = self.breaks
             self.ledger.ghost_until = self.ghost_until
+            self.ledger.has_lost = self.breaks.between
             if self.protocol == "amqp":
                 queues = frozenset(name for name, form in options["members"].items() if form["is_durable"])
                 between = self.breaks.between
