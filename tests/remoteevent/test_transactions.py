@@ -31,7 +31,7 @@ from messaging.execution import Promise
 from messaging.journal import JournalTable
 from messaging.leases import Lease
 from messaging.remoteevent import RetryPolicy
-from messaging.remoteevent.transactions import TransactionManager, TransactionState, Vote
+from messaging.remoteevent.transactions import TransactionManager, TransactionState, Vote, two_phases
 from messaging.remoteevent.transactions import participant as module
 from messaging.remoteevent.transactions.participant import ABORT_ATTEMPTS
 from messaging.remoteevent.transactions.two_phases import Decisions
@@ -549,3 +549,38 @@ def test_the_place_of_a_participant_that_is_there_again_before_the_decision_is_s
     with closing(Decisions(tmp_path / "killed")) as decisions:
         [(_, state, enlisted)] = decisions.load()
     assert (state, [each.reference for each in enlisted]) == (TransactionState.ABORTED, ["after", "there"])
+
+
+def test_no_participant_is_asked_to_prepare_before_the_record_of_the_vote_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if one is there again meanwhile: a record behind the decision would have the next run abort it."""
+    one, go_on, begun = Recorder(), threading.Event(), threading.Event()
+    asked: list[str] = []
+    ask = two_phases.ask
+    monkeypatch.setattr(two_phases, "ask", lambda *call: (asked.append(call[1]), ask(*call))[1])
+    with TransactionManager(tmp_path / "manager", retry=FAST) as manager:
+        store = manager.decisions.store
+
+        def slow(transaction_id: str, state: TransactionState, participants: Any) -> Any:
+            if state is TransactionState.VOTING:
+                begun.set()
+                assert go_on.wait(PATIENCE)
+            return store(transaction_id, state, participants)
+
+        monkeypatch.setattr(manager.decisions, "store", slow)
+        transaction = manager.create(60)
+        transaction.join(one, name="one", reference="there")
+        one.failures["commit"] = 1000
+        try:
+            join = in_background(transaction.commit)
+            assert begun.wait(PATIENCE)
+            assert manager.recover("one", one, reference="there") == [transaction.id]
+            assert asked == []
+        finally:
+            go_on.set()
+        join()
+        shutil.copytree(tmp_path / "manager", tmp_path / "killed")
+    with closing(Decisions(tmp_path / "killed")) as decisions:
+        assert [state for _, state, _ in decisions.load()] == [TransactionState.COMMITTED]
+    assert one.operations[:2] == ["prepare", "commit"]

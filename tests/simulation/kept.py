@@ -83,6 +83,7 @@ KEPT: Final = {
     "streams/mqtt5/3070804": "messages of an attempt that a lost connection ended were kept for another filter alone",
     "gateway/memory/3070906": "what was too old when a buffer was opened counted as missing",
     "typedevents/mqtt5/3070902": "events that a killed process sent again came behind newer ones, as documented",
+    "transactions/mqtt5/3080022": "a participant that was there again prepared before the disk had the vote",
     "distributed/mqtt5/1400024": "events of a kept session came between the registrations of consumers that overlap",
     "distributed/amqp/1500214": "the broker gave events to the connection of a killed member beside the new one",
     "gateway/amqp/1520048/steps=4,6,7,10,11,16,17/faults=0": "a device's own copies counted as those of the gateway",

@@ -394,8 +394,9 @@ class TwoPhases:
         """Make the calls that can be made now. On any thread."""
         with self._lock:
             calls = []
+            is_waiting = self._keeper.is_closed or (self._state is _VOTING and not self._is_recorded)
             for each in self._participants:
-                operation = None if self._keeper.is_closed else each.next_operation(self._state)
+                operation = None if is_waiting else each.next_operation(self._state)
                 if operation is not None:
                     each.is_busy = True
                     calls.append((each, operation))
