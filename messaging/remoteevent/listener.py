@@ -381,7 +381,7 @@ class NotifiedEvents:
                 if not count:
                     self.note(WithdrawnError("the events are no longer wanted"))
                 return
-            if (refusal := self._refused.get(event.kind)) is None:
+            if not self._refused or (refusal := self._refused.get(event.kind)) is None:
                 yield event
             elif not self.note(refusal):
                 return
