@@ -101,12 +101,12 @@ REMOTE = (
                 if not count:
                     self.note(WithdrawnError("the events are no longer wanted"))
                 return
-            if (refusal""",
+            if not self._refused""",
                 """\
             if not count and not is_wanted():
                 self.note(WithdrawnError("the events are no longer wanted"))
                 return
-            if (refusal""",
+            if not self._refused""",
             ),
         ),
         "tests/remoteevent/test_withdrawn.py::test_nothing_follows_the_end_of_a_lease_within_a_batch",
