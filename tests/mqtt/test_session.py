@@ -597,6 +597,29 @@ async def test_a_stream_takes_over_a_subscription_whose_end_was_not_answered(lon
         await connection.expect(packets.PUBACK)
 
 
+async def test_an_unsubscription_whose_time_comes_while_a_connection_closes_is_sent_on_the_next_one(
+    long_timers: LongTimers,
+) -> None:
+    async with session(**PERSISTENT) as (core, peer, connection):
+        kept, _ = await subscribed(core, connection, "kept")
+        _, gone = await subscribed(core, connection, "gone")
+        connection.abort()
+        await core.lost()
+        await core.adapter.unsubscribe(gone)
+        connection, _ = await accept(core, peer, present=True)
+        setting = asyncio.create_task(core.adapter.set_will(core.out("last", b"", last_will=True)))
+        await connection.expect(packets.DISCONNECT)  # a planned reconnection
+        long_timers.elapse()
+        connection.close()
+        await setting
+        connection, resumed = await accept(core, peer, present=True)
+        assert resumed
+        long_timers.elapse()
+        assert (await connection.expect(0xA0)).endswith(b"\x00\x04gone")
+        connection.deliver("kept", b"")
+        await kept.count(1)
+
+
 async def test_an_unsubscription_without_a_connection_is_sent_when_the_session_is_left() -> None:
     async with session(**PERSISTENT) as (core, peer, connection):
         kept, _ = await subscribed(core, connection, "kept")

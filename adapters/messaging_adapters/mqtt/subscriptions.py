@@ -87,10 +87,10 @@ class BrokerSubscriptions:
     def end_orphans(self) -> None:
         """End the subscriptions that were to end on an earlier connection, and that no stream has taken over."""
         if self._connection is not None:
-            for stream in self._router.orphans.values():
+            orphans, self._router.orphans = self._router.orphans, {}  # a connection that is closing puts them back
+            for stream in orphans.values():
                 self._connection.requests.unsubscribe_soon(stream.route.filter, *self._ends(stream))
                 self._inbound.leftovers.drop(stream)
-            self._router.orphans.clear()
             abandoned, self._abandoned = self._abandoned, {}
             for topic_filter in abandoned:
                 if not self._router.has(topic_filter):
